@@ -84,16 +84,17 @@ def resolve_auto_fields(
     A resumed run keeps the values that it was `started_with`, since its last bits depend on them;
     raises UsageError if it makes one micro-batch per step, and a noise scale needs two.
     """
-    unknown = [name for name in TIMED if getattr(recipe, name) == AUTO]
     only = _only_values(recipe)
-    recipe = replace(recipe, **{name: only[name] for name in unknown if name in only})
-    unknown = [name for name in unknown if name not in only]
-    kept = {name: started_with[name] for name in unknown if name in started_with}
-    lines = [f"{name}={as_override(value)}, as in the saved run" for name, value in kept.items()]
-    recipe = replace(recipe, **kept)
-    if "workers_per_pass" in kept:
+    lines: list[str] = []
+    for name in [each for each in TIMED if getattr(recipe, each) == AUTO]:
+        if name in only:
+            recipe = replace(recipe, **{name: only[name]})
+        elif name in started_with:
+            recipe = replace(recipe, **{name: started_with[name]})
+            lines.append(f"{name}={as_override(started_with[name])}, as in the saved run")
+    if lines:
         check_world_size(recipe, comm.world_size)
-    unknown = [name for name in unknown if name not in kept]
+    unknown = [name for name in TIMED if getattr(recipe, name) == AUTO]
     if not unknown:
         return recipe, lines
     record = ChoiceRecord(recipe, comm, device)

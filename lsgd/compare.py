@@ -58,19 +58,24 @@ class Comparison:
     """The first difference; None if all common rows are equal."""
 
 
-def relative_difference(first: Any, second: Any) -> float:
+def relative_difference(first: Any, second: Any, least: float = 0.0) -> float:
     """Return the relative difference of two metric values; infinite if unequal and not numbers.
+
+    It is relative to the larger value, or to `least` if that is larger still.
 
     >>> relative_difference(2.0, 1.5), relative_difference(0, 0.0), relative_difference(None, None)
     (0.25, 0.0, 0.0)
-    >>> relative_difference(None, 1.0)
-    inf
+    >>> relative_difference(None, 1.0), relative_difference(0.0, 1e-6, least=1e-3)
+    (inf, 0.001)
     """
     if first == second:
         return 0.0
     if not isinstance(first, int | float) or not isinstance(second, int | float):
         return math.inf
-    return abs(first - second) / max(abs(first), abs(second))
+    try:
+        return abs(first - second) / max(abs(first), abs(second), least)
+    except OverflowError:  # an integer of a stranger's file that no float holds
+        return math.inf
 
 
 def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:

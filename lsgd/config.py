@@ -53,6 +53,7 @@ from lsgd.recipe.epoch_scaling import scale_epochs
 from lsgd.recipe.fields import all_fields, applies_to, as_before_values, group_of, is_within
 from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images, without_skipped
 from lsgd.recipe.overrides import (
+    boolean_or_text_keys,
     check_overrides,
     check_recipe_file,
     config_groups,
@@ -968,7 +969,7 @@ def _to_hydra_overrides(override: str) -> list[str]:
     if key in text_keys() and "=" in override:
         text = parse_text(key, value)
         value = "null" if text is None else quote(text)
-    if key == "channels_last":
+    if key in boolean_or_text_keys():
         value = BOOLEANS.get(value.lower(), value)
     return [f"++{key}={value}" if "=" in override else override]
 

@@ -82,7 +82,7 @@ def _text(name: str, base: str, recipe: Recipe) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a name or path as a text in YAML, also if YAML reads it as a number or null."""
+    """Quote a name or path for YAML if it would read it as anything but this text."""
     is_plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", text) and yaml.safe_load(text) == text
     return text if is_plain else "'" + text.replace("'", "''") + "'"
 

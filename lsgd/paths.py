@@ -11,6 +11,8 @@ from lsgd.errors import UsageError
 
 _NAME = re.compile(r"\w[\w.+-]*")
 """The form of the name of a recipe, a study, a search or a choice of a group."""
+OWN_RECIPES = "LSGD_RECIPES"
+"""The environment variable with the folder of a user's own recipes, studies and searches."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -92,7 +94,7 @@ def data_root(dataset: str) -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the folder of what lsgd can create again, the same as in setup/horovod.sh.
+    """Return lsgd's cache folder: $XDG_CACHE_HOME/lsgd, or ~/.cache/lsgd.
 
     Raises UsageError if the user has no home folder, as a numeric user id in a container may.
     """

@@ -1,6 +1,6 @@
 """Loading of a trained model from a checkpoint or from weights, for evaluation and export."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,7 @@ def load_trained(path: Path, overrides: Sequence[str], *, remedy: str) -> tuple[
         saved = checkpoint.decode_checkpoint(content, str(path))
     except checkpoint.DamagedCheckpointError as error:
         raise UsageError(f"{str(error).partition(';')[0]}; {remedy}") from None
-    # Settings of the machine that trained it do not hold for this one.
-    this_machine = {"device": "auto", "comm": asdict(CommSettings())}
-    inputs = saved.recipe.get("inputs")
-    if not (isinstance(inputs, dict) and inputs.get("loader") == "synthetic"):
-        this_machine["inputs"] = asdict(InputsSettings())
-    recipe = config.from_saved(saved.recipe | this_machine, *overrides)
+    recipe = config.from_saved(for_this_machine(saved.recipe), *overrides)
     # An earlier fingerprint differs only in initialisation and decay, which do not matter here.
     if saved.fingerprint not in (recipe.fingerprint, recipe.earlier_fingerprint):
         raise UsageError(
@@ -57,6 +52,18 @@ def load_trained(path: Path, overrides: Sequence[str], *, remedy: str) -> tuple[
             "comm.library"
         )
     return recipe, saved
+
+
+def for_this_machine(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved recipe without the settings of the machine that trained it.
+
+    They are the device, the communicator and, unless the examples are made up, the loader.
+    """
+    values = {**saved, "device": "auto", "comm": asdict(CommSettings())}
+    inputs = saved.get("inputs")
+    if not (isinstance(inputs, dict) and inputs.get("loader") == "synthetic"):
+        values["inputs"] = asdict(InputsSettings())
+    return values
 
 
 def load_class_names(path: Path, recipe: Recipe) -> list[str]:

@@ -85,8 +85,9 @@ def indexed_class_names(recipe: Recipe) -> list[str]:
     data = recipe.data
     if data.workload != "images" or recipe.inputs.loader == "synthetic":
         return []
+    # The validation index has the same classes as that of training, and fewer images.
     folder = Path(data.index) if data.index else data_folder(data)
-    file = index_file(folder, "val")  # with the same classes as train, and fewer images
+    file = index_file(folder, "val")
     return ImageIndex(folder, file).classes() if file.is_file() else []
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from lsgd import paths
 from lsgd.errors import ExitError, TrainingInterrupted, UsageError, disk_full_error
 from lsgd.job.interrupt import forget_interrupt, restore_keyboard_interrupt
 from lsgd.job.launcher import detect_launch
@@ -149,10 +150,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class RecipeFolder(argparse.Action):
-    """The argparse action of --recipe-dir, which the processes that this one starts inherit."""
+    """Argparse action of --recipe-dir: set $LSGD_RECIPES, which child processes inherit."""
 
     def __call__(self, _parser: Any, _space: Any, value: Any, _option: Any = None) -> None:
-        os.environ["LSGD_RECIPES"] = value
+        os.environ[paths.OWN_RECIPES] = value
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -21,11 +21,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from lsgd import config, paths
-from lsgd.errors import InputFailedError, UsageError, disk_full_error
+from lsgd.errors import InputFailedError, UsageError, converting_disk_full
 from lsgd.files import atomic_write
 from lsgd.job.command import Parser, integer_from, run_alone
 from lsgd.predict.loose_images import find_images
@@ -87,7 +88,12 @@ def predict(options: argparse.Namespace) -> int:
     form = _as_json if options.to == "json" else _as_csv
     text = form(predicted, classifier.class_names, top)
     if options.out:
-        _write(options.out, text)
+        # Names that are not UTF-8 keep their bytes.
+        with (
+            _writing(options.out, "write another file after --out"),
+            atomic_write(options.out) as file,
+        ):
+            file.write(text.encode("utf-8", "surrogateescape"))
         print(f"{len(predicted):,} images: {options.out}")
     else:
         print(text, end="")
@@ -106,14 +112,8 @@ def _predict_validation(run: Path, overrides: Sequence[str]) -> int:
         ) from None
     classifier: ImageClassifier = load_classifier(run, overrides)
     predictions = classifier.predict_validation()
-    try:
+    with _writing(folder, "copy the run folder and give the copy"):
         written = write_predictions(folder, predictions)
-    except OSError as error:
-        if full := disk_full_error(error, folder):
-            raise full from None
-        raise UsageError(
-            f"{folder} cannot be written ({error.strerror}); copy the run folder and give the copy"
-        ) from None
     top1 = 100 * predictions.wrong / predictions.images
     print(f"{predictions.images} images: top-1 error {top1:.2f} %\n")
     print(markdown_table(*predictions.confusion_table()), end="\n\n")
@@ -153,17 +153,14 @@ def _as_json(predicted: Predicted, names: Sequence[str], _top: int) -> str:
     return json.dumps(rows, indent=1) + "\n"
 
 
-def _write(out: Path, text: str) -> None:
-    """Write the text of predictions to a new file; names that are not UTF-8 keep their bytes."""
+@contextmanager
+def _writing(path: Path, remedy: str) -> Iterator[None]:
+    """Raise UsageError with the remedy if this path cannot be written within the context."""
     try:
-        with atomic_write(out) as file:
-            file.write(text.encode("utf-8", "surrogateescape"))
+        with converting_disk_full(path):
+            yield
     except OSError as error:
-        if full := disk_full_error(error, out):
-            raise full from None
-        raise UsageError(
-            f"--out {out} cannot be written ({error.strerror}); write another file"
-        ) from None
+        raise UsageError(f"{path} cannot be written ({error.strerror}); {remedy}") from None
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ from lsgd.errors import InputFailedError, UsageError
 from lsgd.evaluation import TrainedModel
 from lsgd.inputs import IN_MEMORY_DATASETS, Inputs, data_folder
 from lsgd.inputs.decoding import load_image
-from lsgd.inputs.index import ImageIndex, index_file
+from lsgd.inputs.index import ImageIndex, open_indexes
 from lsgd.inputs.pixels import Normalise
 from lsgd.job.device import choose_kernels, pick_device
 from lsgd.job.launcher import cores, detect_launch
@@ -107,7 +107,7 @@ class ImageClassifier:
         pairs, images_of_pair = np.unique(
             np.stack((label, predicted)).astype(np.int64), axis=1, return_counts=True
         )
-        index = self._validation_index()
+        _, index = open_indexes(self.recipe.data, data_folder(self.recipe.data))
         worst = [
             WorstImage(
                 os.fsdecode(index.paths(np.array([example]))[0]),
@@ -126,13 +126,6 @@ class ImageClassifier:
             list(zip(*pairs.tolist(), images_of_pair.tolist(), strict=True)),
             worst,
         )
-
-    def _validation_index(self) -> ImageIndex:
-        """Open the index of the validation images, which the loader has checked already."""
-        data = self.recipe.data
-        root = data_folder(data)
-        file = index_file(Path(data.index) if data.index else root, "val")
-        return ImageIndex(root, file, [path for path in data.skip if path.startswith("val/")])
 
     def _top(self, images: Tensor, top: int) -> Iterator[Prediction]:
         """Return an iterator over the `top` most probable classes of each normalised image."""

@@ -60,6 +60,12 @@ def text_keys() -> frozenset[str]:
     return frozenset(key for key, entry in all_fields(Recipe) if entry.type in (str, str | None))
 
 
+@cache
+def boolean_or_text_keys() -> frozenset[str]:
+    """Return the keys of all recipe fields of type bool | str, which are true, false or auto."""
+    return frozenset(key for key, entry in all_fields(Recipe) if entry.type == bool | str)
+
+
 def config_groups() -> list[str]:
     """Return the names of all config groups: the folders of conf/."""
     folders = (path for path in paths.conf_dir().iterdir() if path.is_dir())

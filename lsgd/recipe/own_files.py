@@ -23,8 +23,6 @@ from lsgd.recipe.fields import all_fields
 from lsgd.suggestions import did_you_mean
 from lsgd.untrusted_files import read_bounded
 
-FOLDER_VARIABLE = "LSGD_RECIPES"
-"""The environment variable with the folder of a user's own recipes, studies and searches."""
 ENDINGS = (".yaml", ".yml")
 MAX_FILE_BYTES = 2**22
 """The maximum size in bytes of a configuration file."""
@@ -41,13 +39,13 @@ _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 def own_folder() -> Path | None:
     """Return the folder that $LSGD_RECIPES names, or None; raises UsageError if it is missing."""
-    text = os.environ.get(FOLDER_VARIABLE)
+    text = os.environ.get(paths.OWN_RECIPES)
     if not text:
         return None
     folder = paths.parse_path(text)
     if not os.path.isdir(folder):
         raise UsageError(
-            f"--recipe-dir or ${FOLDER_VARIABLE} is {text}, which is not a folder; write the "
+            f"--recipe-dir or ${paths.OWN_RECIPES} is {text}, which is not a folder; write the "
             "folder of your own recipes"
         )
     return folder

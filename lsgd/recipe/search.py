@@ -124,9 +124,9 @@ class Search:
     """The holdout seeds for the final comparison of the best trial with the unchanged recipe.
     They differ from `seeds`, by which the best trial was selected."""
     recipe_file: str | None = None
-    """The file of a user's own recipe, whose name `recipe` is; search files do not have it."""
+    """The path of the recipe `recipe` if it is a user's own; lsgd sets it, no search file does."""
     file: str | None = None
-    """The file of a user's own search; search files do not have it."""
+    """The path of the file if the search is a user's own; lsgd sets it, no search file does."""
     line: list[str] = field(default_factory=list)
     """The overrides of the command line that make up a search without a file."""
 

@@ -24,7 +24,7 @@ class Entry:
     search: str | None = None
     """The folder in runs/searches whose best trial gives the overrides for this recipe."""
     file: str | None = None
-    """The file of a user's own recipe, whose name `recipe` is; study files do not have it."""
+    """The path of the recipe `recipe` if it is a user's own; lsgd sets it, no study file does."""
     words: list[str] = field(default_factory=list)
     """The overrides of that trial, which lsgd.run.tuned fills in; study files do not have them."""
 
@@ -82,7 +82,7 @@ class Study:
     quick_seeds: list[int] = field(default_factory=lambda: [0])
     """The seeds that `--quick` trains them with."""
     file: str | None = None
-    """The file of a user's own study; study files do not have it."""
+    """The path of the file if the study is a user's own; lsgd sets it, no study file does."""
 
     def quick_part(self) -> "Study":
         """Return the study of the part that `--quick` trains, with the claims on its recipes.

@@ -274,7 +274,7 @@ def _label(recipe: Recipe, others: list[Recipe]) -> str:
 
 @cache
 def load_shipped_recipe(name: str, *overrides: str) -> Recipe:
-    """Load the recipe of this name, or in this file of a user, with overrides applied."""
+    """Load a recipe by its name, or from a user's own file, with overrides applied."""
     return config.load_recipe([format_override("+recipe", name), *overrides])
 
 

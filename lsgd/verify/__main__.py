@@ -26,7 +26,7 @@ import sys
 from argparse import ArgumentTypeError
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -41,11 +41,11 @@ from lsgd.autotune import resolve_auto_fields
 from lsgd.comm import broadcast_from_rank0, describe, joined
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
-from lsgd.inputs.consistency import check_same_data, open_consistent_inputs
+from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.job.command import Parser, integer_from, run_command
 from lsgd.job.device import device_name, pick_device
 from lsgd.learner import Learner
-from lsgd.recipe import CommSettings, InputsSettings, Recipe, StrategySettings
+from lsgd.recipe import Recipe, StrategySettings
 from lsgd.recipe.checks import check_world_size
 from lsgd.run import provenance
 from lsgd.run.checkpoint import order_hash
@@ -58,6 +58,7 @@ from lsgd.run.verification import (
     write_verification,
 )
 from lsgd.tables import markdown_table
+from lsgd.trained_model import for_this_machine
 from lsgd.verify import records
 from lsgd.verify.evidence import (
     COUNTED_LEAST,
@@ -75,7 +76,7 @@ from lsgd.verify.reexecution import (
     perturb,
     restore,
 )
-from lsgd.workloads import open_workload
+from lsgd.workloads import Workload, open_workload
 
 
 def verify(
@@ -110,31 +111,10 @@ def verify(
         inputs, data = open_consistent_inputs(comm, workload.inputs)
         here = {"device": device_name(device)}
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
-        records.check_fingerprint(run, evidence)
-        records.check_versions(run, here, evidence)
-        are_in_order = records.check_rows(recipe, run.rows, evidence)
-        saved_at: defaultdict[int, list[Path]] = defaultdict(list)
-        names: list[str] = []
-        timed: dict[str, Any] = {}
-        order_of = cache(lambda epoch: order_hash(workload.example_order(epoch)))
-        for path, saved in records.checkpoints(run.path, evidence):
-            if not all(isinstance(each, str) for item in saved.data.items() for each in item):
-                evidence.differ(f"{path.name}: its digests of the data are not texts")
-                continue
-            check_same_data(saved.data, data)
-            names.append(path.name)
-            if records.check_checkpoint(path, saved, run, order_of, evidence):
-                saved_at[saved.step].append(path)
-                timed = {
-                    name: value
-                    for name, value in saved.recipe.items()
-                    if (name == "workers_per_pass" and type(value) is int and value > 0)
-                    or (name == "channels_last" and type(value) is bool)
-                }
-        if not names:
-            evidence.note("no checkpoint is there, so that only the start is executed again")
-        recipe, _ = resolve_auto_fields(recipe, timed, comm, device)
-        drawn = draw_places(saved_at, places, drawn_seed) if are_in_order else []
+        files = _check_files(run, recipe, workload, data, here, evidence)
+        saved_at = files.saved_at
+        recipe, _ = resolve_auto_fields(recipe, files.timed, comm, device)
+        drawn = draw_places(saved_at, places, drawn_seed) if files.are_in_order else []
         if comm.rank == 0:
             print(_plan(run, recipe, drawn, steps, allowed, drawn_seed), flush=True)
         executed: set[int] = set()
@@ -152,7 +132,7 @@ def verify(
         return RunVerification(
             fingerprint=recipe.fingerprint,
             rows_sha256=rows_digest(run.path),
-            checkpoints=names,
+            checkpoints=files.names,
             seed=drawn_seed,
             steps=steps,
             places=drawn,
@@ -171,6 +151,55 @@ def verify(
         )
 
 
+@dataclass
+class _CheckedFiles:
+    """The rows and checkpoints of a run folder, after they were compared with each other."""
+
+    are_in_order: bool
+    """Whether the rows are in the order of the run's steps."""
+    names: list[str] = field(default_factory=list)
+    """The names of the checkpoints that can be read."""
+    saved_at: defaultdict[int, list[Path]] = field(default_factory=lambda: defaultdict(list))
+    """The checkpoints that belong to the run, by step."""
+    timed: dict[str, Any] = field(default_factory=dict)
+    """The values that lsgd.autotune had chosen, by the last of these checkpoints."""
+
+
+def _check_files(
+    run: Run,
+    recipe: Recipe,
+    workload: Workload,
+    data: Digests,
+    here: dict[str, str],
+    evidence: Evidence,
+) -> _CheckedFiles:
+    """Compare a run's files with its recipe and each other, without executing a step.
+
+    Raises UsageError if a checkpoint was trained on other data.
+    """
+    records.check_fingerprint(run, evidence)
+    records.check_versions(run, here, evidence)
+    files = _CheckedFiles(records.check_rows(recipe, run.rows, evidence))
+    order_of = cache(lambda epoch: order_hash(workload.example_order(epoch)))
+    for path, saved in records.checkpoints(run.path, evidence):
+        if not all(isinstance(each, str) for item in saved.data.items() for each in item):
+            evidence.differ(f"{path.name}: its digests of the data are not texts")
+            continue
+        check_same_data(saved.data, data)
+        files.names.append(path.name)
+        if records.check_checkpoint(path, saved, run, order_of, evidence):
+            files.saved_at[saved.step].append(path)
+            files.timed = {
+                name: value
+                for name, value in saved.recipe.items()
+                if (name == "workers_per_pass" and type(value) is int and value > 0)
+                or (name == "channels_last" and type(value) is bool)
+            }
+    if not files.names:
+        evidence.note("no checkpoint is there, so that only the start is executed again")
+    return files
+
+
 def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
     """Adapt a run's recipe to this machine; raise UsageError if that would change the trajectory.
 
@@ -178,15 +207,11 @@ def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
     workers are replaced by an all-reduce, which computes the same sums.
     """
     records.require_supported(run.recipe)
-    values = asdict(run.recipe) | {
-        "device": "auto",
-        "comm": asdict(CommSettings()),
+    values = for_this_machine(asdict(run.recipe)) | {
         "strategy": asdict(StrategySettings()),
         "trackers": [],
         "run_dir": None,
     }
-    if run.recipe.inputs.loader != "synthetic":
-        values["inputs"] = asdict(InputsSettings())
     recipe = config.from_saved(values, *overrides)
     if recipe.fingerprint != run.recipe.fingerprint:
         raise UsageError(
@@ -270,7 +295,7 @@ def _note_distances(
 
 
 def report(verification: RunVerification) -> str:
-    """Return the text on a verification: what was confirmed, how much, and what differs."""
+    """Format a verification as text: what was confirmed, how much of the run, and what differs."""
     rows = [[kind, str(count)] for kind, count in sorted(verification.compared.items())]
     lines = [markdown_table(["equal", "values"], rows)] if rows else []
     if unresolved := sum(verification.unresolved.values()):

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lsgd.compare import relative_difference
+
 EXACT = 1e-12
 """The relative difference allowed for the lr and the epoch, which are computed equally anywhere."""
 TOLERANCES = {"float64": 1e-10, "float32": 1e-5, "tf32": 1e-3, "bfloat16": 1e-2}
@@ -33,11 +35,11 @@ class Evidence:
         self.unresolved: Counter[str] = Counter()
         """The number of values by kind that rounding alone could change by UNRESOLVED or more."""
         self.recomputed = 0
-        """The number of equal values that the executed steps have computed again."""
+        """The number of values that executed steps have computed again and found equal."""
         self.largest_difference = 0.0
         self.mismatches: list[str] = []
         self._differing: set[tuple[str, str]] = set()
-        """The checkpoints and kinds of which a tensor differs: only the first one is recorded."""
+        """The pairs of kind and checkpoint of which a differing tensor is recorded already."""
         self.notes: list[str] = []
 
     def differ(self, sentence: str) -> None:
@@ -59,7 +61,7 @@ class Evidence:
 
     def exact(self, kind: str, where: str, written: object, expected: float) -> None:
         """Compare a number that is a function of the recipe and the step, such as the lr."""
-        if relative_difference(written, expected, 0.0) <= EXACT:
+        if relative_difference(written, expected) <= EXACT:
             self.compared[kind] += 1
         else:
             self.differ(f"{where}: {kind} is {_short(written)}, and the recipe has {expected!r}")
@@ -67,9 +69,9 @@ class Evidence:
     def close(
         self, kind: str, where: str, written: object, computed: object, rounding: float
     ) -> None:
-        """Compare a number that was computed again; `rounding` is the effect of rounding on it.
+        """Compare a number of a row with its recomputed value.
 
-        A value that was not finite is None.
+        `rounding` is the relative effect of rounding on it. A value that was not finite is None.
         """
         if written is None and computed is None:
             self.compared[kind] += 1
@@ -154,28 +156,6 @@ class Evidence:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def relative_difference(one: object, other: object, least: float = SMALL) -> float:
-    """Return the difference of two values relative to the larger one, or to `least` if larger.
-
-    It is infinite unless both are numbers.
-
-    >>> relative_difference(2.0, 1.5), relative_difference(0.0, 1e-6)
-    (0.25, 0.001)
-    >>> relative_difference(None, 1.0)
-    inf
-    """
-    if not (_is_number(one) and _is_number(other)):
-        return math.inf
-    assert isinstance(one, int | float)
-    assert isinstance(other, int | float)
-    if one == other:
-        return 0.0
-    try:
-        return abs(one - other) / max(abs(one), abs(other), least)
-    except OverflowError:  # an integer of a stranger's file that no float holds
-        return math.inf
 
 
 def _points(one: object, other: object) -> float:

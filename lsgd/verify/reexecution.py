@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 
-from lsgd.compare import LAST_STEP_KEYS, common_rows, compared_rows, is_not_compared
+from lsgd.compare import (
+    LAST_STEP_KEYS,
+    common_rows,
+    compared_rows,
+    is_not_compared,
+    relative_difference,
+)
 from lsgd.errors import DivergedError
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Inputs
@@ -23,7 +29,7 @@ from lsgd.run.metrics import Meter, TimedBatches
 from lsgd.run.read import Run
 from lsgd.run.rows import Row
 from lsgd.step import train_step
-from lsgd.verify.evidence import Evidence, relative_difference
+from lsgd.verify.evidence import SMALL, Evidence
 
 PERTURBATIONS = {"float64": 2.0**-50, "float32": 2.0**-21, "tf32": 2.0**-11, "bfloat16": 2.0**-8}
 """The relative change of each parameter of the perturbed copy, by precision: a few last bits."""
@@ -214,7 +220,7 @@ def compare_steps(
             keys = [key for key in keys if key in LAST_STEP_KEYS]
         copy, effect = copies[_place(our.row)], effects[our.row["step"]]
         for key in keys:
-            rounding = max(effect, relative_difference(our.row[key], copy[key]))
+            rounding = max(effect, relative_difference(our.row[key], copy[key], SMALL))
             _compare_value(recipe, key, their.row, our.row, our.begin, rounding, evidence)
     if not ours.states and not any(row["kind"] != "start" for row in ours.rows):
         evidence.note(
@@ -241,7 +247,7 @@ def rounding_effects(ours: ExecutedSteps, perturbed: ExecutedSteps) -> dict[int,
     effect = 0.0
     effects = {ours.first: effect}
     for step, norm in ours.gradient_norms.items():
-        effect = max(effect, relative_difference(norm, perturbed.gradient_norms[step]))
+        effect = max(effect, relative_difference(norm, perturbed.gradient_norms[step], SMALL))
         effects[step] = effect
     return effects
 

@@ -37,6 +37,7 @@ from helpers.device_runs import (  # noqa: E402
 )
 
 from lsgd import train  # noqa: E402
+from lsgd.compare import relative_difference  # noqa: E402
 from lsgd.errors import UsageError  # noqa: E402
 from lsgd.files import atomic_write, create_output_folder  # noqa: E402
 from lsgd.recipe import Recipe  # noqa: E402
@@ -98,7 +99,7 @@ def compared_runs() -> Iterator[ComparedRun]:
     yield ComparedRun("images", "allreduce", ("bfloat16",), AXES["precision"]["bfloat16"])
 
 
-def relative_difference(one: Any, other: Any) -> float:
+def nested_difference(one: Any, other: Any) -> float:
     """Return the largest relative difference of two nested values' tensors and numbers."""
     match one, other:
         case Tensor(), Tensor() if one.shape == other.shape:
@@ -107,14 +108,12 @@ def relative_difference(one: Any, other: Any) -> float:
             a, b = one.double().nan_to_num(), other.double().nan_to_num()
             return float((a - b).norm() / b.norm().clamp(min=1e-12)) if a.numel() else 0.0
         case dict(), dict() if one.keys() == other.keys():
-            return max((relative_difference(one[key], other[key]) for key in one), default=0.0)
+            return max((nested_difference(one[key], other[key]) for key in one), default=0.0)
         case list() | tuple(), list() | tuple() if len(one) == len(other):
             pairs = zip(one, other, strict=True)
-            return max((relative_difference(*pair) for pair in pairs), default=0.0)
-        case float(), float():
-            return abs(one - other) / max(abs(other), 1e-12) if one != other else 0.0
+            return max((nested_difference(*pair) for pair in pairs), default=0.0)
         case _:
-            return 0.0 if one == other else float("inf")
+            return relative_difference(one, other)
 
 
 def compared(
@@ -129,7 +128,7 @@ def compared(
         run(recipe, folder / "cpu", "cpu")
         with profiled_last_step(recipe) as work:
             run(recipe, folder / "device", device)
-        difference = relative_difference(
+        difference = nested_difference(
             saved_content(folder / "device"), saved_content(folder / "cpu")
         )
     except UsageError as error:  # an older torch lacks a kernel, as of Adagrad
