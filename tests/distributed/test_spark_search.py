@@ -21,6 +21,7 @@ from helpers.studies import TRIALS, StudyFolder, study_folder, wait_until
 import lsgd.train
 from lsgd import config
 from lsgd.job import members
+from lsgd.job.system import has_ended
 from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.search.record import load_record
 from lsgd.search.spark import SparkBackend
@@ -87,7 +88,7 @@ def test_one_fails_one_is_given_up_and_nothing_is_left(small: StudyFolder) -> No
     assert len(logs) == 6
     assert sum("stopping the job" in log for log in logs) == states.count("pruned")
     assert len(pids := started(small)) == 6
-    assert not any(map(psutil.pid_exists, pids))
+    assert all(map(has_ended, pids))
     assert not [*(small.folder / "runs").glob("spark-*")]
 
 
@@ -128,7 +129,7 @@ def test_at_ctrl_c_the_trial_saves_and_the_search_leaves(small: StudyFolder) -> 
     assert "stopped; rerun the same command to resume it" in said
     [log] = (small.folder / TRIALS).glob("*.log")
     assert "was preempted and has saved" in log.read_text()
-    assert not any(map(psutil.pid_exists, started(small)))
+    assert all(map(has_ended, started(small)))
 
 
 @pytest.fixture(scope="module")

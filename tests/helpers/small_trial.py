@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lsgd.job.members import exit_report
+from lsgd.job.system import has_ended
 
 EPOCH, SLOW = 0.01, 0.5
 HERE = "RUN_DIR"
@@ -91,8 +92,8 @@ def alone(words: list[str]) -> tuple[int, str]:
         with here.open("x") as file:
             file.write(str(os.getpid()))
     except FileExistsError:
-        with suppress(ProcessLookupError):  # a killed process has left the file
-            os.kill(int(here.read_text() or 0), 0)
+        # A killed process has left the file, and may still have to be reaped by init.
+        if not has_ended(int(here.read_text() or 0)):
             (folder / "twice").touch()
     try:
         return train(words, folder)

@@ -163,7 +163,7 @@ def test_killed_at_thirty_random_moments(
             return ["--storage", database(name) if database else f"sqlite:///{tmp_path}/{name}.db"]
 
         met = undisturbed_after_kills(
-            place, tmp_path, moments=30, seed=soak.seed, trials=60, storage=words
+            place, tmp_path, moments=30, seed=soak.seed, trials=120, storage=words
         )
     soak.note(f"- a search in {storage}: {met} of 30 kills met it at work, and the points are same")
     assert met > 20

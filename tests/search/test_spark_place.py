@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from helpers.composed import compose_recipe
 from helpers.studies import wait_until
@@ -17,6 +16,7 @@ from helpers.studies import wait_until
 from lsgd import paths
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.job.launcher import Launch, detect_launch
+from lsgd.job.system import has_ended
 from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.search import spark as module
 from lsgd.search.__main__ import main
@@ -201,7 +201,7 @@ def test_a_second_process_does_not_outlive_its_task(sent: SparkRunSpec, tmp_path
     try:
         task.kill()
         task.wait(timeout=900)
-        wait_until(lambda: not psutil.pid_exists(pid))
+        wait_until(lambda: has_ended(pid))
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import filterfalse
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 from helpers.waiting import wait_until
 
 from lsgd.job import members
+from lsgd.job.system import has_ended
 
 PROCESS = [sys.executable, str(Path(__file__).parent.parent / "helpers/small_lives.py")]
 SINGLY = [sys.executable, "-m", "lsgd.supervise.singly"]
@@ -58,7 +60,7 @@ def test_who_is_killed_is_back_and_nothing_stays(tmp_path: Path, start) -> None:
     assert "s; restarting it (restart 1)\n" in said
     assert "process 2 crashed with code 1 after" in said
     child = int((tmp_path / "child").read_text())
-    wait_until(lambda: not psutil.pid_exists(child))  # it is dead, and to be reaped by init
+    wait_until(lambda: has_ended(child))
 
 
 def test_ctrl_c_lets_them_save(tmp_path: Path, start) -> None:
@@ -75,9 +77,9 @@ def test_a_killed_launcher_takes_all_along(tmp_path: Path, start) -> None:
     program.kill()
     pids = [int((tmp_path / name).read_text().split()[0]) for name in lives(tmp_path)]
     try:
-        wait_until(lambda: not any(map(psutil.pid_exists, pids)))
+        wait_until(lambda: all(map(has_ended, pids)))
     finally:
-        for pid in filter(psutil.pid_exists, pids):
+        for pid in filterfalse(has_ended, pids):
             os.kill(pid, signal.SIGKILL)
 
 
