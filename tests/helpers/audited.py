@@ -1,6 +1,7 @@
 """Audits of a script by forks of this process, which has imported torch already."""
 
-import io
+import faulthandler
+import gc
 import os
 import runpy
 import signal
@@ -82,17 +83,17 @@ def _run_forks(
     ]
     ends = [_wait(pid) for pid in pids]
     texts = [each.read_text() for each in said]
-    assert ends == [0] * processes, texts
+    assert ends == [0] * processes, (ends, texts)
     return texts
 
 
 def _wait(pid: int) -> int:
-    """Wait for a fork and return its wait status; kill it if it hangs."""
+    """Wait for a fork and return its wait status; if it hangs, let it write its stacks and end."""
     limit = time.monotonic() + HANGS
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
         time.sleep(0.02)
         if time.monotonic() > limit:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGABRT)
             return os.waitpid(pid, 0)[1]
     return ended[1]
 
@@ -102,15 +103,20 @@ def _forked(script: Path, words: Sequence[str], variables: dict[str, str], outpu
         warnings.simplefilter("ignore")  # torch has threads, which the fork does not use
         if pid := os.fork():
             return pid
-    code, said = 1, io.StringIO()
+    code = 1
     try:
-        os.environ |= variables
-        with redirect_stdout(said), redirect_stderr(said):
-            code = _run(script, words)
-    except BaseException:
-        traceback.print_exc(file=said)
+        # What a crash has printed stays, and its stacks are added.
+        with output.open("w", buffering=1) as said:
+            faulthandler.enable(said)
+            try:
+                # Otherwise this fork's garbage collection could end objects of the tests before.
+                gc.freeze()
+                os.environ |= variables
+                with redirect_stdout(said), redirect_stderr(said):
+                    code = _run(script, words)
+            except BaseException:
+                traceback.print_exc(file=said)
     finally:
-        output.write_text(said.getvalue())
         os._exit(code)
 
 
