@@ -3,6 +3,7 @@
 It follows every rule that can be seen, but for the mistakes that its command line names.
 """
 
+import gc
 import os
 import sys
 
@@ -146,8 +147,9 @@ def main():
         train(loader, wrapped, optimizer, epoch, scaler, steps)
         validate(val_loader, model)
     # The wrapper's reducer must not be the last owner of the process group: torch would then join
-    # gloo's threads while it holds the GIL for which they may wait.
+    # gloo's threads while it holds the GIL for which they may wait. The wrapper is part of a cycle.
     del wrapped
+    gc.collect()
     if workers > 1:
         dist.destroy_process_group()
 
