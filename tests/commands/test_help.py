@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def test_all_its_options_are_completed(
     ],
 )
 def test_bash_completes(line: str, completed: str, tmp_path: Path) -> None:
-    (tmp_path / "lsgd").write_text(f'#!/bin/sh\nexec {sys.executable} -m lsgd "$@"\n')
+    (tmp_path / "lsgd").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m lsgd "$@"\n')
     (tmp_path / "lsgd").chmod(0o755)
     program = (
         'eval "$CODE"; COMP_WORDS=($COMP_LINE); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); '
