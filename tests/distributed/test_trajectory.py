@@ -83,9 +83,10 @@ KINDS = {
     "tagging": ["+recipe=conll_bilstm_crf", *SENTENCES, "model.dropout=0.5"],
     "trees": ["+recipe=sst_treelstm", *SENTENCES],
     "library": [*LIBRARY, "model=timm/test_resnet"],
-    # No BN, and blocks that are skipped by example.
+    # No BN, blocks that are skipped by example, and the decay of networks that are trained so.
     "library without BN": [
-        *LIBRARY, "model=timm/test_convnext", "model.options.drop_path_rate=0.2",
+        *LIBRARY, "model=timm/test_convnext", "model.options.drop_path_rate=0.2", "optim=adamw",
+        "schedule.reference_lr=0.001",
     ],
     "servers": [*IMAGES, *SERVERS, "strategy.placement=round_robin"],
     "rows": [
