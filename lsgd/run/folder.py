@@ -42,8 +42,8 @@ class OpenRun:
     checkpoint_path: str = ""
     """The path of that checkpoint."""
     warning: str = ""
-    """A problem with the folder that does not prevent the run from resuming, or that the run goes
-    on beyond its end."""
+    """A problem with the folder that does not prevent the run from resuming, or the note that the
+    run is extended to more epochs."""
     execution: dict[str, Any] = field(default_factory=dict)
     """The checkpoint's values of the fields that can be auto: what they resolved to at the start.
 
@@ -127,10 +127,10 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[OpenRun, list[Path]]:
         if why := past_difference(recipe, earlier, step):
             raise UsageError(
                 f"run_dir={folder} holds a run with epochs={earlier.epochs} at step {step}, which "
-                f"does not go on to epochs={recipe.epochs}: {why}; write another run_dir, where "
-                f"all {recipe.epochs} epochs are trained"
+                f"cannot be extended to epochs={recipe.epochs}: {why}; write another run_dir, "
+                f"where all {recipe.epochs} epochs are trained"
             )
-        longer = f"the run had epochs={earlier.epochs} and goes on to epochs={recipe.epochs}"
+        longer = f"the run had epochs={earlier.epochs} and is extended to epochs={recipe.epochs}"
         opened = replace(opened, warning="; ".join(filter(None, (opened.warning, longer))))
     elif theirs != recipe.fingerprint:
         other = _recipe_of(folder)

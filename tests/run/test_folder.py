@@ -104,7 +104,7 @@ def test_a_longer_run_of_the_same_past_goes_on(tmp_path: Path) -> None:
     for _ in range(2):
         opened = open_once(longer)
         assert (opened.content, opened.checkpoint_path) == (saved, f"{tmp_path}/checkpoint-180.pt")
-        assert opened.warning == "the run had epochs=2 and goes on to epochs=4"
+        assert opened.warning == "the run had epochs=2 and is extended to epochs=4"
         assert config.read_recipe(tmp_path / "config.yaml") == longer
     shorter = recipe(*TWO_EPOCHS, f"run_dir={tmp_path}")
     assert open_once(shorter).warning == ""
@@ -114,7 +114,10 @@ def test_a_longer_run_of_the_same_past_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (["schedule.milestones=[2]"], "with epochs=2 at step 180, which does not go on to epochs="),
+        (
+            ["schedule.milestones=[2]"],
+            "with epochs=2 at step 180, which cannot be extended to epochs=",
+        ),
         (
             ["schedule.milestones=[2]"],
             "4: step 90 had lr 0.005, and .* 0.05 with .*; write another run_d",

@@ -153,7 +153,7 @@ def test_a_run_goes_on_beyond_its_end_bit_by_bit(
     capsys.readouterr()
     error = train(recipe(on, *words))
     printed = capsys.readouterr().out
-    assert "warning: the run had epochs=2 and goes on to epochs=4\n" in printed
+    assert "warning: the run had epochs=2 and is extended to epochs=4\n" in printed
     assert "resumes after step" in printed
     assert train(recipe(whole, *words)) == error
     assert [row for row in curves(on) if row["kind"] != "warning"] == curves(whole)
