@@ -24,7 +24,7 @@ def past_difference(recipe: Recipe, earlier: Recipe, steps: int) -> str:
     """
     # Of several local steps before a push each has its own lr.
     parts = recipe.strategy.batches_per_push
-    places = (place / parts for place in range(steps * parts))
+    places = (place / parts for place in range(min(steps, earlier.total_steps) * parts))
     gap, step = max(
         ((abs(recipe.lr(place) - earlier.lr(place)), place) for place in places),
         key=lambda pair: pair[0],

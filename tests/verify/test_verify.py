@@ -116,6 +116,7 @@ def test_an_honest_run_is_confirmed_and_its_folder_stays_as_it_is(
     assert output.index("allowed: ") < output.index("Confirmed: 25 of 40 steps (62.5 %)")
 
 
+@pytest.mark.slow
 def test_a_run_that_went_on_to_more_epochs_is_confirmed(tmp_path: Path) -> None:
     """With its checkpoint of the shorter run, which has another fingerprint."""
     folder = made_run(tmp_path / "run", "epochs=1", "schedule.milestones=[]", "keep_checkpoints=9")
