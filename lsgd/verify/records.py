@@ -7,8 +7,10 @@ from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.recipe import Recipe
+from lsgd.recipe.continuation import past_difference
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
+from lsgd.run.folder import shorter_recipe
 from lsgd.run.read import Run
 from lsgd.run.rows import Row
 from lsgd.untrusted_files import read_bounded
@@ -84,7 +86,11 @@ def check_checkpoint(
     checkpoint is one of the run at this step, so that it can be restored.
     """
     recipe, where, before = run.recipe, path.name, len(evidence.mismatches)
-    evidence.equal("fingerprint", where, saved.fingerprint, recipe.fingerprint)
+    earlier = shorter_recipe(saved, recipe)
+    if earlier and not past_difference(recipe, earlier, saved.step):
+        evidence.note(f"{where} was saved while the run had epochs={earlier.epochs}")
+    else:
+        evidence.equal("fingerprint", where, saved.fingerprint, recipe.fingerprint)
     if number := re.search(r"-(\d+)\.pt$", path.name):
         evidence.equal("step", where, saved.step, int(number[1]))
     if not 0 < saved.step <= recipe.total_steps:

@@ -218,7 +218,7 @@ def test_fields_are_listed_with_default_limits_and_meaning(
     }
     assert max(map(len, lines)) <= 140
     some = listed(capsys, "--fields", "optim.clip")
-    assert some[0] == "optim=adagrad|adam|lars|sgd   [conf/optim/]"
+    assert some[0] == "optim=adagrad|adam|adamw|lars|sgd   [conf/optim/]"
     assert some[1] == "optim.clip_norm=null   [above 0]"
     assert some[2].startswith("    ")
 
@@ -360,7 +360,7 @@ def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
         ("+recipe=bs8k rehearse=2", "rehearse=2 is not true or false", "rehearse=true"),
         ("+recipe=bs64 target.top1=9", "'target.top1'", "did you mean target.top1_error"),
         ("+recipe=bs8k ~workers", "workers has no value", "workers=…"),
-        ("+recipe=bs8k optim=adamw", "optim=adamw", "did you mean adam"),
+        ("+recipe=bs8k optim=adamx", "optim=adamx", "did you mean adam"),
         ("+recipe=bs8k optim={a:1}", "'optim.a'", "did you mean optim or optim.name"),
         ("+recipe=bs8k hardware.a=1", "hardware is a choice", "write hardware=NAME for one of"),
         ("+recipe=bs8k model=[resnet50,resnet20]", "model=[resnet50,resnet20]", "resnet50"),

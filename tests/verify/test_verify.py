@@ -116,6 +116,16 @@ def test_an_honest_run_is_confirmed_and_its_folder_stays_as_it_is(
     assert output.index("allowed: ") < output.index("Confirmed: 25 of 40 steps (62.5 %)")
 
 
+@pytest.mark.slow
+def test_a_run_that_went_on_to_more_epochs_is_confirmed(tmp_path: Path) -> None:
+    """With its checkpoint of the shorter run, which has another fingerprint."""
+    folder = made_run(tmp_path / "run", "epochs=1", "schedule.milestones=[]", "keep_checkpoints=9")
+    made_run(folder, "keep_checkpoints=9")
+    code, verification = verified(folder)
+    assert code == 0
+    assert "checkpoint-20.pt was saved while the run had epochs=1" in verification.notes
+
+
 def test_rounding_is_measured_where_no_fixed_tolerance_holds(tmp_path: Path) -> None:
     """Other micro-batches change the last bits; float32 at a high lr makes more of them."""
     folder = made_run(tmp_path / "run", "precision=float32", "schedule.reference_lr=0.2")
