@@ -44,6 +44,7 @@ from lsgd.inputs import Inputs
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.job.command import Parser, integer_from, run_command
 from lsgd.job.device import device_name, pick_device
+from lsgd.job.launcher import detect_launch
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe, StrategySettings
 from lsgd.recipe.checks import check_world_size
@@ -68,6 +69,7 @@ from lsgd.verify.evidence import (
     UNRESOLVED,
     Evidence,
 )
+from lsgd.verify.progress import Progress, Work, work_of_place
 from lsgd.verify.reexecution import (
     ExecutedSteps,
     compare_steps,
@@ -115,12 +117,17 @@ def verify(
         saved_at = files.saved_at
         recipe, _ = resolve_auto_fields(recipe, files.timed, comm, device)
         drawn = draw_places(saved_at, places, drawn_seed) if files.are_in_order else []
+        last_steps = {place: min(place + steps, _made_steps(run, saved_at)) for place in drawn}
+        progress = Progress(
+            {place: work_of_place(recipe, place, last) for place, last in last_steps.items()},
+            partial(print, flush=True) if comm.rank == 0 else None,
+        )
         if comm.rank == 0:
-            print(_plan(run, recipe, drawn, steps, allowed, drawn_seed), flush=True)
+            print(_plan(run, recipe, drawn, steps, allowed, drawn_seed, progress.all), flush=True)
+        new = partial(Learner, recipe, comm, device, data)
         executed: set[int] = set()
-        for place in drawn:
-            new = partial(Learner, recipe, comm, device, data)
-            executed |= _verify_place(new, inputs, run, saved_at, place, steps, evidence)
+        for place, last in last_steps.items():
+            executed |= _verify_place(new, inputs, run, saved_at, place, last, evidence, progress)
         _note_distances(saved_at, drawn, steps, evidence)
         if not evidence.recomputed and not evidence.mismatches:
             raise UsageError(
@@ -228,14 +235,14 @@ def _verify_place(
     run: Run,
     saved_at: Mapping[int, Sequence[Path]],
     place: int,
-    steps: int,
+    last: int,
     evidence: Evidence,
+    progress: Progress,
 ) -> set[int]:
-    """Execute steps of the run again after a place; return the numbers of the executed steps."""
+    """Execute steps of the run again, from a place to before step `last`; return their numbers."""
     logged = {row["step"] for row in run.rows if row["kind"] == "train"}
-    last = min(place + steps, _made_steps(run, saved_at))
     executed: list[ExecutedSteps] = []
-    for is_perturbed in (True, False):
+    for number, is_perturbed in enumerate((True, False)):
         learner = new_learner()
         if place:
             path = saved_at[place][0]
@@ -249,7 +256,8 @@ def _verify_place(
                 return set()
         if is_perturbed:
             perturb(learner)
-        executed.append(execute(learner, inputs, last, logged, saved_at.keys()))
+        progress.start_execution(place, number)
+        executed.append(execute(learner, inputs, last, logged, saved_at.keys(), progress))
     perturbed, ours = executed
     compare_steps(run, learner.recipe, saved_at, ours, perturbed, evidence)
     return set(range(ours.first, ours.last))
@@ -262,7 +270,13 @@ def _made_steps(run: Run, saved_at: Mapping[int, Sequence[Path]]) -> int:
 
 
 def _plan(
-    run: Run, recipe: Recipe, drawn: Sequence[int], steps: int, tolerance: float, seed: int
+    run: Run,
+    recipe: Recipe,
+    drawn: Sequence[int],
+    steps: int,
+    tolerance: float,
+    seed: int,
+    work: Work,
 ) -> str:
     """Return the lines that state, before any step, what is executed and what is allowed."""
     head = f"{run.path}: {recipe.name}, fingerprint {recipe.fingerprint[:12]}, {run.state}\n"
@@ -270,7 +284,8 @@ def _plan(
         return f"{head}no step is executed again, as the rows are not in the order of steps"
     after = ", ".join("the start" if place == 0 else f"step {place}" for place in drawn)
     return (
-        f"{head}up to {steps} steps are executed again after {after} (seed {seed})\n"
+        f"{head}up to {steps} steps are executed again after {after} (seed {seed}), each twice: "
+        f"{work.steps} steps and {work.evaluations} evaluations\n"
         f"allowed: a relative difference of {tolerance:g} ({recipe.precision}) in losses, norms "
         f"and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or {COUNTED_LEAST}; "
         f"in addition {ROUNDING_FACTOR:g} times what rounding changes, measured by a second "
@@ -355,7 +370,9 @@ def main(argv: Sequence[str]) -> int:
 
     def command() -> None:
         nonlocal code
-        options = parser.parse_args(argv)
+        options = parser.parse_intermixed_args(argv)
+        if detect_launch().rank == 0:
+            print(f"reading {options.run}", flush=True)
         try:
             run = read_run(options.run)
         except NotARunError as reason:

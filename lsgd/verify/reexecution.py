@@ -30,6 +30,7 @@ from lsgd.run.read import Run
 from lsgd.run.rows import Row
 from lsgd.step import train_step
 from lsgd.verify.evidence import SMALL, Evidence
+from lsgd.verify.progress import Progress
 
 PERTURBATIONS = {"float64": 2.0**-50, "float32": 2.0**-21, "tf32": 2.0**-11, "bfloat16": 2.0**-8}
 """The relative change of each parameter of the perturbed copy, by precision: a few last bits."""
@@ -102,7 +103,12 @@ class ExecutedSteps:
 
 
 def execute(
-    learner: Learner, inputs: Inputs, last: int, logged: Collection[int], kept: Collection[int]
+    learner: Learner,
+    inputs: Inputs,
+    last: int,
+    logged: Collection[int],
+    kept: Collection[int],
+    progress: Progress,
 ) -> ExecutedSteps:
     """Execute the steps of a run from the learner's next step to before step `last`.
 
@@ -112,11 +118,11 @@ def execute(
     """
     done = ExecutedSteps(learner.next_step, learner.next_step, [_row("start", learner.next_step)])
     try:
-        _evaluate_restored(learner, inputs, done)
+        _evaluate_restored(learner, inputs, done, progress)
         for epoch, steps in learner.remaining_epochs():
             if steps and steps[0] >= last:
                 break
-            _execute_epoch(learner, inputs, epoch, steps, last, logged, kept, done)
+            _execute_epoch(learner, inputs, epoch, steps, last, logged, kept, done, progress)
     except DivergedError as error:
         done.divergence = str(error)
     done.last = learner.next_step
@@ -127,18 +133,24 @@ def _row(kind: str, step: int, **values: Any) -> Row:
     return {"kind": kind, "step": step} | values
 
 
-def _evaluate_restored(learner: Learner, inputs: Inputs, done: ExecutedSteps) -> None:
+def _evaluate_restored(
+    learner: Learner, inputs: Inputs, done: ExecutedSteps, progress: Progress
+) -> None:
     epoch = max(learner.epoch_metrics, default=0)
     if done.first and learner.recipe.first_step(epoch) == done.first:
         learner.strategy.synchronize()
-        metrics = _evaluated(learner, inputs, epoch - 1)
+        metrics = _evaluated(learner, inputs, epoch - 1, progress)
         done.rows.append(_row("epoch", done.first, epoch=epoch, **metrics))
 
 
-def _evaluated(learner: Learner, inputs: Inputs, epoch: int) -> dict[str, float]:
+def _evaluated(
+    learner: Learner, inputs: Inputs, epoch: int, progress: Progress
+) -> dict[str, float]:
     """Evaluate a model after an epoch, counted from 0; return the metrics for the epoch's row."""
-    sets = learner.evaluation_sets_after(epoch)
-    scores = evaluate(learner, inputs, sets).items()
+    if not (sets := learner.evaluation_sets_after(epoch)):
+        return {}
+    scores = evaluate(learner, inputs, sets, progress.watch_evaluation).items()
+    progress.end_evaluation()
     return {key: value for split, each in scores for key, value in each.with_prefix(split).items()}
 
 
@@ -151,16 +163,19 @@ def _execute_epoch(
     logged: Collection[int],
     kept: Collection[int],
     done: ExecutedSteps,
+    progress: Progress,
 ) -> None:
     """Execute the steps of one epoch before step `last`, and evaluate if they end the epoch."""
     strategy = learner.strategy
     chosen = [step for step in steps if step < last]
     tasks, ahead = tee(strategy.tasks(epoch, chosen))
-    batches = TimedBatches(inputs.train(each for task in ahead for each in task.micro_batches))
+    loaded = inputs.train(each for task in ahead for each in task.micro_batches)
+    batches = TimedBatches(progress.watch_batches(loaded))
     meter = Meter(learner, learner.summed_counts(), batches)
     for task in tasks:
         train_step(learner, task, batches)
         strategy.poll()
+        progress.end_step()
         step, values = learner.next_step, learner.step_metrics()
         norm = values["gradient_norm"]
         assert isinstance(norm, float)
@@ -177,7 +192,7 @@ def _execute_epoch(
     if step in kept:  # the run may have been preempted in the evaluation, and saved this
         done.states.append(deepcopy(learner.checkpoint()))
     metrics = learner.scores(learner.summed_counts()).with_prefix("train")
-    metrics |= _evaluated(learner, inputs, epoch)
+    metrics |= _evaluated(learner, inputs, epoch, progress)
     learner.end_epoch(epoch, metrics)
     done.rows.append(_row("epoch", step, epoch=epoch + 1, **metrics))
     if step in kept:
