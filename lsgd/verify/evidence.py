@@ -37,6 +37,8 @@ class Evidence:
         self.recomputed = 0
         """The number of values that executed steps have computed again and found equal."""
         self.largest_difference = 0.0
+        self.differing_values = 0
+        """The number of values that differ, of which `mismatches` has the first MOST_SHOWN."""
         self.mismatches: list[str] = []
         self._differing: set[tuple[str, str]] = set()
         """The pairs of kind and checkpoint of which a differing tensor is recorded already."""
@@ -44,6 +46,7 @@ class Evidence:
 
     def differ(self, sentence: str) -> None:
         """Record that a value differs, as a sentence; only the first MOST_SHOWN are kept."""
+        self.differing_values += 1
         if len(self.mismatches) < MOST_SHOWN:
             self.mismatches.append(sentence)
 

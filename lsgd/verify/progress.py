@@ -38,7 +38,7 @@ def work_of_place(recipe: Recipe, place: int, last: int) -> Work:
 class Progress:
     """The printer of a verification's progress: a line whenever none was printed for QUIET seconds.
 
-    `places` has the work of each place by its step. Nothing is printed with `print_line=None`, as on
+    `places` has the work of each place by its step. Nothing is printed without `print_line`, as on
     every process but process 0.
     """
 

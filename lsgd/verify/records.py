@@ -83,7 +83,7 @@ def check_checkpoint(
     `order_hash` computes the hash of the order of examples in an epoch. Returns whether the
     checkpoint is one of the run at this step, so that it can be restored.
     """
-    recipe, where, before = run.recipe, path.name, len(evidence.mismatches)
+    recipe, where, before = run.recipe, path.name, evidence.differing_values
     evidence.equal("fingerprint", where, saved.fingerprint, recipe.fingerprint)
     if number := re.search(r"-(\d+)\.pt$", path.name):
         evidence.equal("step", where, saved.step, int(number[1]))
@@ -94,7 +94,7 @@ def check_checkpoint(
     evidence.equal("epoch", where, saved.epoch, epoch)
     evidence.exact("lr", where, saved.lr, recipe.lr(saved.step - 1))
     evidence.equal("order of examples", where, saved.order, order_hash(epoch))
-    belongs = len(evidence.mismatches) == before
+    belongs = evidence.differing_values == before
     # Preempted in an evaluation, the run saved before the last of these epochs had its metrics.
     finished = list(range(1, epoch + 1))
     at_end = saved.step == recipe.first_step(epoch)
