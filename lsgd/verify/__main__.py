@@ -11,9 +11,11 @@ each checkpoint's check sum, step, order of examples, data and metrics. Then up 
 executed again after each place: the start of the run, the last checkpoint, and other checkpoints
 that the seed draws. Loss, error and gradient norm are compared with the rows, parameters, momentum
 and BN statistics with the next checkpoint, if it is among these steps, and a checkpoint at the end
-of an epoch is evaluated. The tolerance is printed before the first step.
+of an epoch is evaluated. The tolerance, and the steps and evaluations in all, are printed before
+the first step, and then the time left.
 
 Only what is compared is confirmed. A run without checkpoints is confirmed from its start alone.
+Train with keep_checkpoints=verify to keep at most 12, spread over the run.
 The result is written beside the folder, to RUN.verification.json, which lsgd.report shows. Fields
 that do not change the result, such as data.root, device or comm.library, can be overridden.
 

@@ -10,7 +10,8 @@ from lsgd.run.console import QUIET, WORTH_SAYING
 from lsgd.run.remaining import RemainingTime, duration
 
 EXECUTIONS = 2
-"""How often the steps of a place are executed: as they are, and with perturbed parameters."""
+"""The number of executions of the steps of a place: one as they are, one with perturbed parameters.
+"""
 
 
 @dataclass(frozen=True)
