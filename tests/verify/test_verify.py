@@ -62,7 +62,8 @@ def made_short_run(folder: Path, *words: str) -> Path:
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_run(tmp_path_factory.mktemp("honest") / "run")
+    """A run that was killed after its third step, and resumed."""
+    return made_run(made_short_run(tmp_path_factory.mktemp("honest") / "run"))
 
 
 @pytest.fixture(scope="module")
