@@ -42,7 +42,7 @@ from lsgd import config, paths
 from lsgd.autotune import resolve_auto_fields
 from lsgd.comm import broadcast_from_rank0, describe, joined
 from lsgd.errors import UsageError
-from lsgd.inputs import Inputs
+from lsgd.inputs import Inputs, is_dali_installed
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.job.command import Parser, integer_from, run_command
 from lsgd.job.device import device_name, pick_device
@@ -50,6 +50,7 @@ from lsgd.job.launcher import detect_launch
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe, StrategySettings
 from lsgd.recipe.checks import check_world_size
+from lsgd.recipe.fields import AUTO
 from lsgd.run import provenance
 from lsgd.run.checkpoint import order_hash
 from lsgd.run.read import NotARunError, Run, read_run
@@ -115,6 +116,7 @@ def verify(
         inputs, data = open_consistent_inputs(comm, workload.inputs)
         here = {"device": device_name(device)}
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
+        records.check_loader(run, inputs.name, evidence)
         files = _check_files(run, recipe, workload, data, here, evidence)
         saved_at = files.saved_at
         recipe, _ = resolve_auto_fields(recipe, files.timed, comm, device)
@@ -212,8 +214,9 @@ def _check_files(
 def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
     """Adapt a run's recipe to this machine; raise UsageError if that would change the trajectory.
 
-    Settings of the machine that trained it do not hold here. Parameter servers that wait for all
-    workers are replaced by an all-reduce, which computes the same sums.
+    Settings of the machine that trained it do not hold here, but images are read by the same loader
+    if it is installed, as another one rounds pixels differently. Parameter servers that wait for
+    all workers are replaced by an all-reduce, which computes the same sums.
     """
     records.require_supported(run.recipe)
     values = for_this_machine(asdict(run.recipe)) | {
@@ -221,6 +224,9 @@ def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
         "trackers": [],
         "run_dir": None,
     }
+    loader = records.loader_of(run)
+    if values["inputs"]["loader"] == AUTO and (loader != "dali" or is_dali_installed()):
+        values["inputs"]["loader"] = loader
     recipe = config.from_saved(values, *overrides)
     if recipe.fingerprint != run.recipe.fingerprint:
         raise UsageError(

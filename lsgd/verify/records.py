@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
+from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.recipe import Recipe
+from lsgd.recipe.fields import AUTO
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.read import Run
@@ -34,6 +36,34 @@ def check_versions(run: Run, here: Mapping[str, str], evidence: Evidence) -> Non
         others = {str(start[key]) for start in run.starts if start.get(key)} - {version}
         if others:
             evidence.note(f"{key}: {', '.join(sorted(others))} in the run, {version} here")
+
+
+def loader_of(run: Run) -> str:
+    """Return the loader with which a run read image files, dali or torchvision; auto if unknown."""
+    recipe = run.recipe
+    if recipe.data.workload != "images" or recipe.data.name in IN_MEMORY_DATASETS:
+        return AUTO
+    known = {name.split()[0].lower() for name in _loaders(run)} & {"dali", "torchvision"}
+    return known.pop() if len(known) == 1 else AUTO
+
+
+def check_loader(run: Run, here: str, evidence: Evidence) -> None:
+    """Note that a run read its examples by another loader than the one `here`.
+
+    Two loaders round pixels differently where they resize an image.
+    """
+    others = {name for name in _loaders(run) if name.split()[0] != here.split()[0]}
+    if others:
+        evidence.note(
+            f"inputs: {', '.join(sorted(others))} in the run, {here} here, which rounds pixels "
+            "differently"
+        )
+
+
+def _loaders(run: Run) -> set[str]:
+    """Return the names of the loaders of a run's starts, such as DALI 2.4.0 on the CPU."""
+    names = (start.get("inputs") for start in run.starts)
+    return {name for name in names if isinstance(name, str) and name.strip()}
 
 
 def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> bool:

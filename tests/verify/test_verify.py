@@ -171,6 +171,22 @@ def test_rounding_is_measured_where_no_fixed_tolerance_holds(tmp_path: Path) -> 
     assert 0 < found.largest_difference < 0.2
 
 
+def test_images_are_read_by_the_loader_of_the_run(tmp_path: Path) -> None:
+    """DALI, which is chosen where it is installed, resizes to other pixels than torchvision."""
+    old = Path(__file__).parent.parent / "fixtures/0.1"
+    words = [
+        f"data.root={old / 'images'}",
+        "inputs.decoders=0",
+        "--out",
+        str(tmp_path / "out.json"),
+    ]
+    assert main([str(old / "images-killed"), "--steps", "1", *words]) == 0
+    found = read_verification(tmp_path / "out.json")
+    assert found.compared["loss"] == 2
+    assert "torchvision" in found.machine
+    assert not any(note.startswith("inputs") for note in found.notes)
+
+
 @pytest.mark.distributed
 def test_three_processes_confirm_the_run_of_one(copied: Path) -> None:
     """And draw the same places: there are more checkpoints than places, and no seed is given."""
