@@ -122,6 +122,8 @@ def verify(
         recipe, _ = resolve_auto_fields(recipe, files.timed, comm, device)
         drawn = draw_places(saved_at, places, drawn_seed) if files.are_in_order else []
         last_steps = {place: min(place + steps, _made_steps(run, saved_at)) for place in drawn}
+        if not evidence.mismatches:
+            _require_comparison(run, saved_at, last_steps)
         progress = Progress(
             {place: work_of_place(recipe, place, last) for place, last in last_steps.items()},
             partial(print, flush=True) if comm.rank == 0 else None,
@@ -275,6 +277,25 @@ def _made_steps(run: Run, saved_at: Mapping[int, Sequence[Path]]) -> int:
     """Return the number of steps that a run has made, by its rows and checkpoints."""
     steps: list[int] = [row["step"] for row in run.rows]
     return max([0, *saved_at, *steps])
+
+
+def _require_comparison(
+    run: Run, saved_at: Mapping[int, Sequence[Path]], last_steps: Mapping[int, int]
+) -> None:
+    """Raise UsageError if no executed step would reach a row, an evaluation or a checkpoint.
+
+    `last_steps` has, for each place, the step before which execution ends.
+    """
+    rows = [row for row in run.rows if row["kind"] in ("train", "epoch", "diverged")]
+    known = {row["step"] for row in rows} | saved_at.keys()
+    evaluated = {row["step"] for row in rows if row["kind"] == "epoch"}
+    needed = [step - place for place in last_steps for step in known if step > place]
+    reached = [step for place, last in last_steps.items() for step in known if place < step <= last]
+    if needed and not reached and not evaluated & last_steps.keys():
+        raise UsageError(
+            f"{run.path} has no row and no checkpoint of the steps that would be executed again; "
+            f"write --steps {min(needed)} to reach its next one"
+        )
 
 
 def _plan(

@@ -221,6 +221,19 @@ def test_rows_that_say_nothing_confirm_nothing(
     assert "no value of" in capsys.readouterr().err
 
 
+def test_the_steps_to_the_next_row_are_named_before_any_is_executed(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in checkpoint.checkpoint_files(copied):
+        path.unlink()
+    rows = [row for row in read_rows(copied / "metrics.jsonl") if row["kind"] != "train"]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([str(copied), *OPTIONS]) == 2
+    output = capsys.readouterr()
+    assert "write --steps 10 to reach its next one" in output.err
+    assert "allowed" not in output.out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "edit", [lambda rows: rows[1:2] + rows, lambda rows: [rows[0], rows[-1] | {"step": 0}]]
