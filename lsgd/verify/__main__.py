@@ -26,6 +26,7 @@ import platform
 import secrets
 import sys
 from argparse import ArgumentTypeError
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -287,14 +288,15 @@ def _require_comparison(
     `last_steps` has, for each place, the step before which execution ends.
     """
     rows = [row for row in run.rows if row["kind"] in ("train", "epoch", "diverged")]
-    known = {row["step"] for row in rows} | saved_at.keys()
-    evaluated = {row["step"] for row in rows if row["kind"] == "epoch"}
-    needed = [step - place for place in last_steps for step in known if step > place]
-    reached = [step for place, last in last_steps.items() for step in known if place < step <= last]
-    if needed and not reached and not evaluated & last_steps.keys():
+    known = sorted({row["step"] for row in rows} | saved_at.keys())
+    following = {place: known[bisect(known, place)] for place in last_steps if place < known[-1]}
+    is_reached = any(step <= last_steps[place] for place, step in following.items())
+    is_evaluated = any(row["kind"] == "epoch" and row["step"] in last_steps for row in rows)
+    if following and not is_reached and not is_evaluated:
+        needed = min(step - place for place, step in following.items())
         raise UsageError(
             f"{run.path} has no row and no checkpoint of the steps that would be executed again; "
-            f"write --steps {min(needed)} to reach its next one"
+            f"write --steps {needed} to reach its next one"
         )
 
 
@@ -405,9 +407,9 @@ def main(argv: Sequence[str]) -> int:
         try:
             run = read_run(options.run)
         except NotARunError as reason:
-            raise UsageError(
-                f"{options.run} is not a run folder: {reason}; give one that lsgd wrote"
-            ) from None
+            is_override = "=" in options.run.name
+            remedy = "write RUN before overrides" if is_override else "give one that lsgd wrote"
+            raise UsageError(f"{options.run} is not a run folder: {reason}; {remedy}") from None
         out = options.out or verification_path(options.run)
         check_new(out, options.run)
         verification = verify(

@@ -435,6 +435,14 @@ def test_refusals(
     assert Path("there.json").read_text() == "mine"
 
 
+def test_an_override_before_the_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["device=cpu", str(tmp_path)]) == 2
+    assert "device=cpu is not a run folder" in (error := capsys.readouterr().err)
+    assert "write RUN before overrides" in error
+
+
 def test_other_data_and_other_kinds_of_runs_are_refused(
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
