@@ -79,6 +79,7 @@ from lsgd.verify.reexecution import (
     compare_steps,
     draw_places,
     execute,
+    norm_rounding,
     perturb,
     restore,
 )
@@ -115,6 +116,8 @@ def verify(
         )
         workload = open_workload(recipe, device)
         inputs, data = open_consistent_inputs(comm, workload.inputs)
+        size = sum(parameter.numel() for parameter in workload.network().parameters())
+        evidence.norm_rounding = norm_rounding(size, recipe.precision)
         here = {"device": device_name(device)}
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
         records.check_loader(run, inputs.name, evidence)
@@ -130,7 +133,7 @@ def verify(
             partial(print, flush=True) if comm.rank == 0 else None,
         )
         if comm.rank == 0:
-            print(_plan(run, recipe, drawn, steps, allowed, drawn_seed, progress.all), flush=True)
+            print(_plan(run, recipe, drawn, steps, evidence, drawn_seed, progress.all), flush=True)
         new = partial(Learner, recipe, comm, device, data)
         executed: set[int] = set()
         for place, last in last_steps.items():
@@ -266,7 +269,7 @@ def _verify_place(
                 evidence.differ(f"{path.name}: it cannot be restored ({why:.200})")
                 return set()
         if is_perturbed:
-            perturb(learner)
+            perturb(learner, evidence.norm_rounding)
         progress.start_execution(place, number)
         executed.append(execute(learner, inputs, last, logged, saved_at.keys(), progress))
     perturbed, ours = executed
@@ -305,7 +308,7 @@ def _plan(
     recipe: Recipe,
     drawn: Sequence[int],
     steps: int,
-    tolerance: float,
+    evidence: Evidence,
     seed: int,
     work: Work,
 ) -> str:
@@ -317,10 +320,11 @@ def _plan(
     return (
         f"{head}up to {steps} steps are executed again after {after} (seed {seed}), each twice: "
         f"{work.steps} steps and {work.evaluations} evaluations\n"
-        f"allowed: a relative difference of {tolerance:g} ({recipe.precision}) in losses, norms "
-        f"and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or {COUNTED_LEAST}; "
-        f"in addition {ROUNDING_FACTOR:g} times what rounding changes, measured by a second "
-        "execution whose parameters differ in their last bits"
+        f"allowed: a relative difference of {evidence.tolerance:g} ({recipe.precision}) in losses, "
+        f"norms and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or "
+        f"{COUNTED_LEAST}; in addition {ROUNDING_FACTOR:g} times what rounding changes, measured "
+        "by a second execution whose parameters differ in their last bits, and, in gradient norms, "
+        f"{ROUNDING_FACTOR:g} times that of their sum, {evidence.norm_rounding:.1g}"
     )
 
 
