@@ -22,7 +22,7 @@ from lsgd.recipe.fields import (
     above_0,
     added_later,
     at_least,
-    at_least_or_auto,
+    at_least_or,
     at_most,
     below,
     finite,
@@ -33,6 +33,7 @@ from lsgd.recipe.fields import (
     only_for,
     some_of,
 )
+from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.rules import schedule
 from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
@@ -523,7 +524,7 @@ class RunSettings:
     bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=added_later({}))
     averaging: Averaging = field(default_factory=Averaging, metadata=added_later({}))
     batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=added_later({}))
-    workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
+    workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or(1, AUTO))
     """The number of workers in one micro-batch, or auto.
     With auto, lsgd.autotune finds the number when training starts. It is always one where each
     worker pushes its own gradient."""
@@ -577,8 +578,10 @@ class RunSettings:
     """The number of steps between checkpoints within an epoch; 0 for none by step count."""
     checkpoint_minutes: float = field(default=10.0, metadata=EXECUTION | at_least(0))
     """The minutes between checkpoints within an epoch, by process 0's clock; 0 for none by time."""
-    keep_checkpoints: int = field(default=2, metadata=EXECUTION | at_least(1))
-    """The number of newest checkpoints that are kept; those at a drop of the lr are always kept."""
+    keep_checkpoints: int | str = field(default=2, metadata=EXECUTION | at_least_or(1, VERIFY))
+    """The number of newest checkpoints that are kept, or verify; those at lr drops always are.
+    With verify, at most 12 are kept for lsgd.verify: the newest two, and the first two saves of
+    each fifth of the run."""
     log_steps: int = field(default=20, metadata=EXECUTION | at_least(1))
     """The number of steps between two rows of metrics."""
     noise_scale: bool = field(default=False, metadata=EXECUTION | IMAGES)

@@ -18,6 +18,7 @@ from torch import Tensor
 from lsgd import config
 from lsgd.errors import UsageError
 from lsgd.files import create_empty
+from lsgd.recipe.retention import Retention, newest_steps
 from lsgd.rules.metric import TOP1
 from lsgd.untrusted_files import check_unzipped_size, open_regular
 
@@ -77,14 +78,19 @@ def order_hash(order: NDArray[np.int64]) -> str:
     return hashlib.sha256(order.tobytes()).hexdigest()
 
 
-def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep: int = 2) -> None:
-    """Write a checkpoint file into a run folder atomically, then delete older ones beyond `keep`.
+def write(
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    milestone: bool = False,
+    keep: Retention = newest_steps,
+) -> None:
+    """Write a checkpoint file into a run folder atomically, then delete those that `keep` omits.
 
-    The file is checkpoint-STEP.pt, of which the newest `keep` are kept, or milestone-STEP.pt, which
-    is kept for good; a kill leaves a complete file or none. Then the link `checkpoint.pt` is moved
-    to it. The file ends with the SHA-256 of torch's archive, which torch.load ignores, so that no
-    manifest is needed. Raises OSError and leaves the folder unchanged if the file cannot be
-    written.
+    The file is checkpoint-STEP.pt, or milestone-STEP.pt, which is kept for good; a kill leaves a
+    complete file or none. Then the link `checkpoint.pt` is moved to it. The file ends with the
+    SHA-256 of torch's archive, which torch.load ignores, so that no manifest is needed. Raises
+    OSError and leaves the folder unchanged if the file cannot be written.
     """
     target = folder / f"{'milestone' if milestone else 'checkpoint'}-{checkpoint.step}.pt"
     temporary = Path(f"{target}.tmp")
@@ -102,8 +108,11 @@ def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep
         raise
     os.replace(temporary, target)
     point_to(target)
-    for old in _numbered(folder, "checkpoint")[keep:]:
-        old.unlink()
+    steps = _numbered(folder, "checkpoint")
+    kept = {checkpoint.step, *keep(steps.values())}
+    for path, step in steps.items():
+        if step not in kept:
+            path.unlink()
 
 
 class _Hashed:
@@ -143,22 +152,23 @@ def point_to(target: Path) -> None:
         os.close(descriptor)
 
 
-def _numbered(folder: Path, kinds: str = "checkpoint|milestone") -> list[Path]:
-    """Return a run folder's checkpoint files of these kinds, such as milestone, last step first."""
+def _numbered(folder: Path, kinds: str = "checkpoint|milestone") -> dict[Path, int]:
+    """Return the steps of a run folder's checkpoint files of these kinds, the last step first."""
     steps = {
         path: int(match[1])
         for path in folder.iterdir()
         if (match := re.fullmatch(rf"(?:{kinds})-(\d+)\.pt", path.name))
     }
     # A milestone goes before a checkpoint of the same step, whose evaluation was not made yet.
-    return sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
+    newest_first = sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
+    return {path: steps[path] for path in newest_first}
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """Return the paths of a run folder's checkpoint files, newest first, damaged ones included."""
     # It is a regular file in a run folder that was copied with links followed.
     plain = [path for path in [folder / FILE] if path.exists() and not path.is_symlink()]
-    return plain + _numbered(folder)
+    return [*plain, *_numbered(folder)]
 
 
 def decode_checkpoint(content: bytes, name: str) -> Checkpoint:

@@ -14,6 +14,7 @@ from torch import Tensor
 from lsgd.comm import Comm
 from lsgd.errors import DISK_FULL_ERRNOS, NotSavedError, PreemptedError, TrainingInterrupted
 from lsgd.job.device import needs_pinned_memory, new_event
+from lsgd.recipe.retention import Retention
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Log
@@ -38,7 +39,7 @@ class CheckpointSaver:
     manager it lets no process exit before its write has ended.
     """
 
-    def __init__(self, folder: Path, comm: Comm, log: Log, *, keep: int) -> None:
+    def __init__(self, folder: Path, comm: Comm, log: Log, *, keep: Retention) -> None:
         self.folder, self.comm, self.log, self.keep = folder, comm, log, keep
         self.thread = ThreadPoolExecutor(1, "saver")
         self.pending_write: Future[_Failure | None] | None = None

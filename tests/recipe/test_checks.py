@@ -32,7 +32,7 @@ SMOOTH = "schedule.decay=linear schedule.milestones=[] schedule.end_lr=0.1"
 LIVE = "strategy.name=async strategy.order=live"
 
 WRONG = {
-    "one_of": "nothing", "some_of": ["nothing"], "at_least": -1, "at_least_or_auto": -1,
+    "one_of": "nothing", "some_of": ["nothing"], "at_least": -1, "at_least_or": -1,
     "above_0": 0.0, "finite": float("nan"), "below": 10**30, "at_most": 10**6,
     "folder_name": "../run", "not_empty": "",
 }  # fmt: skip

@@ -264,7 +264,7 @@ def test_the_file_is_on_disk_before_its_name_moves(
 
 def test_the_newest_stay_and_every_milestone(tmp_path: Path) -> None:
     for step in (2, 9, 10, 11, 100):
-        checkpoint.write(tiny(step), tmp_path, milestone=step in (2, 10), keep=2)
+        checkpoint.write(tiny(step), tmp_path, milestone=step in (2, 10))
         assert (
             checkpoint.decode_checkpoint(checkpoint.read(tmp_path / checkpoint.FILE), "a").step
             == step
@@ -273,6 +273,22 @@ def test_the_newest_stay_and_every_milestone(tmp_path: Path) -> None:
         "checkpoint-100.pt", "checkpoint-11.pt", "milestone-10.pt", "milestone-2.pt"
     ]  # fmt: skip
     assert os.readlink(tmp_path / checkpoint.FILE) == "checkpoint-100.pt"
+
+
+def test_only_checkpoints_that_are_not_kept_are_deleted(tmp_path: Path) -> None:
+    """A user's files stay, and the checkpoint just written, even beside one of a later step."""
+    users = ["best.pt", "checkpoint-2-copy.pt", "checkpoint-2.pt.bak", "milestone-1.pt"]
+    for name in [*users, "checkpoint-2.pt", "checkpoint-8.pt", "checkpoint-9.pt"]:
+        (tmp_path / name).write_text("mine")
+    checkpoint.write(tiny(5), tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        *users,
+        "checkpoint-5.pt",
+        "checkpoint-8.pt",
+        "checkpoint-9.pt",
+        "checkpoint.pt",
+    }
 
 
 def test_of_one_step_the_milestone_is_the_newer_one(tmp_path: Path) -> None:
