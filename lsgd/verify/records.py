@@ -8,11 +8,8 @@ from typing import Any
 from lsgd.errors import UsageError
 from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.recipe import Recipe
-<<<<<<< HEAD
 from lsgd.recipe.continuation import past_difference
-=======
 from lsgd.recipe.fields import AUTO
->>>>>>> verify53
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.folder import shorter_recipe
@@ -118,17 +115,12 @@ def check_checkpoint(
     `order_hash` computes the hash of the order of examples in an epoch. Returns whether the
     checkpoint is one of the run at this step, so that it can be restored.
     """
-<<<<<<< HEAD
-    recipe, where, before = run.recipe, path.name, len(evidence.mismatches)
+    recipe, where, before = run.recipe, path.name, evidence.differing_values
     earlier = shorter_recipe(saved, recipe)
     if earlier and not past_difference(recipe, earlier, saved.step):
         evidence.note(f"{where} was saved while the run had epochs={earlier.epochs}")
     else:
         evidence.equal("fingerprint", where, saved.fingerprint, recipe.fingerprint)
-=======
-    recipe, where, before = run.recipe, path.name, evidence.differing_values
-    evidence.equal("fingerprint", where, saved.fingerprint, recipe.fingerprint)
->>>>>>> verify53
     if number := re.search(r"-(\d+)\.pt$", path.name):
         evidence.equal("step", where, saved.step, int(number[1]))
     if not 0 < saved.step <= recipe.total_steps:
