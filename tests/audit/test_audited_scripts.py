@@ -92,6 +92,12 @@ def test_no_false_alarm(script: Path, processes: int) -> None:
     assert_named(script, "-", {}, "", processes=processes)
 
 
+@pytest.mark.parametrize("style", ["closures", "norm"])
+def test_no_false_alarm_of_a_trainers_style(style: str) -> None:
+    """Gradients that the optimizer's step computes, and a norm that is measured, not clipped."""
+    assert_named(TRAINER, style, {}, "", processes=1)
+
+
 @pytest.mark.parametrize(("mistake", "rules", "says"), ONE, ids=lambda each: str(each)[:20])
 def test_of_one_process(mistake: str, rules: dict[str, str], says: str) -> None:
     assert_named(IMAGENET, mistake, rules, says, processes=1)
