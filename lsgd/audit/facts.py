@@ -709,6 +709,7 @@ def _evaluation(job: AuditedJob) -> Iterator[PlacedObservation]:
         if not length or not all(each.is_whole and each.order for each in found):
             continue
         counts = Counter(example for each in found for example in each.order)
+        counts.update(_evaluated_besides(found, passes))
         times = Counter(counts.get(example, 0) for example in range(length))
         place = found[0].used_at or found[0].place
         if len(times) == 1:
@@ -727,6 +728,24 @@ def _evaluation(job: AuditedJob) -> Iterator[PlacedObservation]:
         parts += [f"{never} of {length:,} never"] * bool(never)
         yield _placed("evaluation", ", ".join(parts), False, found[0].made)
         return
+
+
+def _evaluated_besides(found: list[LoaderRecord], passes: list[LoaderRecord]) -> Iterator[int]:
+    """Yield the examples of a whole dataset that loaders of Subsets of it evaluate in addition.
+
+    A script that drops the examples which its processes cannot divide may evaluate these in each of
+    its processes. They are not evaluated more often than others, as each process counts its own.
+    """
+    first = found[0]
+    if first.subset is not None:
+        return
+    parts = {
+        tuple(each.subset[example] for example in each.order)
+        for each in passes
+        if each.subset is not None and (each.root, each.updates) == (first.root, first.updates)
+    }
+    for part in parts:
+        yield from part
 
 
 def _averaging(job: AuditedJob) -> Iterator[PlacedObservation]:

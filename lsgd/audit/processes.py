@@ -84,6 +84,12 @@ class LoaderRecord:
     place: str
     used_at: str
     made: str
+    root: int
+    """The number of the dataset, or of that of which it is a Subset."""
+    updates: int
+    """The updates before this pass."""
+    subset: list[int] | None
+    """The examples that a Subset has of its dataset."""
 
     @property
     def is_whole(self) -> bool:

@@ -40,6 +40,11 @@ ONE: list[tuple[str, dict[str, str], str]] = [
         {"random_streams": LOADER},
         "worker 1 draw the same random numbers of Images.generator, in each epoch again",
     ),
+    (
+        "transforms_stream",
+        {"random_streams": LOADER},
+        "worker 1 draw the same random numbers of Noise.generator, in each epoch again",
+    ),
     ("left_in_eval", {"training_mode": "loss = F.cross_entropy"}, "from update 5 on"),
     ("no_eval", {"evaluation_mode": EVALUATED}, "passes in training mode"),
     ("eval_grad", {"evaluation_mode": EVALUATED}, "4 of 4 passes keep gradients"),
@@ -90,6 +95,11 @@ def assert_named(
 @pytest.mark.parametrize(("script", "processes"), [(IMAGENET, 1), (IMAGENET, 2), (TRAINER, 1)])
 def test_no_false_alarm(script: Path, processes: int) -> None:
     assert_named(script, "-", {}, "", processes=processes)
+
+
+def test_no_false_alarm_if_each_process_evaluates_the_remainder() -> None:
+    """As pytorch/examples does: a sampler leaves it out, and a loader of a Subset has it."""
+    assert_named(IMAGENET, "remainder", {}, "", processes=2)
 
 
 @pytest.mark.parametrize("style", ["closures", "norm"])

@@ -8,25 +8,34 @@ import os
 import pickle
 import random
 import sys
+import types
 from array import array
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, dataloader, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, Subset, dataloader, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
 from .record import Record, place
 
 MAX_EXAMPLES = 2_000_000
 """The examples of an epoch whose order is recorded."""
+MAX_SUBSET = 10_000
+"""The examples of a Subset that are recorded."""
+MAX_DEPTH, MAX_ITEMS = 6, 64
+"""The nesting and length of attributes up to which random generators of a dataset are found."""
 
 
 class LoaderEpoch:
     """One pass through a DataLoader: the examples that it has asked for, in their order."""
 
-    def __init__(self, loader: Any, number: int, epoch: int, where: str) -> None:
+    def __init__(
+        self, loader: Any, number: int, epoch: int, where: str, root: int, updates: int
+    ) -> None:
         self.loader, self.number, self.epoch, self.where = loader, number, epoch, where
+        self.root, self.updates = root, updates
+        """The number of the whole dataset, and the updates before this epoch."""
         self.order = array("q")
         self.sizes: list[int] = []
         self.last = 0
@@ -61,6 +70,7 @@ class DataWatch:
         self.epochs: list[LoaderEpoch] = []
         self.counts: dict[tuple[str, int], int] = {}
         self.numbers: dict[tuple[str, int], int] = {}
+        self.roots: dict[int, int] = {}
         self.set_epochs: list[int] = []
         self.streams: list[dict[str, Any]] = []
         self.by_iterator: dict[int, LoaderEpoch] = {}
@@ -93,8 +103,10 @@ class DataWatch:
         count = self.counts.get(key, 0) + 1
         self.counts[key] = count
         number = self.numbers.setdefault(key, len(self.numbers))
+        whole = id(whole_dataset(loader.dataset)[0])
+        root = self.roots.setdefault(whole, len(self.roots))
         # Prefetching begins in __iter__, before its iterator is known.
-        self.current = LoaderEpoch(loader, number, count, place())
+        self.current = LoaderEpoch(loader, number, count, place(), root, self.record.updates)
         self.epochs.append(self.current)
         self.is_beginning = True
 
@@ -162,7 +174,8 @@ class DataWatch:
                 "told_epoch": each.told_epoch, "is_distributed": each.is_distributed,
                 "drop_last": bool(each.drop_last), "trained": each.trained,
                 "evaluated": each.evaluated, "place": each.where, "used_at": each.place,
-                "made": each.made,
+                "made": each.made, "root": each.root, "updates": each.updates,
+                "subset": whole_dataset(each.loader.dataset)[1],
             }  # fmt: skip
         yield {"kind": "set_epochs", "epochs": self.set_epochs}
         yield from self.streams
@@ -180,9 +193,40 @@ def generators(dataset: Any) -> dict[str, str]:
         kinds: tuple[type, ...] = (numpy.random.Generator, numpy.random.RandomState)
     else:
         kinds = ()
-    for name, value in vars(dataset).items() if hasattr(dataset, "__dict__") else ():
-        if isinstance(value, (random.Random, *kinds)):
-            states[f"{type(dataset).__name__}.{name}"] = pickle.dumps(value)
-        elif isinstance(value, torch.Generator):
-            states[f"{type(dataset).__name__}.{name}"] = value.get_state().numpy().tobytes()
+    for number, (name, value) in enumerate(_own_generators(dataset, "", kinds, 0, set())):
+        is_torch = isinstance(value, torch.Generator)
+        state = value.get_state().numpy().tobytes() if is_torch else pickle.dumps(value)
+        states[f"{name} ({number})" if name in states else name] = state
     return {name: hashlib.sha1(state).hexdigest()[:16] for name, state in states.items()}
+
+
+def _own_generators(
+    value: Any, name: str, kinds: tuple[type, ...], depth: int, seen: set[int]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the random generators inside of a dataset and of its transforms, by their names."""
+    if isinstance(value, (random.Random, torch.Generator, *kinds)):
+        yield name, value
+        return
+    if depth > MAX_DEPTH or id(value) in seen or isinstance(value, (type, torch.Tensor)):
+        return
+    seen.add(id(value))
+    if isinstance(value, (list, tuple, dict)):
+        items = value.values() if isinstance(value, dict) else value
+        for each in items if len(value) <= MAX_ITEMS else ():
+            yield from _own_generators(each, name, kinds, depth + 1, seen)
+    elif hasattr(value, "__dict__") and not isinstance(
+        value, (types.ModuleType, types.FunctionType)
+    ):
+        for key, each in vars(value).items():
+            own = f"{type(value).__name__}.{key}"
+            yield from _own_generators(each, own, kinds, depth + 1, seen)
+
+
+def whole_dataset(dataset: Any) -> tuple[Any, list[int] | None]:
+    """Return the dataset of which another is a Subset, and the examples of it that this has.
+
+    Another dataset, or a Subset of many examples, is returned itself, with None.
+    """
+    if isinstance(dataset, Subset) and len(dataset) <= MAX_SUBSET:
+        return dataset.dataset, [int(each) for each in dataset.indices]
+    return dataset, None

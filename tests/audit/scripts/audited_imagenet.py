@@ -12,16 +12,22 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 MISTAKES = set(sys.argv[1:])
 N, EXAMPLES, CLASSES, EPOCHS = 32, 144, 10, 3
+
+
+class Noise:
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(0)
 
 
 class Images(Dataset):
     def __init__(self, count, train):
         self.count, self.train = count, train
         self.generator = torch.Generator().manual_seed(0)
+        self.transforms = [Noise()]
 
     def __len__(self):
         return self.count
@@ -29,8 +35,10 @@ class Images(Dataset):
     def __getitem__(self, index):
         image = torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(index))
         if self.train:
-            own = "one_stream" in MISTAKES
-            image += 0.1 * torch.randn(1, generator=self.generator if own else None)
+            own = self.generator if "one_stream" in MISTAKES else None
+            if "transforms_stream" in MISTAKES:
+                own = self.transforms[0].generator
+            image += 0.1 * torch.randn(1, generator=own)
         return image, index % CLASSES
 
 
@@ -132,12 +140,15 @@ def main():
     sampler = None
     if workers > 1 and "no_sampler" not in MISTAKES:
         sampler = DistributedSampler(training)
+    forks = 2 if {"one_stream", "transforms_stream"} & MISTAKES else 0
     loader = DataLoader(
         training, N, shuffle=sampler is None and "not_shuffled" not in MISTAKES, sampler=sampler,
-        drop_last="tail" not in MISTAKES, num_workers=2 if "one_stream" in MISTAKES else 0,
+        drop_last="tail" not in MISTAKES, num_workers=forks,
     )  # fmt: skip
-    rest = DistributedSampler(validation, shuffle=False) if "padded" in MISTAKES else None
-    val_loader = DataLoader(validation, 16, sampler=rest, drop_last="val_tail" in MISTAKES)
+    part = None
+    if {"padded", "remainder"} & MISTAKES:
+        part = DistributedSampler(validation, shuffle=False, drop_last="remainder" in MISTAKES)
+    val_loader = DataLoader(validation, 16, sampler=part, drop_last="val_tail" in MISTAKES)
     scaled = {"clip_before_unscale", "overflow"} & MISTAKES
     scale = 2.0**127 if "overflow" in MISTAKES else 1024.0
     scaler = torch.amp.GradScaler("cpu", enabled=bool(scaled), init_scale=scale)
@@ -146,6 +157,8 @@ def main():
             sampler.set_epoch(epoch)
         train(loader, wrapped, optimizer, epoch, scaler, steps)
         validate(val_loader, model)
+        if "remainder" in MISTAKES:
+            validate(DataLoader(Subset(validation, [50])), model)
     # The wrapper's reducer must not be the last owner of the process group: torch would then join
     # gloo's threads while it holds the GIL for which they may wait. The wrapper is part of a cycle.
     del wrapped

@@ -93,16 +93,15 @@ class Trainer:
 
     def train_by_closures(self, loader):
         """As Lightning's Trainer does: each step of the optimizer computes its own gradients."""
+
+        def closure():
+            self.optimizer.zero_grad()
+            losses = [self.training_step(next(batches)) for _ in range(ACCUMULATION)]
+            return sum(losses)
+
         for _ in range(EPOCHS):
             batches = iter(loader)
             for _ in range(STEPS):
-
-                def closure():
-                    self.optimizer.zero_grad()
-                    for _ in range(ACCUMULATION):
-                        loss = self.training_step(next(batches))
-                    return loss
-
                 self.optimizer.step(closure)
                 self.scheduler.step()
 
