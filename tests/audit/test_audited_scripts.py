@@ -97,6 +97,11 @@ def test_no_false_alarm(script: Path, processes: int) -> None:
     assert_named(script, "-", {}, "", processes=processes)
 
 
+def test_a_loader_that_a_library_makes_anew_has_the_scripts_line() -> None:
+    [(rule, (_, line))] = deviations(IMAGENET, ["made_anew", "tail"]).items()
+    assert (rule, IMAGENET.read_text().splitlines()[line - 1].strip()) == ("tail", LOADER)
+
+
 def test_no_false_alarm_if_each_process_evaluates_the_remainder() -> None:
     """As pytorch/examples does: a sampler leaves it out, and a loader of a Subset has it."""
     assert_named(IMAGENET, "remainder", {}, "", processes=2)

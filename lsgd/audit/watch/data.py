@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Subset, dataloader, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
-from .record import Record, place
+from .record import WATCH, Record, is_of_script, place
 
 MAX_EXAMPLES = 2_000_000
 """The examples of an epoch whose order is recorded."""
@@ -71,6 +71,8 @@ class DataWatch:
         self.counts: dict[tuple[str, int], int] = {}
         self.numbers: dict[tuple[str, int], int] = {}
         self.roots: dict[int, int] = {}
+        self.places: dict[int, str] = {}
+        """The line that has made the first DataLoader of each dataset."""
         self.set_epochs: list[int] = []
         self.streams: list[dict[str, Any]] = []
         self.by_iterator: dict[int, LoaderEpoch] = {}
@@ -94,8 +96,13 @@ class DataWatch:
 
         dataloader._DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
 
-    def _note_made(self, loader: Any, *_: Any, **__: Any) -> None:
-        object.__setattr__(loader, "_audit_place", place())
+    def _note_made(self, loader: Any, *arguments: Any, **settings: Any) -> None:
+        key = id(arguments[0] if arguments else settings.get("dataset"))
+        where = place()
+        if _is_call_of_library():  # such as Accelerate's, which prepares the script's own loader
+            where = self.places.get(key, where)
+        self.places.setdefault(key, where)
+        object.__setattr__(loader, "_audit_place", where)
 
     def _begin_epoch(self, loader: Any) -> None:
         # Many scripts make a new DataLoader for each epoch.
@@ -179,6 +186,17 @@ class DataWatch:
             }  # fmt: skip
         yield {"kind": "set_epochs", "epochs": self.set_epochs}
         yield from self.streams
+
+
+def _is_call_of_library() -> bool:
+    """Return whether a library other than torch makes the current call, and not the script."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((WATCH, os.path.dirname(torch.__file__) + os.sep)):
+            return not is_of_script(file)
+        frame = frame.f_back  # type: ignore[assignment]
+    return True
 
 
 def generators(dataset: Any) -> dict[str, str]:

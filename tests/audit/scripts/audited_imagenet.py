@@ -6,6 +6,7 @@ It follows every rule that can be seen, but for the mistakes that its command li
 import gc
 import os
 import sys
+from functools import singledispatch
 
 import torch
 import torch.distributed as dist
@@ -145,6 +146,11 @@ def main():
         training, N, shuffle=sampler is None and "not_shuffled" not in MISTAKES, sampler=sampler,
         drop_last="tail" not in MISTAKES, num_workers=forks,
     )  # fmt: skip
+    if "made_anew" in MISTAKES:
+        # By a library, as Accelerate and Lightning do: here it is functools.
+        loader = singledispatch(DataLoader)(
+            training, N, shuffle=True, drop_last="tail" not in MISTAKES
+        )
     part = None
     if {"padded", "remainder"} & MISTAKES:
         part = DistributedSampler(validation, shuffle=False, drop_last="remainder" in MISTAKES)
