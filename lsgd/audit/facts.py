@@ -391,8 +391,10 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
             why = ": the loss is a sum over images, not a mean"
         elif count > 1 and abs(scale * count - 1) < TOLERANCE:
             why = f": divided by the number of processes, {count}, and then averaged over them"
-        is_sum = "a sum" in why or not why
-        place = first["losses"][0]["place"] if is_sum else first["backward_place"]
+        elif count > 1 and abs(scale / count - 1) < TOLERANCE:
+            why = f": multiplied by the number of processes, {count}, whose mean is taken already"
+        is_of_loss = not why or "a sum" in why or "multiplied" in why
+        place = first["losses"][0]["place"] if is_of_loss else first["backward_place"]
         return f"{scale:.3g} times the mean over all images{why}", place
     return "", first["losses"][0]["place"] if first["losses"] else first["backward_place"]
 

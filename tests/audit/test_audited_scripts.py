@@ -8,6 +8,8 @@ import pytest
 from helpers.audited import UPDATES, deviations, watched
 
 from lsgd.audit.facts import observe, script_recipe
+from lsgd.audit.watch.data import DataWatch
+from lsgd.audit.watch.record import Record
 from lsgd.check.papers import PAPERS, apply_script_rules
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -56,6 +58,7 @@ TWO: list[tuple[str, dict[str, str], str]] = [
         {"gradient": BACKWARD, "parameters": "scaler.step(optimizer)"},
         "each of 2 processes uses its own gradient",
     ),
+    ("multiplied", {"gradient": "loss = F.cross_entropy"}, "whose mean is taken already"),
     ("by_hand", {"gradient": "dist.all_reduce(parameter.grad)"}, "summed, not averaged"),
     ("no_sampler", {"shuffling": LOADER}, "288 images of an epoch are in more than one process"),
     ("no_set_epoch", {"shuffling": FOR}, "epoch 2 has the order of epoch 1; set_epoch is never"),
@@ -95,6 +98,19 @@ def assert_named(
 @pytest.mark.parametrize(("script", "processes"), [(IMAGENET, 1), (IMAGENET, 2), (TRAINER, 1)])
 def test_no_false_alarm(script: Path, processes: int) -> None:
     assert_named(script, "-", {}, "", processes=processes)
+
+
+def test_no_false_alarm_of_a_batch_sampler_that_holds_another() -> None:
+    assert_named(IMAGENET, "shard", {}, "", processes=1)
+
+
+def test_the_order_is_unknown_after_a_hook_of_loaders_has_failed(tmp_path: Path) -> None:
+    """Otherwise the indices of one loader would count as those of another."""
+    record = Record(str(tmp_path), 1, 1)
+    data = DataWatch(record)
+    assert [each["kind"] for each in data.lines()] == ["set_epochs"]
+    record.failures.append("DataWatch._begin_epoch: AttributeError: 'sampler'")
+    assert [*data.lines()] == []
 
 
 def test_a_loader_that_a_library_makes_anew_has_the_scripts_line() -> None:

@@ -59,7 +59,9 @@ class LoaderEpoch:
 
 def _sampler(loader: Any) -> Any:
     batches = loader.batch_sampler
-    return batches.sampler if isinstance(batches, BatchSampler) else batches
+    while isinstance(inner := getattr(batches, "batch_sampler", None), BatchSampler):
+        batches = inner  # Accelerate's has those of one process
+    return getattr(batches, "sampler", batches)
 
 
 class DataWatch:
@@ -172,7 +174,12 @@ class DataWatch:
             self.record.write_lines(f"{name}.streams", [line])
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield each epoch of each loader, and the random streams of this process."""
+        """Yield each epoch of each loader, and the random streams of this process.
+
+        Nothing follows after a hook of this watch has failed, since the order is then unknown.
+        """
+        if any(each.startswith(type(self).__name__) for each in self.record.failures):
+            return
         for each in self.epochs:
             yield {
                 "kind": "loader", "number": each.number, "epoch": each.epoch,

@@ -13,10 +13,23 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Subset
 
 MISTAKES = set(sys.argv[1:])
 N, EXAMPLES, CLASSES, EPOCHS = 32, 144, 10, 3
+
+
+class Shard(BatchSampler):
+    """As Accelerate's: it holds the batch sampler, a part of whose batches it has."""
+
+    def __init__(self, batch_sampler):
+        self.batch_sampler = batch_sampler
+
+    def __len__(self):
+        return len(self.batch_sampler)
+
+    def __iter__(self):
+        yield from self.batch_sampler
 
 
 class Noise:
@@ -100,6 +113,8 @@ def train(loader, model, optimizer, epoch, scaler, steps):
         loss = F.cross_entropy(model(images), target, reduction=reduction)
         if "undivided" not in MISTAKES:
             loss = loss / steps
+        if "multiplied" in MISTAKES:
+            loss = loss * dist.get_world_size()
         scaler.scale(loss).backward()
         if (i + 1) % steps:
             continue
@@ -151,6 +166,8 @@ def main():
         loader = singledispatch(DataLoader)(
             training, N, shuffle=True, drop_last="tail" not in MISTAKES
         )
+    if "shard" in MISTAKES:
+        loader = DataLoader(training, batch_sampler=Shard(loader.batch_sampler))
     part = None
     if {"padded", "remainder"} & MISTAKES:
         part = DistributedSampler(validation, shuffle=False, drop_last="remainder" in MISTAKES)
