@@ -711,6 +711,8 @@ def _evaluation(job: AuditedJob) -> Iterator[PlacedObservation]:
         if not length or not all(each.is_whole and each.order for each in found):
             continue
         counts = Counter(example for each in found for example in each.order)
+        if all(each.is_gathered for each in found):
+            counts = Counter(set(counts))
         counts.update(_evaluated_besides(found, passes))
         times = Counter(counts.get(example, 0) for example in range(length))
         place = found[0].used_at or found[0].place

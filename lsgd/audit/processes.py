@@ -90,6 +90,8 @@ class LoaderRecord:
     """The updates before this pass."""
     subset: list[int] | None
     """The examples that a Subset has of its dataset."""
+    is_gathered: bool
+    """Whether the padding of its last batch is left out, by Accelerate's gather_for_metrics."""
 
     @property
     def is_whole(self) -> bool:

@@ -84,7 +84,7 @@ def assert_named(
 
     Nobody corrects BN's momentum for micro-batches, so the Trainer's script has that deviation too.
     """
-    found = deviations(script, [mistake], processes=processes, **own)
+    found = deviations(script, mistake.split(), processes=processes, **own)
     if script == TRAINER:
         assert found.pop("running_average")[0].startswith("momentum 0.185302 per step, by 16")
     assert found.keys() == rules.keys()
@@ -118,11 +118,18 @@ def test_a_loader_that_a_library_makes_anew_has_the_scripts_line() -> None:
     assert (rule, IMAGENET.read_text().splitlines()[line - 1].strip()) == ("tail", LOADER)
 
 
+@pytest.mark.slow
 def test_no_false_alarm_if_each_process_evaluates_the_remainder() -> None:
     """As pytorch/examples does: a sampler leaves it out, and a loader of a Subset has it."""
     assert_named(IMAGENET, "remainder", {}, "", processes=2)
 
 
+@pytest.mark.slow
+def test_no_false_alarm_if_the_padding_is_left_out_of_the_metric() -> None:
+    assert_named(IMAGENET, "padded gathered", {}, "", processes=2)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["closures", "norm"])
 def test_no_false_alarm_of_a_trainers_style(style: str) -> None:
     """Gradients that the optimizer's step computes, and a norm that is measured, not clipped."""

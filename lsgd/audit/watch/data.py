@@ -40,6 +40,7 @@ class LoaderEpoch:
         self.sizes: list[int] = []
         self.last = 0
         self.trained = self.evaluated = 0
+        self.is_gathered = False
         self.place = ""
         self.made = getattr(loader, "_audit_place", "")
         sampler = loader.sampler if loader.batch_sampler is None else _sampler(loader)
@@ -89,6 +90,7 @@ class DataWatch:
         record.wrap(iterator, "_next_index", after=self._note_index)
         record.wrap(iterator, "__next__", after=self._note_batch)
         record.wrap(DistributedSampler, "set_epoch", after=self._note_set_epoch)
+        record.awaited["accelerate.accelerator"] = self._watch_accelerate
         real: Any = dataloader._DatasetKind.create_fetcher
 
         def create_fetcher(kind: Any, dataset: Any, *arguments: Any) -> Any:
@@ -143,6 +145,14 @@ class DataWatch:
             epoch.last = epoch.sizes[given - 1] if 0 < given <= len(epoch.sizes) else 0
             self.record.loader = epoch
 
+    def _watch_accelerate(self, module: Any) -> None:
+        self.record.wrap(module.Accelerator, "gather_for_metrics", after=self._note_gathering)
+
+    def _note_gathering(self, *_: Any, **__: Any) -> None:
+        """Note that Accelerate leaves the examples out with which it has padded an evaluation."""
+        if self.record.loader is not None:
+            self.record.loader.is_gathered = True
+
     def _note_set_epoch(self, _: Any, sampler: Any, epoch: int) -> None:
         self.set_epochs.append(int(epoch))
 
@@ -189,7 +199,7 @@ class DataWatch:
                 "drop_last": bool(each.drop_last), "trained": each.trained,
                 "evaluated": each.evaluated, "place": each.where, "used_at": each.place,
                 "made": each.made, "root": each.root, "updates": each.updates,
-                "subset": whole_dataset(each.loader.dataset)[1],
+                "subset": whole_dataset(each.loader.dataset)[1], "is_gathered": each.is_gathered,
             }  # fmt: skip
         yield {"kind": "set_epochs", "epochs": self.set_epochs}
         yield from self.streams
