@@ -136,6 +136,11 @@ def test_no_false_alarm_of_a_trainers_style(style: str) -> None:
     assert_named(TRAINER, style, {}, "", processes=1)
 
 
+@pytest.mark.slow
+def test_eight_processes() -> None:
+    assert_named(IMAGENET, "-", {}, "", processes=8)
+
+
 @pytest.mark.parametrize(("mistake", "rules", "says"), ONE, ids=lambda each: str(each)[:20])
 def test_of_one_process(mistake: str, rules: dict[str, str], says: str) -> None:
     assert_named(IMAGENET, mistake, rules, says, processes=1)
