@@ -90,7 +90,7 @@ class DataWatch:
         record.wrap(iterator, "_next_index", after=self._note_index)
         record.wrap(iterator, "__next__", after=self._note_batch)
         record.wrap(DistributedSampler, "set_epoch", after=self._note_set_epoch)
-        record.awaited["accelerate.accelerator"] = self._watch_accelerate
+        record.awaited["accelerate.accelerator"] = record.guard(self._watch_accelerate)
         real: Any = dataloader._DatasetKind.create_fetcher
 
         def create_fetcher(kind: Any, dataset: Any, *arguments: Any) -> Any:
@@ -170,7 +170,9 @@ class DataWatch:
 
         fetcher.fetch = observe
 
-    def _note_streams(self, before: dict[str, str], after: dict[str, str]) -> None:
+    def _note_streams(self, before: dict[str, str] | None, after: dict[str, str] | None) -> None:
+        if before is None or after is None:
+            return  # a generator could not be read, which is noted
         drawn = {name: state for name, state in before.items() if after.get(name) != state}
         worker = get_worker_info()
         line = {
