@@ -1,5 +1,6 @@
 """Networks as plain modules, and their initial weights, precision and memory layout."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,19 @@ def make_network(recipe: Recipe) -> nn.Module:
             seed=recipe.seed,
         )
     return model.to(DTYPES[recipe.precision], memory_format=memory_format(recipe))  # type: ignore[call-overload,no-any-return]
+
+
+def head_parameters(recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of the parameters of a network's last layer, which gives the logits.
+
+    They are those whose shape depends on the number of classes, also where a network has several
+    such layers.
+    """
+    data = replace(recipe.data, classes=recipe.data.classes + 1)
+    with torch.device("meta"):
+        own, other = make_network(recipe), make_network(replace(recipe, data=data))
+    shapes = {name: parameter.shape for name, parameter in other.named_parameters()}
+    return tuple(n for n, parameter in own.named_parameters() if parameter.shape != shapes[n])
 
 
 def memory_format(recipe: Recipe) -> torch.memory_format:

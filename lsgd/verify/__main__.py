@@ -57,6 +57,7 @@ from lsgd.run.verification import (
     verification_path,
     write_verification,
 )
+from lsgd.start_weights import read_start_weights
 from lsgd.tables import markdown_table
 from lsgd.trained_model import for_this_machine
 from lsgd.verify import records
@@ -111,6 +112,7 @@ def verify(
         inputs, data = open_consistent_inputs(comm, workload.inputs)
         here = {"device": device_name(device)}
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
+        start = read_start_weights(recipe, comm)
         files = _check_files(run, recipe, workload, data, here, evidence)
         saved_at = files.saved_at
         recipe, _ = resolve_auto_fields(recipe, files.timed, comm, device)
@@ -119,7 +121,7 @@ def verify(
             print(_plan(run, recipe, drawn, steps, allowed, drawn_seed), flush=True)
         executed: set[int] = set()
         for place in drawn:
-            new = partial(Learner, recipe, comm, device, data)
+            new = partial(Learner, recipe, comm, device, data, start.tensors)
             executed |= _verify_place(new, inputs, run, saved_at, place, steps, evidence)
         _note_distances(saved_at, drawn, steps, evidence)
         if not evidence.recomputed and not evidence.mismatches:
