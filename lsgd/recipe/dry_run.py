@@ -79,9 +79,15 @@ def _model(recipe: Recipe) -> tuple[Model, str]:
         return recipe.model, "stays"
     if recipe.data.workload == "images":
         small = replace(
-            recipe.model, name="small_resnet", start=None, start_sha256="", new_head=False
+            recipe.model,
+            name="small_resnet",
+            start=None,
+            start_sha256="",
+            new_head=False,
+            frozen=[],
         )
         left_out = " without the weights of model.start" * bool(recipe.model.start_sha256)
+        left_out += " without model.frozen" * bool(recipe.model.frozen)
         return small, f"-> small_resnet{left_out}"
     small = replace(recipe.model, embedding=WIDTH, width=WIDTH)
     return small, f"-> the same of {WIDTH} units"

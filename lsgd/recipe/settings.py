@@ -155,6 +155,11 @@ class Model:
     new_head: bool = field(default=False, metadata=IMAGES | added_later(False))
     """Whether the last layer, whose size is the number of classes, starts anew from the seed.
     All other layers start from the weights of `start`."""
+    frozen: list[str] = field(default_factory=list, metadata=IMAGES | added_later([]))
+    """Patterns of the parameters that keep their initial values, such as [conv1, "layer1.*"].
+    A pattern is the name of a parameter or of a layer, all of whose parameters it means; * stands
+    for any text. BN whose gamma and beta are both frozen normalises by its running statistics,
+    which do not change."""
     embedding: int = field(default=0, metadata=TEXT | at_least(1))
     """The dimension of a word embedding."""
     width: int = field(default=0, metadata=TEXT | at_least(1))

@@ -23,6 +23,7 @@ from lsgd.inputs import Inputs
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
+from lsgd.rules.optim import trained_parameters
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Meter, TimedBatches
@@ -73,13 +74,13 @@ def restore(learner: Learner, path: Path, evidence: Evidence) -> None:
 
 @torch.no_grad()
 def perturb(learner: Learner) -> None:
-    """Change each parameter of a learner in its last bits, by signs that are always the same.
+    """Change each trained parameter in its last bits, by signs that are always the same.
 
     The difference that this makes later is that of rounding: of another order of sums.
     """
     size = PERTURBATIONS[learner.recipe.precision]
     signs = torch.Generator().manual_seed(0)
-    for parameter in learner.model.parameters():
+    for parameter in trained_parameters(learner.model):
         sign = torch.randint(2, parameter.shape, generator=signs).mul_(2).sub_(1)
         parameter.mul_(1 + size * sign.to(parameter.device, parameter.dtype))
 
