@@ -58,4 +58,4 @@ def unreadable_start(start: str, error: OSError | ValueError) -> UsageError:
 def _sha256(file: Path, *_state: int) -> str:
     """Return the SHA-256 of a version of a file; a process composes a recipe several times."""
     with open_regular(file) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        return hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]

@@ -184,10 +184,11 @@ def test_frozen_parameters_have_no_state_gradient_traffic_or_decay() -> None:
 def test_frozen_bn_normalises_by_its_running_statistics() -> None:
     """So the output for an image does not depend on the others, also in training."""
     ours = learner(SingleComm(), "allreduce").model.train()
-    stem = torch.nn.Sequential(ours.conv1, ours.bn1)
+    stem = torch.nn.Sequential(*map(ours.get_submodule, ("conv1", "bn1")))
     images = torch.randn(4, 1, 8, 8, dtype=torch.float64)
     torch.testing.assert_close(stem(images)[:1], stem(images[:1]), rtol=1e-12, atol=1e-12)
-    assert [ours.bn1.training, ours.fc.training, ours.layer2.training] == [False, True, True]
+    modes = [ours.get_submodule(name).training for name in ("bn1", "layer1.0.bn1", "fc", "layer2")]
+    assert modes == [False, False, True, True]
     partly = make_network(compose_recipe("+recipe=digits", "model.frozen=['*.bias']"))
     assert all(norm.train().training for norm in worker_batch_norms(partly))
 
@@ -195,9 +196,11 @@ def test_frozen_bn_normalises_by_its_running_statistics() -> None:
 @pytest.mark.parametrize(
     ("frozen", "sentence"),
     [
-        ("[stem]", r"model\.frozen has stem, which is not a parameter or layer of model=small_resnet; "
-                   r"write some of conv1, bn1, layer1, layer2, layer3, fc, or longer names such as "
-                   r"conv1\.weight"),
+        (
+            "[stem]",
+            r"model\.frozen has stem, which is not a parameter or layer of model=small_resnet; "
+            r"write some of conv1, bn1, layer1, layer2, layer3, fc, or longer names such as conv1",
+        ),
         ("[conv1,'layer9.*']", r"model\.frozen has layer9\.\*, which is not a parameter"),
         ("['*']", r"model\.frozen=\[\*\] means all parameters .* leaves none to train; write"),
     ],

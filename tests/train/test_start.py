@@ -17,6 +17,7 @@ from helpers.threaded import run_on_threads
 from torch import Tensor
 
 from lsgd import config
+from lsgd.check import build_learner, observe
 from lsgd.comm.single import SingleComm
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.evaluate import evaluate_path
@@ -58,8 +59,8 @@ def started(*words: str) -> dict[str, Tensor]:
     return Learner(made, SingleComm(), CPU, start=start.tensors).model.state_dict()
 
 
-def saved(path: Path, value: Any) -> Path:
-    torch.save(value, path)
+def saved(path: Path, value: Any, *, zipped: bool = True) -> Path:
+    torch.save(value, path, _use_new_zipfile_serialization=zipped)
     return path
 
 
@@ -87,10 +88,9 @@ FORMS: dict[str, tuple[Callable[[Path, Any], Path], str]] = {
         " of state_dict without the prefix _orig_mod. without the prefix module.",
     ),
     "legacy file, no counters": (
-        lambda path, tensors: torch.save(
-            {k: v for k, v in tensors.items() if "num_batches" not in k},
-            path, _use_new_zipfile_serialization=False,
-        ) or path,
+        lambda path, tensors: saved(
+            path, {k: v for k, v in tensors.items() if "num_batches" not in k}, zipped=False
+        ),
         "",
     ),
     "torchvision's export": (write_export("torchvision"), ""),
@@ -325,6 +325,16 @@ def test_other_words_for_the_weights_of_a_library() -> None:
     with pytest.raises(UsageError, match=r"get_model\('resnet18', weights='DEFAULT'\).*and write "
                                          r"model\.start=resnet18\.pth"):  # fmt: skip
         train(replace(made, data=data, model=model))
+
+
+def test_a_check_finds_weights_that_are_not_those_of_the_paper() -> None:
+    """And layers that are not trained."""
+    made = recipe(f"model.start={FINISHED}", "model.frozen=[conv1]")
+    found = {each.rule: each for each in observe(build_learner(made))}
+    plain = {each.rule: each for each in observe(build_learner(recipe()))}
+    for rule in ("fc_init", "last_gamma", "weight_decay"):
+        assert found[rule].run != plain[rule].run, rule
+    assert found["weight_decay"].run.endswith("; 1 are not trained")
 
 
 def test_a_run_stopped_at_once_begins_from_the_file_again(tmp_path: Path) -> None:
