@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
 from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
+from lsgd.start_weights import bare_state_dict
 from lsgd.trained_model import build_trained, load_trained
 
 
@@ -91,26 +92,13 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
         raise UsageError(
             f"{path} is a checkpoint of lsgd, which contains its recipe; leave out +recipe="
         )
-    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
+    try:
+        tensors, _ = bare_state_dict(weights)
+    except ValueError:
         raise UsageError(
             f"{path} holds no weights by name; give a file that torch.save made of a state_dict"
-        )
-    return _SavedModel(recipe, str(path), _bare_state_dict(weights), parts={}, data={})
-
-
-def _bare_state_dict(weights: dict[str, Any]) -> dict[str, Tensor]:
-    """Extract a state_dict from loaded weights, without name prefixes of wrapper modules.
-
-    It is taken out of a checkpoint as many scripts write it, and the prefixes of
-    DistributedDataParallel and torch.compile are removed.
-    """
-    for key in ("state_dict", "model"):
-        if isinstance(weights.get(key), dict):
-            weights = weights[key]
-    for prefix in ("module.", "_orig_mod.", "module."):
-        if all(str(name).startswith(prefix) for name in weights):
-            weights = {name.removeprefix(prefix): value for name, value in weights.items()}
-    return weights
+        ) from None
+    return _SavedModel(recipe, str(path), tensors, parts={}, data={})
 
 
 def _evaluate(
