@@ -36,8 +36,6 @@ OWN_LENGTH = re.compile(r"\bepochs=|\$few|--cfg|metric\.stop")
 """The pattern of commands that set the length of their run, or train nothing."""
 FEWER = "epochs=8 'schedule.milestones=[5,6,7]'"
 """The overrides that shorten a run of DIGITS, which keeps as many milestones and its warmup."""
-FEWER_EPOCHS = {"epochs=5 schedule.milestones=[4]": "epochs=2 schedule.milestones=[1]"}
-"""The settings of long runs, and shorter ones that print the same lines."""
 TESTED_ELSEWHERE = {"python -m lsgd.doctor": "tests/doctor"}
 """Commands that take long, whose whole run another test compares with the page."""
 NUMBER = re.compile(r"[-−]?\d[\d,]*(\.\d+)?(e-?\d+)?")
@@ -72,8 +70,6 @@ class PageCommand:
         if self.language == "python" or not words:
             return self.text
         text = self.text
-        for settings, fewer in FEWER_EPOCHS.items():
-            text = text.replace(settings, fewer)
         if not OWN_LENGTH.search(text):
             text = DIGITS.sub(rf"\g<0> {FEWER}", text)
         if PRINTED.search(text) and "--print" not in words:
