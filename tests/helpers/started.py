@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from helpers.launching import FOR_JOBS
+from helpers.launching import FOR_JOBS, WITHOUT_COMPILER
 from helpers.victims import ranks
 from lsgd.job.ending import end_tagged
 from lsgd.job.system import tagged_pids
@@ -33,7 +33,8 @@ class Job:
     ) -> None:
         self.folder, self.output = folder, output or folder.with_suffix(".txt")
         self.tag = ("LSGD_TEST_TAG", uuid.uuid4().hex)
-        self.environment = {"OMP_NUM_THREADS": "1"} | FOR_JOBS | environment | dict([self.tag])
+        self.environment = {"OMP_NUM_THREADS": "1"} | FOR_JOBS | WITHOUT_COMPILER
+        self.environment |= environment | dict([self.tag])
         self.start(start)
 
     def start(self, start: list[str]) -> None:
@@ -81,7 +82,7 @@ class Job:
             assert time.monotonic() - since < HANG_TIMEOUT, (
                 f"{self.alive} hang: {self.output_text[-5000:]}"
             )
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     def wait(self) -> int:
         """Wait for the end of the job and return its exit code."""
