@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.launching import AS_ROOT, WITHOUT_COMPILER, launch
+from helpers.launching import AS_ROOT, launch
 from helpers.reference_run import LINGERING, WORDS, assert_equal
 from helpers.slurm import NODES, SlurmCluster
 from helpers.started import HANG_TIMEOUT
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.distributed
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENVIRONMENT = AS_ROOT | {
     "PYTHON": sys.executable,
-    "PYTHONPATH": f"{WITHOUT_COMPILER['PYTHONPATH']}{os.pathsep}{ROOT}",
+    "PYTHONPATH": str(ROOT),
     "OMP_NUM_THREADS": "1",
     # Where there are fewer cores than processes.
     "OMPI_MCA_rmaps_base_oversubscribe": "1",

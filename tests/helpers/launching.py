@@ -27,13 +27,8 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Gloo's default limit is 30 s; on a busy machine two all-reduces may be further apart.
 FOR_JOBS = AS_ROOT | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
 
+
 HELPERS = Path(__file__).parent
-WITHOUT_COMPILER = {
-    "PYTHONPATH": os.pathsep.join(
-        [str(HELPERS / "without_compiler"), os.environ.get("PYTHONPATH", "")]
-    ).rstrip(os.pathsep)
-}
-"""The environment in which processes do not import torch's compiler, and so start faster."""
 SERVER_PIDS: set[int] = set()
 """The process ids of the fork servers that this process has started and that run now."""
 
@@ -82,7 +77,7 @@ def launch(
     """Launch python with these arguments on `processes` processes, and wait until they exit."""
     return subprocess.run(
         command(library, processes, *arguments),
-        env=os.environ | FOR_JOBS | WITHOUT_COMPILER,
+        env=os.environ | FOR_JOBS,
         capture_output=True,
         text=True,
         timeout=limit,

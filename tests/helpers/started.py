@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from helpers.launching import FOR_JOBS, WITHOUT_COMPILER
+from helpers.launching import FOR_JOBS
 from helpers.victims import ranks
 from lsgd.job.ending import end_tagged
 from lsgd.job.system import tagged_pids
@@ -33,8 +33,7 @@ class Job:
     ) -> None:
         self.folder, self.output = folder, output or folder.with_suffix(".txt")
         self.tag = ("LSGD_TEST_TAG", uuid.uuid4().hex)
-        self.environment = {"OMP_NUM_THREADS": "1"} | FOR_JOBS | WITHOUT_COMPILER
-        self.environment |= environment | dict([self.tag])
+        self.environment = {"OMP_NUM_THREADS": "1"} | FOR_JOBS | environment | dict([self.tag])
         self.start(start)
 
     def start(self, start: list[str]) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from helpers.launching import WITHOUT_COMPILER
 from helpers.waiting import wait_until as wait_until
 from lsgd.job import members
 from lsgd.run.rows import read_rows
@@ -31,8 +30,7 @@ class StudyFolder:
     def environment(self, **plan: str) -> dict[str, str]:
         """Return environment variables that import this installation and set the plan of runs."""
         return os.environ | {
-            "PYTHON": sys.executable,
-            "PYTHONPATH": f"{self.installation}{os.pathsep}{WITHOUT_COMPILER['PYTHONPATH']}",
+            "PYTHON": sys.executable, "PYTHONPATH": str(self.installation),
             "SMALL_TRIALS": json.dumps(plan), "OMP_NUM_THREADS": "1", "PATH": self.path,
             "SMALL_COMPOSED": str(self.installation / "composed"),
         }  # fmt: skip
