@@ -66,7 +66,8 @@ class PageCommand:
     @property
     def command(self) -> str:
         """The command that the tests run in place of this one."""
-        words = shlex.split(self.text, comments=True)
+        # A here-document is no part of the command line, and may have any quotes.
+        words = shlex.split(HERE.split(self.text)[0], comments=True)
         if self.language == "python" or not words:
             return self.text
         text = self.text
