@@ -106,7 +106,7 @@ def decay_on_shortcut_bns(patch: Patch) -> None:
 
 @plant("weight_decay")
 def no_decay_on_biases(patch: Patch) -> None:
-    def after(self: Learner, *_: Any) -> None:
+    def after(self: Learner, *_: Any, **__: Any) -> None:
         (group, kept) = self.strategy.optimizer.param_groups
         kept["params"] += [p for p in group["params"] if p.dim() == 1]
         group["params"] = [p for p in group["params"] if p.dim() > 1]
