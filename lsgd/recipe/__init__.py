@@ -39,7 +39,7 @@ from lsgd.recipe.settings import (
 )
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.recipe.wording import UNITS
-from lsgd.rules import sampler, schedule
+from lsgd.rules import evaluation_interval, sampler, schedule
 from lsgd.rules.metric import TOP1, Metric
 
 __all__ = [
@@ -357,12 +357,22 @@ class Recipe(RunSettings):
             made = dict(self.epochs_from(step))
             return sum(map(len, made.values())), sum(map(self.evaluates_after, made))
         epochs = range(self.locate_step(step)[0], self.epochs)
-        return self.total_steps - step, sum(map(self.evaluates_after, epochs))
+        evaluations = sum(map(self.evaluates_after, epochs))
+        if self.evaluation.is_within_epochs:
+            evaluations += sum(
+                place > step for epoch in epochs for place in self.evaluation_places(epoch)
+            )
+        return self.total_steps - step, evaluations
 
     def evaluates_after(self, epoch: int) -> bool:
         """Return whether the run is evaluated at the end of this epoch, counted from 0."""
         rule, done = self.evaluation, epoch + 1
-        return done == self.epochs or done % rule.every == rule.offset
+        return done == self.epochs or done % rule.epochs == rule.offset
+
+    def evaluation_places(self, epoch: int) -> list[int]:
+        """Return the numbers of steps made at which the run is evaluated within an epoch."""
+        first, end = self.first_step(epoch), self.first_step(epoch + 1)
+        return evaluation_interval.places_within(self.evaluation.every, first, end)
 
     def final_metric(self, rate: Metric) -> Metric:
         """Return the definition of the run's final metric, given its workload's default metric."""
@@ -387,7 +397,9 @@ class Recipe(RunSettings):
 
     def trajectory(self) -> dict[str, Any]:
         """Return the fields that decide what a run computes (trajectory) as a nested dictionary."""
-        fields = trajectory(self, self.data.workload)
+        # Evaluations within epochs change neither the parameters nor the final metric.
+        hashed = replace(self.evaluation, every=self.evaluation.epochs)
+        fields = trajectory(replace(self, evaluation=hashed), self.data.workload)
         # The loader is execution, but these examples are not the dataset's.
         fields["data"]["synthetic"] = self.inputs.loader == "synthetic"
         # Servers that wait for all workers compute the same sums as an all-reduce.

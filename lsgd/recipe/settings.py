@@ -25,6 +25,7 @@ from lsgd.recipe.fields import (
     at_least_or_auto,
     at_most,
     below,
+    evaluation_places,
     finite,
     folder_name,
     is_within,
@@ -34,7 +35,7 @@ from lsgd.recipe.fields import (
     some_of,
 )
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
-from lsgd.rules import schedule
+from lsgd.rules import evaluation_interval, schedule
 from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
 
 MODELS = {
@@ -292,14 +293,26 @@ class Evaluation:
     The last epoch is always evaluated.
     """
 
-    every: int = field(default=1, metadata=added_later(1) | at_least(1))
-    """The number of epochs between evaluations."""
+    every: int | float | str = field(default=1, metadata=added_later(1) | evaluation_places())
+    """The interval between evaluations: a number of epochs, a fraction of one, or '500 steps'.
+    A fraction, or steps of the run, add evaluations within epochs to those at the end of each. Only
+    whole numbers of epochs are hashed, since evaluations within epochs change no result."""
     offset: int = field(default=0, metadata=added_later(0) | at_least(0))
     """The number of epochs before the first evaluation; 0 for `every`."""
     bfloat16: bool = field(default=False, metadata=IMAGES | added_later(False))
     """Whether evaluation runs its forward passes in bfloat16, by autocast.
     Training does so with precision=bfloat16. Otherwise evaluation runs in the precision of the
     parameters."""
+
+    @property
+    def is_within_epochs(self) -> bool:
+        """Whether the run is evaluated within epochs too, beside the end of each."""
+        return evaluation_interval.is_within_epochs(self.every)
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs between two evaluations at the end of an epoch."""
+        return self.every if isinstance(self.every, int) else 1
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,11 @@ class Checkpoint:
     """
     data: dict[str, str] = dataclasses.field(default_factory=dict)
     """Digests of the training data, from lsgd.inputs.consistency; empty in older files."""
+    evaluations: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
+    """The metrics of each evaluation within an epoch, by the number of steps made before it.
+
+    It is left out of the file while it is empty, so that earlier versions can read the file.
+    """
 
 
 class DamagedCheckpointError(UsageError):
@@ -91,7 +96,7 @@ def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep
     try:
         with create_empty(temporary) as file:
             archive = _Hashed(file)
-            torch.save({"format": FORMAT} | vars(checkpoint), archive)  # type: ignore[arg-type]
+            torch.save({"format": FORMAT} | _fields(checkpoint), archive)  # type: ignore[arg-type]
             if archive.error:
                 raise archive.error
             file.write(archive.hash.digest())
@@ -104,6 +109,12 @@ def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep
     point_to(target)
     for old in _numbered(folder, "checkpoint")[keep:]:
         old.unlink()
+
+
+def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the fields of a checkpoint to write into its file."""
+    fields = vars(checkpoint)
+    return {key: value for key, value in fields.items() if value or key != "evaluations"}
 
 
 class _Hashed:

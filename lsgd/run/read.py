@@ -11,7 +11,7 @@ from lsgd import config
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import MAIN_SET, METRICS, TOP1, Metric
-from lsgd.run.rows import Row, RowReader, finite_number, read_rows, speed_unit, start_time
+from lsgd.run.rows import MEASURED, Row, RowReader, finite_number, read_rows, speed_unit, start_time
 
 SUPERVISOR_LOG = "supervise.log"
 """The file in the run folder in which the supervisor logs every start and its end."""
@@ -76,7 +76,7 @@ class Run:
     @property
     def begun(self) -> bool:
         """Whether the run's rows show that a step was made; the first follows `log_steps` steps."""
-        return any(row["kind"] in ("train", "epoch", "diverged") for row in self.rows)
+        return any(row["kind"] in (*MEASURED, "diverged") for row in self.rows)
 
     @property
     def state(self) -> str:

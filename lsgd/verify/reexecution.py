@@ -21,6 +21,7 @@ from lsgd.errors import DivergedError
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Inputs
 from lsgd.learner import Learner
+from lsgd.metric_sums import named_by_set
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
 from lsgd.run import checkpoint
@@ -133,13 +134,21 @@ def _evaluate_restored(learner: Learner, inputs: Inputs, done: ExecutedSteps) ->
         learner.strategy.synchronize()
         metrics = _evaluated(learner, inputs, epoch - 1)
         done.rows.append(_row("epoch", done.first, epoch=epoch, **metrics))
+    if done.first in learner.evaluations:
+        learner.strategy.synchronize()
+        _evaluate_within_epoch(learner, inputs, done)
+
+
+def _evaluate_within_epoch(learner: Learner, inputs: Inputs, done: ExecutedSteps) -> None:
+    """Evaluate a model whose carried states are synchronized, and add the evaluation's row."""
+    metrics = named_by_set(evaluate(learner, inputs))
+    learner.end_evaluation(metrics)
+    done.rows.append(_row("evaluation", learner.next_step, **metrics))
 
 
 def _evaluated(learner: Learner, inputs: Inputs, epoch: int) -> dict[str, float]:
     """Evaluate a model after an epoch, counted from 0; return the metrics for the epoch's row."""
-    sets = learner.evaluation_sets_after(epoch)
-    scores = evaluate(learner, inputs, sets).items()
-    return {key: value for split, each in scores for key, value in each.with_prefix(split).items()}
+    return named_by_set(evaluate(learner, inputs, learner.evaluation_sets_after(epoch)))
 
 
 def _execute_epoch(
@@ -153,23 +162,14 @@ def _execute_epoch(
     done: ExecutedSteps,
 ) -> None:
     """Execute the steps of one epoch before step `last`, and evaluate if they end the epoch."""
-    strategy = learner.strategy
+    strategy, meter = learner.strategy, None
     chosen = [step for step in steps if step < last]
-    tasks, ahead = tee(strategy.tasks(epoch, chosen))
-    batches = TimedBatches(inputs.train(each for task in ahead for each in task.micro_batches))
-    meter = Meter(learner, learner.summed_counts(), batches)
-    for task in tasks:
-        train_step(learner, task, batches)
-        strategy.poll()
-        step, values = learner.next_step, learner.step_metrics()
-        norm = values["gradient_norm"]
-        assert isinstance(norm, float)
-        done.gradient_norms[step] = norm
-        if step in logged:
-            values |= meter.read(learner.summed_counts())
-            done.rows.append(_row("train", step, **values))
-        if step in kept and step <= steps[-1]:
-            done.states.append(deepcopy(learner.checkpoint()))
+    *parts, after = learner.split_at_evaluations(epoch, chosen)
+    for part in parts:
+        meter = _execute_steps(learner, inputs, epoch, part, meter, logged, kept, done)
+        strategy.synchronize()
+        _evaluate_within_epoch(learner, inputs, done)
+    _execute_steps(learner, inputs, epoch, after, meter, logged, kept, done)
     strategy.synchronize()
     if len(chosen) < len(steps):
         return
@@ -182,6 +182,36 @@ def _execute_epoch(
     done.rows.append(_row("epoch", step, epoch=epoch + 1, **metrics))
     if step in kept:
         done.states.append(deepcopy(learner.checkpoint()))
+
+
+def _execute_steps(
+    learner: Learner,
+    inputs: Inputs,
+    epoch: int,
+    steps: list[int],
+    before: Meter | None,
+    logged: Collection[int],
+    kept: Collection[int],
+    done: ExecutedSteps,
+) -> Meter:
+    """Execute steps of an epoch up to an evaluation; return their meter, as in lsgd.train."""
+    tasks, ahead = tee(learner.strategy.tasks(epoch, steps))
+    batches = TimedBatches(inputs.train(each for task in ahead for each in task.micro_batches))
+    meter = Meter(learner, learner.summed_counts(), batches, before)
+    end = learner.recipe.first_step(epoch + 1)
+    for task in tasks:
+        train_step(learner, task, batches)
+        learner.strategy.poll()
+        step, values = learner.next_step, learner.step_metrics()
+        norm = values["gradient_norm"]
+        assert isinstance(norm, float)
+        done.gradient_norms[step] = norm
+        if step in logged:
+            values |= meter.read(learner.summed_counts())
+            done.rows.append(_row("train", step, **values))
+        if step in kept and step < end:
+            done.states.append(deepcopy(learner.checkpoint()))
+    return meter
 
 
 def compare_steps(
@@ -277,13 +307,14 @@ def _compare_value(
     if key in ("kind", "step", "epoch", "lr"):
         return  # compared for every row of the run, in lsgd.verify.records
     where = f"{our['kind']} row of step {our['step']}"
-    split, _, name = key.partition("_") if our["kind"] == "epoch" else ("", "", key)
+    split, _, name = ("", "", key) if our["kind"] == "train" else key.partition("_")
     if name not in METRICS or METRICS[name].unit != "%":
         evidence.close(key, where, their[key], our[key], rounding)
         return
-    first = begin if begin is not None else recipe.first_step(our["epoch"] - 1)
     sizes = {"val": recipe.data.val_examples, "test": recipe.data.test_examples}
-    examples = sizes.get(split) or recipe.examples(our["step"]) - recipe.examples(first)
+    if not (examples := sizes.get(split)):
+        first = begin if begin is not None else recipe.first_step(our["epoch"] - 1)
+        examples = recipe.examples(our["step"]) - recipe.examples(first)
     evidence.counted(key, where, their[key], our[key], rounding, examples)
 
 

@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
 PROCESSES = 3
 ANY = [
     "precision=float64", "device=cpu", "log_steps=1", "inputs=synthetic", "epochs=2", "tail=keep",
-    "schedule.reference_batch=8",
+    "schedule.reference_batch=8", "evaluation.every=0.3",
 ]  # fmt: skip
 # 8 steps an epoch; the last is of 4 + 4 + 3 + 0 + 0 images.
 IMAGES = [
@@ -217,11 +217,12 @@ def test_any_number_of_processes_and_of_workers_per_pass(
 
 def assert_the_same_run(one: Path, other: Path) -> None:
     """Every row once; and the last state, with momentum and all that workers carry."""
-    for kind in ("train", "epoch"):
+    for kind in ("train", "evaluation", "epoch"):
         assert_equal_rows(rows(one, kind), rows(other, kind))
     ours, theirs = newest_checkpoint(one), newest_checkpoint(other)
     assert distance(ours, theirs) < 1e-10
     assert ours.rates[2] == pytest.approx(theirs.rates[2], rel=1e-10)
+    assert ours.evaluations.keys() == theirs.evaluations.keys()
 
 
 @pytest.fixture(params=KINDS)

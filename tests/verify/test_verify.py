@@ -25,12 +25,13 @@ from lsgd.verify.reexecution import draw_places
 from lsgd.workloads import open_workload
 from lsgd.workloads.images import ImageClassification
 
-# 2 epochs of 20 steps; the checkpoints of steps 20 (a milestone), 25, 30, 35 and 40 are kept.
+# 2 epochs of 20 steps, with evaluations after steps 15 and 35 too; the checkpoints of steps 20 (a
+# milestone), 25, 30, 35 and 40 are kept.
 WORDS = (
     "+recipe=digits", "epochs=2", "schedule.milestones=[1]", "schedule.warmup_epochs=0.5",
     "workers=3", "worker_batch=24", "schedule.reference_batch=24", "precision=float64",
     "log_steps=1", "checkpoint_steps=5", "keep_checkpoints=4", "workers_per_pass=3",
-    "data.augmentation=shift_flip", "schedule.reference_lr=0.02",
+    "data.augmentation=shift_flip", "schedule.reference_lr=0.02", "evaluation.every=0.75",
 )  # fmt: skip
 SAYING = ("loss", "gradient_norm")
 """The keys of a train row, besides the error, that are computed again."""
@@ -110,8 +111,8 @@ def test_an_honest_run_is_confirmed_and_its_folder_stays_as_it_is(
     assert found.compared["model"] == 4 * len(list(torch.load(
         copied / "checkpoint-40.pt", weights_only=True)["model"]
     ))  # fmt: skip
-    # The evaluations of the checkpoints of steps 20 and 40, and that after step 40.
-    assert found.compared["val_top1_error"] == 3
+    # The evaluations of the checkpoints of steps 20, 35 and 40, and those after steps 35 and 40.
+    assert found.compared["val_top1_error"] == 5
     output = capsys.readouterr().out
     assert output.index("allowed: ") < output.index("Confirmed: 25 of 40 steps (62.5 %)")
 
@@ -171,6 +172,8 @@ def edited_rows(folder: Path) -> None:
     edit_row(folder, "train", 17, lr=0.1)
     edit_row(folder, "epoch", 20, val_top1_error=1.0)
     edit_row(folder, "epoch", 40, val_top1_error=2.0)
+    edit_row(folder, "evaluation", 15, epoch=0.5)
+    edit_row(folder, "evaluation", 35, val_top1_error=3.0)
 
     def edit(saved: Checkpoint) -> Checkpoint:
         return replace(saved, rates=saved.rates | {2: saved.rates[2] | {"val_top1_error": 2.0}})
@@ -224,6 +227,9 @@ def another_seed_in_the_configuration(folder: Path) -> None:
                 "train row of step 17: lr is 0.1",
                 "the row of epoch 1, val_top1_error",
                 "epoch row of step 40: val_top1_error is 2.0",
+                "evaluation row of step 15: epoch is 0.5",
+                "evaluation row of step 35: val_top1_error is 3.0",
+                "the row of step 35, val_top1_error",
             ],
         ),
         (
