@@ -74,10 +74,10 @@ class Learner:
         """Yield the number of each unfinished epoch, with a list of its remaining steps.
 
         There may be none, if the run was preempted in its last evaluation. They end when the
-        recipe's stop goal is reached.
+        recipe's stop goal is reached, or by its patience.
         """
         for epoch, steps in self.recipe.epochs_from(0):
-            if self.recipe.has_reached_target(self.epoch_metrics):
+            if self.recipe.has_stopped(self.epoch_metrics):
                 return
             if epoch + 1 not in self.epoch_metrics:
                 yield epoch, [step for step in steps if step >= self.next_step]

@@ -62,7 +62,13 @@ def train(recipe: Recipe) -> float:
                 log.start(learner, inputs.name, *choices)
                 if run.warning:
                     log.warn(learner.next_step, run.warning)
-                saver = CheckpointSaver(run.folder, comm, log, keep=recipe.keep_checkpoints)
+                saver = CheckpointSaver(
+                    run.folder,
+                    comm,
+                    log,
+                    keep=recipe.keep_checkpoints,
+                    best_first=recipe.best_first,
+                )
                 with (
                     preemption.defer_stop_signals(run.folder),
                     saver,

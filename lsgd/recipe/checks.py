@@ -199,6 +199,16 @@ def _check_goal(recipe: Recipe) -> None:
                 f"{key}={target:g} can never be reached, or always is; write a number of 0 or more"
                 + ("" if highest is None else f", and at most {highest:g}")
             )
+    for key, name in (("keep_best", recipe.keep_best), ("stop.metric", recipe.stop.metric)):
+        if name is not None and name not in rates:
+            raise UsageError(
+                f"{key}={name} is not a metric of these runs; write one of {', '.join(rates)}"
+            )
+    if recipe.stop.metric != "loss" and recipe.stop.patience is None:
+        raise UsageError(
+            f"stop.metric={recipe.stop.metric} has no effect without a patience; write one, such "
+            "as stop.patience=5, or leave it out"
+        )
     if goal.stop and not targets:
         raise UsageError(
             "metric.stop=true has no target to stop at; write one, such as "

@@ -394,6 +394,17 @@ class TimeToTargetSettings:
 
 
 @dataclass(frozen=True)
+class EarlyStopping:
+    """The settings of early stopping: a run ends once its validation metric no longer improves."""
+
+    patience: int | None = field(default=None, metadata=added_later(None) | at_least(1))
+    """The number of evaluated epochs without an improvement after which the run stops.
+    Only the evaluations at the ends of epochs count. None trains all epochs."""
+    metric: str = field(default="loss", metadata=added_later("loss"))
+    """The validation metric that has to improve; lower is better."""
+
+
+@dataclass(frozen=True)
 class InputsSettings:
     """The settings of a run's data loader, which reads and prefetches examples."""
 
@@ -530,6 +541,7 @@ class RunSettings:
     metric: TimeToTargetSettings = field(
         default_factory=TimeToTargetSettings, metadata=added_later({})
     )
+    stop: EarlyStopping = field(default_factory=EarlyStopping, metadata=added_later({}))
     bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=added_later({}))
     averaging: Averaging = field(default_factory=Averaging, metadata=added_later({}))
     batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=added_later({}))
@@ -589,6 +601,9 @@ class RunSettings:
     """The minutes between checkpoints within an epoch, by process 0's clock; 0 for none by time."""
     keep_checkpoints: int = field(default=2, metadata=EXECUTION | at_least(1))
     """The number of newest checkpoints that are kept; those at a drop of the lr are always kept."""
+    keep_best: str | None = field(default=None, metadata=EXECUTION)
+    """The validation metric whose best checkpoint is kept too, such as top1_error; None for none.
+    The link best.pt leads to it. Lower is better, and the first of equal ones is kept."""
     log_steps: int = field(default=20, metadata=EXECUTION | at_least(1))
     """The number of steps between two rows of metrics."""
     noise_scale: bool = field(default=False, metadata=EXECUTION | IMAGES)

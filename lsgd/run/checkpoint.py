@@ -6,6 +6,7 @@ import io
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, get_origin
@@ -23,6 +24,8 @@ from lsgd.untrusted_files import check_unzipped_size, open_regular
 
 FILE = "checkpoint.pt"
 """The name of the link to the newest checkpoint."""
+BEST = "best.pt"
+"""The name of the link to the checkpoint of the best evaluation, if the recipe has keep_best."""
 FORMAT = 2
 """The format number that `write` uses. Adding a field with a default does not change it."""
 DIGEST = hashlib.sha256().digest_size
@@ -82,14 +85,22 @@ def order_hash(order: NDArray[np.int64]) -> str:
     return hashlib.sha256(order.tobytes()).hexdigest()
 
 
-def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep: int = 2) -> None:
+def write(
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    milestone: bool = False,
+    keep: int = 2,
+    best_first: Sequence[int] = (),
+) -> None:
     """Write a checkpoint file into a run folder atomically, then delete older ones beyond `keep`.
 
     The file is checkpoint-STEP.pt, of which the newest `keep` are kept, or milestone-STEP.pt, which
     is kept for good; a kill leaves a complete file or none. Then the link `checkpoint.pt` is moved
-    to it. The file ends with the SHA-256 of torch's archive, which torch.load ignores, so that no
-    manifest is needed. Raises OSError and leaves the folder unchanged if the file cannot be
-    written.
+    to it, and `best.pt` to the first file of the steps in `best_first`; the file of this link is
+    kept as long as it leads there. The file ends with the SHA-256 of torch's archive, which
+    torch.load ignores, so that no manifest is needed. Raises OSError and leaves the folder
+    unchanged if the file cannot be written.
     """
     target = folder / f"{'milestone' if milestone else 'checkpoint'}-{checkpoint.step}.pt"
     temporary = Path(f"{target}.tmp")
@@ -107,8 +118,17 @@ def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep
         raise
     os.replace(temporary, target)
     point_to(target)
+    # By the files that exist: a full disk or a kill may have lost that of the best evaluation.
+    files = {_step(path): path for path in reversed(_numbered(folder))}
+    best = next((files[step] for step in best_first if step in files), None)
+    link = folder / BEST
+    kept = os.readlink(link) if link.is_symlink() else ""
+    if best and best.name != kept:
+        point_to(best, BEST)
+        kept = best.name
     for old in _numbered(folder, "checkpoint")[keep:]:
-        old.unlink()
+        if old.name != kept:
+            old.unlink()
 
 
 def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -140,9 +160,9 @@ class _Hashed:
         """Do nothing: torch flushes at the end of its archive, before the hash is appended."""
 
 
-def point_to(target: Path) -> None:
-    """Replace the symlink checkpoint.pt by one to this checkpoint file, and fsync its folder."""
-    link = target.parent / FILE
+def point_to(target: Path, name: str = FILE) -> None:
+    """Replace the symlink of this name by one to this checkpoint file, and fsync its folder."""
+    link = target.parent / name
     temporary = Path(f"{link}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target.name)
@@ -152,6 +172,11 @@ def point_to(target: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _step(path: Path) -> int:
+    """Return the step in the name of a checkpoint file, such as milestone-150.pt."""
+    return int(path.stem.partition("-")[2])
 
 
 def _numbered(folder: Path, kinds: str = "checkpoint|milestone") -> list[Path]:

@@ -196,9 +196,7 @@ class RunLog(Log):
         self.write("start", self.first_step, **parts, **versions)
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
         lines += _of_speed(run.recipe, run.device)
-        if self.first_step == self.console.total_steps or run.recipe.has_reached_target(
-            run.epoch_metrics
-        ):
+        if self.first_step == self.console.total_steps or run.recipe.has_stopped(run.epoch_metrics):
             lines.append("it is complete; nothing is left to train")
         elif self.first_step:
             lines.append(f"resumes after step {self.first_step}")
@@ -210,6 +208,8 @@ class RunLog(Log):
 
     def end(self, outcome: str) -> None:
         """Write the outcome of the run, one line of text, to TensorBoard and the console."""
+        if early := self.run.recipe.describe_early_stop(self.run.epoch_metrics):
+            outcome = f"{outcome}; {early}"
         self.curves.add_text("outcome", outcome)
         self.console.print_text(f"{outcome}, run folder {self.folder}")
 
@@ -260,7 +260,7 @@ class RunLog(Log):
         done = position - step
         of_epoch = remaining.seconds(len(self.steps) - bisect_left(self.steps, step) - done)
         of_run = remaining.seconds(steps - done, evaluations)
-        self.console.set_time_left(of_epoch, of_run, at_most=recipe.metric.stop)
+        self.console.set_time_left(of_epoch, of_run, at_most=recipe.may_stop_early)
         return of_run
 
     def watch_evaluation(self, split: str, done: int, passes: int) -> None:

@@ -62,9 +62,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are finished or the stop goal is reached; never true for a dry run."""
+        """Whether all epochs are finished or the run stopped early; never true for a dry run."""
         every = set(range(1, self.recipe.epochs + 1))
-        over = every <= self.epochs.keys() or self.recipe.has_reached_target(self.epochs)
+        over = every <= self.epochs.keys() or self.recipe.has_stopped(self.epochs)
         return over and not self.recipe.rehearse
 
     @property
@@ -80,11 +80,11 @@ class Run:
 
     @property
     def state(self) -> str:
-        """The state of the run in words: finished, diverged, a dry run, or the epochs done."""
+        """The state of the run in words: finished, early stopped, diverged, or the epochs done."""
         if self.recipe.rehearse:
             return "a dry run"
         if self.finished:
-            return "finished"
+            return self.recipe.describe_early_stop(self.epochs) or "finished"
         if self.diverged is not None:
             return f"diverged in epoch {self.epoch + 1} of {self.recipe.epochs}"
         return f"{len(self.epochs)} of {self.recipe.epochs} epochs done"

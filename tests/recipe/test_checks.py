@@ -99,6 +99,9 @@ REFUSED = [
         # Evaluation and its numbers.
         ("evaluation.offset=4 evaluation.every=4", "offset=4 is the first .* less than "),
         ("evaluation.offset=1 evaluation.every=0.5", "offset=1 has no effect .*=0.5.*leave it out"),
+        ("keep_best=perplexity", "keep_best=perplexity is not .*; write one of loss, top1_error"),
+        ("stop.metric=f1_error stop.patience=5", "stop.metric=f1_error is not a metric of"),
+        ("stop.metric=top1_error", "stop.metric=top1_error has no effect .*stop.patience=5, or le"),
         ("metric.stop=true", "metric.stop=true has no target .*epochs_to={top1_error: 24.1}"),
         ('metric.epochs_to={"perplexity":9.0}', "epochs_to.perplexity is not a metric .* top1_err"),
         ('metric.steps_to={"top1_error":101.0}', "=101 can never be reached, .* at most 100"),

@@ -40,7 +40,7 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
     recipe = SimpleNamespace(
         trackers=[],
         data=SimpleNamespace(workload="language", classes=10),
-        has_reached_target=lambda rates: False,
+        has_stopped=lambda rates: False,
         examples=lambda steps: 10 * steps,
         total_steps=20,
         summary=lambda: "a run\nof two lines",
@@ -258,7 +258,7 @@ from lsgd.run.metrics import RunLog
 recipe = SimpleNamespace(
     examples=lambda steps: 10 * steps,
     total_steps=20,
-    has_reached_target=bool,
+    has_stopped=bool,
     data=SimpleNamespace(classes=10),
 )
 workload = SimpleNamespace(metric=TOP1)

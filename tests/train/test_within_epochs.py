@@ -106,10 +106,12 @@ def test_a_run_that_is_ended_in_or_after_one_makes_each_once(
 ) -> None:
     """Killed in an evaluation, killed between its row and its checkpoint, and told to leave in it.
 
-    Catches an evaluation that a resumed run leaves out or makes twice.
+    Catches an evaluation that a resumed run leaves out or makes twice, and a best checkpoint that
+    it forgets.
     """
     evaluate, save = training.evaluate, CheckpointSaver.save
-    words, ends = ["evaluation.every=0.4"], ["kill", "between", "leave"]
+    words = ["evaluation.every=0.4", "keep_best=loss", "keep_checkpoints=1"]
+    ends = ["kill", "between", "leave"]
 
     def disturbed_evaluate(learner: Learner, *rest: Any) -> Any:
         if (ends[:1], learner.next_step) == (["kill"], 2):
@@ -137,6 +139,8 @@ def test_a_run_that_is_ended_in_or_after_one_makes_each_once(
     run(tmp_path, *words)
     assert measured(tmp_path) == measured(whole)
     assert newest_checkpoint(tmp_path).evaluations == newest_checkpoint(whole).evaluations
+    losses = {row["step"]: row["val_loss"] for row in measured(whole) if "val_loss" in row}
+    assert os.readlink(tmp_path / checkpoint.BEST) == f"checkpoint-{min(losses, key=losses.get)}.pt"
 
 
 def test_a_run_may_be_resumed_with_others(whole: Path, tmp_path: Path) -> None:
