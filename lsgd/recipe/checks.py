@@ -199,10 +199,10 @@ def _check_goal(recipe: Recipe) -> None:
                 f"{key}={target:g} can never be reached, or always is; write a number of 0 or more"
                 + ("" if highest is None else f", and at most {highest:g}")
             )
-    for key, name in (("keep_best", recipe.keep_best), ("stop.metric", recipe.stop.metric)):
-        if name is not None and name not in rates:
+    for key, metric in (("keep_best", recipe.keep_best), ("stop.metric", recipe.stop.metric)):
+        if metric is not None and metric not in rates:
             raise UsageError(
-                f"{key}={name} is not a metric of these runs; write one of {', '.join(rates)}"
+                f"{key}={metric} is not a metric of these runs; write one of {', '.join(rates)}"
             )
     if recipe.stop.metric != "loss" and recipe.stop.patience is None:
         raise UsageError(
