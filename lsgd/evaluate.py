@@ -3,9 +3,11 @@
 Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
 """
 
+import re
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +19,14 @@ from lsgd.confusion import ConfusionMatrix, counting
 from lsgd.errors import UsageError
 from lsgd.evaluation import EvaluationProgress, evaluate, ignore_progress
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
-from lsgd.job.command import Parser, run_command
+from lsgd.job.command import Parser, integer_from, run_command
 from lsgd.job.device import choose_kernels, pick_device
 from lsgd.job.launcher import detect_launch
 from lsgd.metric_sums import Scores
 from lsgd.override_syntax import canonical
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
+from lsgd.rules.averaging import mean_of_states
 from lsgd.rules.metric import METRICS
 from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
@@ -95,6 +98,39 @@ def _load_checkpoint(path: Path, overrides: Sequence[str]) -> _SavedModel:
     recipe, saved = load_trained(path, overrides, remedy=remedy, any_image_size=True)
     size = trained_image_size(saved)
     return _SavedModel(recipe, str(path), saved.model, saved.parts, saved.data, size)
+
+
+def _load_average(folder: Path, count: int, overrides: Sequence[str]) -> _SavedModel:
+    """Load the mean of the weights of a run folder's newest checkpoints, to be evaluated.
+
+    BN statistics are measured on training images with these weights, as for averages in training.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"--average {count} is for a run folder; give the folder of {folder}")
+    steps: dict[int, Path] = {}
+    for path in checkpoint.checkpoint_files(folder):
+        if number := re.search(r"-(\d+)\.pt$", path.name):
+            steps.setdefault(int(number[1]), path)  # a milestone goes before a checkpoint
+    if len(steps) < count:
+        raise UsageError(
+            f"--average {count} needs the checkpoints of {count} steps, and {folder} has those of "
+            f"{len(steps)}; write less, or train with keep_checkpoints={count}"
+        )
+    newest = _load_checkpoint(folder, overrides)
+    recipe = newest.recipe
+    what = "an average over checkpoints"
+    check_supported(
+        recipe, what, "leave out --average", workloads=["images"], strategies=["allreduce", "sync"]
+    )
+    if recipe.averaging.name != "none":
+        raise UsageError(
+            f"--average {count} is for runs without averaged weights, and {folder} has "
+            f"averaging={recipe.averaging.name}; leave it out to evaluate its own average"
+        )
+    paths = [*steps.values()][:count]
+    weights = mean_of_states(_load_checkpoint(path, overrides).weights for path in paths)
+    measured = replace(recipe, bn_statistics=replace(recipe.bn_statistics, name="precise"))
+    return newest._replace(recipe=measured, weights=weights, parts={})
 
 
 def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
@@ -200,6 +236,14 @@ def main(argv: Sequence[str]) -> int:
         help="such as data.root=/data/imagenet, or data.image_size=288 for larger images",
     )
     parser.add_argument(
+        "--average",
+        type=integer_from(1),
+        default=1,
+        metavar="N",
+        help="evaluate the mean of the weights of the newest N checkpoints of a run folder, with "
+        "BN statistics measured on training images",
+    )
+    parser.add_argument(
         "--per-class",
         action="store_true",
         help="print the classes of images with the highest errors, and what they are taken for",
@@ -212,8 +256,11 @@ def main(argv: Sequence[str]) -> int:
     )
 
     def command() -> None:
-        arguments = parser.parse_args(argv)
-        saved = _load(arguments.checkpoint, arguments.words)
+        arguments = parser.parse_intermixed_args(argv)
+        if arguments.average > 1:
+            saved = _load_average(arguments.checkpoint, arguments.average, arguments.words)
+        else:
+            saved = _load(arguments.checkpoint, arguments.words)
         asked = arguments.per_class or arguments.confusion is not None
         if asked:
             check_supported(

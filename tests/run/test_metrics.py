@@ -41,7 +41,6 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
         trackers=[],
         data=SimpleNamespace(workload="language", classes=10),
         has_stopped=lambda rates: False,
-        describe_early_stop=lambda rates: "",
         examples=lambda steps: 10 * steps,
         total_steps=20,
         summary=lambda: "a run\nof two lines",
