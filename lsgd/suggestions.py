@@ -56,11 +56,13 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "+recipe=", "a recipe is written by its name alone, such as digits, or its path",
     ),
     "epoch max-epochs num-epochs": ("epochs=",),
-    "b bs batch-size": ("worker_batch=N and workers=K, whose product is the minibatch",),
+    "b bs batch batchsize batch-size": (
+        "worker_batch=N and workers=K, whose product is the minibatch",
+    ),
     "lr learning-rate base-lr": (
         "schedule.reference_lr=LR, from which the lr is scaled to the minibatch",
     ),
-    "scheduler sched lr-scheduler": ("schedule=",),
+    "scheduler sched lr-scheduler lr-schedule": ("schedule=",),
     "opt optimizer": ("optim=",),
     "wd": ("optim.weight_decay=",),
     "arch a net": ("model=",),
@@ -89,14 +91,52 @@ command.
 _FORMS = {name: forms for names, forms in FOREIGN_EQUIVALENTS.items() for name in names.split()}
 
 
+def misspelled(word: str, known: Sequence[str]) -> list[str]:
+    """Return the known name of which an unknown word is a misspelling, if there is one."""
+    return difflib.get_close_matches(word, known, n=1, cutoff=0.85)
+
+
 def did_you_mean(word: str, known: Sequence[str], remedy: str = "see --help") -> str:
     """Return the suggestion for an unknown word: near names, all names if few, or the remedy."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.85)
-    near = near or difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    near = misspelled(word, known) or difflib.get_close_matches(word, known, n=3, cutoff=0.55)
     near = near or [name for name in known if word and word in name][:3]
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"write one of {', '.join(known)}" if len(known) < MAX_LISTED_NAMES else remedy
+
+
+def exact_equivalent(
+    word: str, value: str = "", *, options: Collection[str] = (), keys: Collection[str] = ()
+) -> str:
+    """Return a hint with what a word of another tool is here, or a key's end; empty for others.
+
+    >>> exact_equivalent("bs", keys=["worker_batch"])
+    'write worker_batch=N and workers=K, whose product is the minibatch'
+    >>> exact_equivalent("momentum", "0.8", keys=["optim.momentum"])
+    'write optim.momentum=0.8'
+    >>> exact_equivalent("momentun", keys=["optim.momentum"])
+    ''
+    """
+    name = _dashed(word)
+    for form in _FORMS.get(name, ()):
+        first = form.split()[0]
+        key, equals, _ = first.lstrip("+").partition("=")
+        if first in options:
+            return f"write {form} {value}".rstrip()
+        if equals and key in keys:
+            return f"write {form}{value or '…'}" if form.endswith("=") else f"write {form}"
+        if not equals and not first.startswith("-"):
+            return form
+    whole = [key for key in keys if key.replace("_", "-") == name]
+    ends = [key for key in keys if key.rpartition(".")[2].replace("_", "-") == name]
+    match whole or ends:
+        case [key]:
+            return f"write {key}={value or '…'}"
+    return ""
+
+
+def _dashed(word: str) -> str:
+    return word.lstrip("-").replace("_", "-").lower()
 
 
 def suggest_equivalent(
@@ -114,21 +154,9 @@ def suggest_equivalent(
     >>> suggest_equivalent("--weight-decay", "1e-4", keys=["optim.weight_decay"])
     'write optim.weight_decay=1e-4'
     """
-    name = word.lstrip("-").replace("_", "-").lower()
-    for form in _FORMS.get(name, ()):
-        first = form.split()[0]
-        key, equals, _ = first.lstrip("+").partition("=")
-        if first in options:
-            return f"write {form} {value}".rstrip()
-        if equals and key in keys:
-            return f"write {form}{value or '…'}" if form.endswith("=") else f"write {form}"
-        if not equals and not first.startswith("-"):
-            return form
-    whole = [key for key in keys if key.replace("_", "-") == name]
-    ends = [key for key in keys if key.rpartition(".")[2].replace("_", "-") == name]
-    match whole or ends:
-        case [key]:
-            return f"write {key}={value or '…'}"
+    name = _dashed(word)
+    if exact := exact_equivalent(word, value, options=options, keys=keys):
+        return exact
     pairs = [(option.lstrip("-"), option) for option in sorted(options)]
     pairs += [(key.rpartition(".")[2].replace("_", "-"), f"{key}=") for key in keys]
     near = difflib.get_close_matches(name, [end for end, _ in pairs], n=2, cutoff=0.7)

@@ -66,7 +66,7 @@ def train(recipe: Recipe) -> float:
                     run.folder,
                     comm,
                     log,
-                    keep=recipe.keep_checkpoints,
+                    keep=recipe.kept_checkpoints,
                     best_first=recipe.best_first,
                 )
                 with (

@@ -391,8 +391,10 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
             why = ": the loss is a sum over images, not a mean"
         elif count > 1 and abs(scale * count - 1) < TOLERANCE:
             why = f": divided by the number of processes, {count}, and then averaged over them"
-        is_sum = "a sum" in why or not why
-        place = first["losses"][0]["place"] if is_sum else first["backward_place"]
+        elif count > 1 and abs(scale / count - 1) < TOLERANCE:
+            why = f": multiplied by the number of processes, {count}, whose mean is taken already"
+        is_of_loss = not why or "a sum" in why or "multiplied" in why
+        place = first["losses"][0]["place"] if is_of_loss else first["backward_place"]
         return f"{scale:.3g} times the mean over all images{why}", place
     return "", first["losses"][0]["place"] if first["losses"] else first["backward_place"]
 
@@ -709,6 +711,9 @@ def _evaluation(job: AuditedJob) -> Iterator[PlacedObservation]:
         if not length or not all(each.is_whole and each.order for each in found):
             continue
         counts = Counter(example for each in found for example in each.order)
+        if all(each.is_gathered for each in found):
+            counts = Counter(set(counts))
+        counts.update(_evaluated_besides(found, passes))
         times = Counter(counts.get(example, 0) for example in range(length))
         place = found[0].used_at or found[0].place
         if len(times) == 1:
@@ -727,6 +732,24 @@ def _evaluation(job: AuditedJob) -> Iterator[PlacedObservation]:
         parts += [f"{never} of {length:,} never"] * bool(never)
         yield _placed("evaluation", ", ".join(parts), False, found[0].made)
         return
+
+
+def _evaluated_besides(found: list[LoaderRecord], passes: list[LoaderRecord]) -> Iterator[int]:
+    """Yield the examples of a whole dataset that loaders of Subsets of it evaluate in addition.
+
+    A script that drops the examples which its processes cannot divide may evaluate these in each of
+    its processes. They are not evaluated more often than others, as each process counts its own.
+    """
+    first = found[0]
+    if first.subset is not None:
+        return
+    parts = {
+        tuple(each.subset[example] for example in each.order)
+        for each in passes
+        if each.subset is not None and (each.root, each.updates) == (first.root, first.updates)
+    }
+    for part in parts:
+        yield from part
 
 
 def _averaging(job: AuditedJob) -> Iterator[PlacedObservation]:

@@ -84,6 +84,14 @@ class LoaderRecord:
     place: str
     used_at: str
     made: str
+    root: int
+    """The number of the dataset, or of that of which it is a Subset."""
+    updates: int
+    """The updates before this pass."""
+    subset: list[int] | None
+    """The examples that a Subset has of its dataset."""
+    is_gathered: bool
+    """Whether the padding of its last batch is left out, by Accelerate's gather_for_metrics."""
 
     @property
     def is_whole(self) -> bool:

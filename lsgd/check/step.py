@@ -50,8 +50,9 @@ def _weight_decay(learner: Learner) -> Observation:
     return Observation(
         "weight_decay",
         _by_value([decays.get(p, 0.0) for p in others])
+        + (", decoupled from the gradient" if (decoupled := _is_decoupled(learner)) else "")
         + (f"; {len(untouched)} are not trained" if untouched else ""),
-        WeightDecayGroups(weights, biases, len(untouched)),
+        WeightDecayGroups(weights, biases, len(untouched), decoupled),
     )
 
 
@@ -72,6 +73,13 @@ class WeightDecayGroups:
     biases: frozenset[float]
     untouched: int
     """The number of parameters that are not trained."""
+    decoupled: bool = False
+    """Whether the decay is no part of the gradient, as in AdamW."""
+
+
+def _is_decoupled(learner: Learner) -> bool:
+    groups = _allreduce(learner).optimizer.param_groups
+    return any(group.get("decoupled_weight_decay") for group in groups)
 
 
 def _decays(learner: Learner) -> dict[nn.Parameter, float]:

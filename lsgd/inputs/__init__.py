@@ -85,10 +85,14 @@ def indexed_class_names(recipe: Recipe) -> list[str]:
     data = recipe.data
     if data.workload != "images" or recipe.inputs.loader == "synthetic":
         return []
-    # The validation index has the same classes as that of training, and fewer images.
     folder = Path(data.index) if data.index else data_folder(data)
-    file = index_file(folder, "val")
-    return ImageIndex(folder, file).classes() if file.is_file() else []
+    names: list[str] = []
+    # The validation index is the smaller one, but may lack classes.
+    for split in ("val", "train"):
+        file = index_file(folder, split)
+        if len(names) < data.classes and file.is_file():
+            names = ImageIndex(folder, file).classes()
+    return names
 
 
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:

@@ -251,17 +251,19 @@ def _completed(rows: NDArray[Any]) -> NDArray[Any]:
 def open_indexes(data: Data, root: Path) -> tuple[ImageIndex, ImageIndex]:
     """Open the training and validation index of an image folder and check both against the recipe.
 
-    Raises UsageError if an index is missing, or does not match the folder or the recipe.
+    The validation images may lack some of the classes. Raises UsageError if an index is missing, or
+    does not match the folder or the recipe.
     """
     folder = Path(data.index) if data.index else root
     train, val = (_open(data, root, folder, split) for split in SPLITS)
-    if odd := sorted(set(train.classes()) ^ set(val.classes())):
+    names, others = train.class_names(), val.class_names()
+    if not {*others.values()} <= {*names.values()}:
+        odd = sorted({*names.values()} ^ {*others.values()})
         raise UsageError(
             f"train and val of {root} differ in their classes ({', '.join(odd[:3])} …); give both "
             f"the same folders and {_again(data, root)}"
         )
-    names, others = train.class_names(), val.class_names()
-    if names != others:
+    if not others.items() <= names.items():
         label = min(label for label, _ in names.items() ^ others.items())
         raise UsageError(
             f"{train.file} and {val.file} number their classes differently (label {label} is "

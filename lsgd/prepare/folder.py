@@ -25,7 +25,8 @@ except that hidden names and system folders, such as .ipynb_checkpoints and @eaD
 
 an error ends the command, as a run could not use the folder: a class that only train or only val
 has, a class without an image, a file that is cut short or is not an image despite its name
-a warning does not: skipped files and folders, classes with a single image to train on
+a warning does not: skipped files and folders, classes with a single image to train on, and with
+--allow-empty-classes a class that is missing or empty in val
 
 examples:
   python -m lsgd.prepare folder /data/flowers
@@ -81,6 +82,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--out", type=paths.parse_path, metavar="FOLDER", help="the folder for these links"
     )
+    parser.add_argument(
+        "--allow-empty-classes",
+        action="store_true",
+        help="index a folder whose val has no image of some classes, which are then not evaluated",
+    )
     add_max_pixels(parser)
     parser.set_defaults(command=_prepare)
 
@@ -117,13 +123,18 @@ def _prepare(options: argparse.Namespace) -> None:
             f"{images:,} images divided by their content into {divided.train:,} in {root}/train "
             f"and {divided.val:,} in {root}/val, as links{copies}"
         )
-    prepare(root, options.index, options.max_pixels)
+    prepare(
+        root, options.index, options.max_pixels, allow_empty_classes=options.allow_empty_classes
+    )
 
 
-def prepare(root: Path, index: Path | None, max_pixels: int) -> None:
+def prepare(
+    root: Path, index: Path | None, max_pixels: int, *, allow_empty_classes: bool = False
+) -> None:
     """Check an image folder, index it, and print the command that trains on it.
 
-    Raises UsageError, in one sentence, for all problems that would stop a run.
+    With `allow_empty_classes` the validation images may lack some of the classes. Raises
+    UsageError, in one sentence, for all problems that would stop a run.
     """
     # Imported here, to keep --help fast.
     from lsgd.prepare.fetch import locked_folder
@@ -131,7 +142,7 @@ def prepare(root: Path, index: Path | None, max_pixels: int) -> None:
 
     _check_place(root, index or root)
     with locked_folder(index or root):
-        found = check_names(root)
+        found = check_names(root, allow_empty_classes=allow_empty_classes)
         for remark in found.warnings:
             print(f"warning: {remark}", flush=True)
         if not found.errors:
@@ -151,7 +162,7 @@ def prepare(root: Path, index: Path | None, max_pixels: int) -> None:
     print(f"ready: python -m lsgd.train +recipe=bs256 data=folder {' '.join(overrides)}")
 
 
-def check_names(root: Path) -> FolderProblems:
+def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProblems:
     """Check the names of an image folder's classes and files, without opening an image."""
     from lsgd.inputs import is_dali_installed
     from lsgd.inputs.index import SPLITS, class_folders, image_files, leftovers
@@ -163,21 +174,33 @@ def check_names(root: Path) -> FolderProblems:
     }
     faults, remarks, others = [], [], []
     for split, other in (SPLITS, SPLITS[::-1]):
-        if alone := [name for name in classes[split] if name not in classes[other]]:
+        alone = [name for name in classes[split] if name not in classes[other]]
+        if alone and not (split == "train" and allow_empty_classes):
             faults.append(
                 f"{_count(alone, 'class is', 'classes are')} only in {root / split} "
-                f"({_some(alone)}) and not in {other}; classes are numbered by the order of "
-                "their folders"
+                f"({_some(alone)}) and not in {other}"
+                + ", which --allow-empty-classes allows" * (split == "train")
+                + "; classes are numbered by the order of their folders"
             )
-        if empty := [name for name, files in images[split].items() if not files]:
+        empty = [name for name, files in images[split].items() if not files]
+        if empty and not (split == "val" and allow_empty_classes):
             faults.append(
                 f"{_count(empty, 'class has', 'classes have')} no image in {root / split} "
-                f"({_some(empty)})"
+                f"({_some(empty)})" + ", which --allow-empty-classes allows" * (split == "val")
             )
         others += [f"{split}/{name}" for name in _names(root / split) if name not in images[split]]
         for name, files in images[split].items():
             left = _names(root / split / name).difference(files)
             others += [f"{split}/{name}/{each}" for each in left]
+    evaluated = {name for name, files in images["val"].items() if files}
+    unseen = [name for name in classes["train"] if name not in evaluated]
+    if not evaluated and allow_empty_classes:
+        faults.append(f"no class has an image in {root / 'val'}")
+    elif unseen and allow_empty_classes:
+        remarks.append(
+            f"{_count(unseen, 'class has', 'classes have')} no image in {root / 'val'} "
+            f"({_some(unseen)}), and no evaluation includes them"
+        )
     if hidden := [f"{split}/{name}" for split in SPLITS for name in leftovers(root / split)]:
         remarks.append(
             f"{_count(hidden, 'entry is', 'entries are')} skipped, as hidden or system files ("

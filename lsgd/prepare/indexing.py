@@ -22,7 +22,8 @@ def index_folder(
 
     Only files that are new, changed or unusable since an older index are opened. Returns the paths
     of files that not every loader reads completely and equally, or that have more than `max_pixels`
-    pixels; their size in the index is 0 x 0.
+    pixels; their size in the index is 0 x 0. Classes are numbered by the order of their folders in
+    root/train, of which root/val may lack some.
     """
     folder = index or root
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,10 @@ def _index_split(
         journal.add(findings)
         begun = min(begun, findings.begun)
     folders = [journal.findings[name] for name in names]
-    file = write_index(folder, split, _rows(folders))
+    numbers = {name: number for number, name in enumerate(class_folders(root / SPLITS[0]))}
+    if not {*classes} <= numbers.keys():  # such a folder is rejected before a run
+        numbers = {name: number for number, name in enumerate(classes)}
+    file = write_index(folder, split, _rows(folders, [numbers[name] for name in classes]))
     # A file that changed after the scan began must be newer than the index, to be read again.
     os.utime(file, (begun, begun))
     journal.remove()
@@ -73,9 +77,9 @@ def _sizes(
     )  # fmt: skip
 
 
-def _rows(folders: list[FolderFindings]) -> Iterator[IndexRow]:
-    """Yield the rows of an image index, with the position of an image's folder as label."""
-    for label, findings in enumerate(folders):
+def _rows(folders: list[FolderFindings], labels: list[int]) -> Iterator[IndexRow]:
+    """Yield the rows of an image index, whose images have the label of their folder."""
+    for label, findings in zip(labels, folders, strict=True):
         for name, (length, (width, height)) in findings.files.items():
             path = os.fsencode(f"{findings.folder}/{name}")
             yield path, b"", 0, length, label, width, height

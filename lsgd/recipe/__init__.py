@@ -7,7 +7,7 @@ lsgd.recipe.checks refuses recipes that make no sense.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 from lsgd.errors import UsageError
 from lsgd.recipe import wording
 from lsgd.recipe.fields import AUTO, flatten, trajectory
+from lsgd.recipe.retention import newest_steps, spread_steps
 from lsgd.recipe.settings import (
     LIBRARIES,
     MODELS,
@@ -429,6 +430,12 @@ class Recipe(RunSettings):
         Epochs are counted from 0.
         """
         return any(epoch < milestone <= epoch + 1 for milestone in self.schedule.milestones)
+
+    def kept_checkpoints(self, saved: Collection[int]) -> set[int]:
+        """Return those steps whose checkpoints the run keeps, of all that it has saved."""
+        if isinstance(self.keep_checkpoints, int):
+            return newest_steps(saved, self.keep_checkpoints)
+        return spread_steps(saved, self.total_steps)
 
     def _first_step(self, epoch: float) -> int:
         """Return the first step of the run that starts at or after this (fractional) epoch."""

@@ -121,8 +121,8 @@ def _check_optim(optim: Optim) -> None:
         )
     if name.startswith("adam") and not optim.momentum:
         raise UsageError(
-            f"optim.momentum=0 sets {name.capitalize()}'s beta1 to 0, which keeps no mean of "
-            "gradients; write optim.momentum=0.9"
+            f"optim.momentum=0 is beta1 of optim.name={name}, and keeps no mean of gradients; "
+            "write optim.momentum=0.9"
         )
     if name != "lars" and not optim.eps:
         raise UsageError(

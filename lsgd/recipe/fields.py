@@ -180,19 +180,19 @@ def at_least(least: int, most: float = MOST) -> FieldMetadata:
     }
 
 
-def at_least_or_auto(least: int) -> FieldMetadata:
-    """Return metadata that limits a recipe field to "auto" or a whole number from `least` on.
+def at_least_or(least: int, word: str) -> FieldMetadata:
+    """Return metadata that limits a recipe field to a word or a whole number from `least` on.
 
     The largest number is MOST.
     """
 
     def limit(key: str, value: Any) -> None:
-        if value != AUTO and (isinstance(value, str) or value < least):
-            raise UsageError(f"{key}={value} is not possible; write {least} or more, or {AUTO}")
-        if value != AUTO and value > MOST:
-            raise UsageError(f"{key}={value} is not possible; write {MOST} or less, or {AUTO}")
+        if value != word and (isinstance(value, str) or value < least):
+            raise UsageError(f"{key}={value} is not possible; write {least} or more, or {word}")
+        if value != word and value > MOST:
+            raise UsageError(f"{key}={value} is not possible; write {MOST} or less, or {word}")
 
-    return {"at_least_or_auto": FieldLimit(f"{least} or more, or {AUTO}", limit)}
+    return {"at_least_or": FieldLimit(f"{least} or more, or {word}", limit)}
 
 
 def evaluation_places() -> FieldMetadata:

@@ -22,7 +22,12 @@ from lsgd.recipe.own_files import (
     missing_file_message,
     own_recipe,
 )
-from lsgd.suggestions import did_you_mean, suggest_equivalent
+from lsgd.suggestions import (
+    did_you_mean,
+    exact_equivalent,
+    misspelled,
+    suggest_equivalent,
+)
 from lsgd.untrusted_files import read_bounded
 
 NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes to see them all"
@@ -178,7 +183,9 @@ def refuse_key(key: str, given: str) -> NoReturn:
             f"{key} is a choice without keys of its own; write {key}=NAME for one of `--fields "
             f"{key}`"
         ) from None
-    hint = did_you_mean(given, [*_keys(), *config_groups(), "+recipe"])
+    known = [*_keys(), *config_groups(), "+recipe"]
+    equivalent = "" if misspelled(given, known) else exact_equivalent(given, keys=known)
+    hint = equivalent or did_you_mean(given, known)
     raise UsageError(f"there is no key '{key}'; {hint}") from None
 
 

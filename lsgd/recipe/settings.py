@@ -22,7 +22,7 @@ from lsgd.recipe.fields import (
     above_0,
     added_later,
     at_least,
-    at_least_or_auto,
+    at_least_or,
     at_most,
     below,
     evaluation_places,
@@ -34,6 +34,7 @@ from lsgd.recipe.fields import (
     only_for,
     some_of,
 )
+from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.rules import evaluation_interval, schedule
 from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
@@ -175,17 +176,18 @@ class Optim:
 
     momentum: float = field(
         default=0.9,
-        metadata=only_for("optim.name", "sgd", "lars", "adam", required=0.0)
+        metadata=only_for("optim.name", "sgd", "lars", "adam", "adamw", required=0.0)
         | at_least(0)
         | below(1, "keeps all that has been; write a number below 1"),
     )
-    """The momentum of SGD, or beta1 of Adam."""
+    """The momentum of SGD, or beta1 of Adam and AdamW."""
     nesterov: bool = field(
         default=True, metadata=only_for("optim.name", "sgd", "lars", required=False)
     )
     """Whether SGD uses Nesterov momentum, as PyTorch defines it."""
     weight_decay: float = field(default=1e-4, metadata=at_least(0))
-    """The weight decay of convolution and fc weights and of the fc bias; BN has none."""
+    """The weight decay of convolution and fc weights and of the fc bias; BN has none.
+    It is added to the gradient, except with adamw, which subtracts lr times decay times weight."""
     equation: int = field(default=9, metadata=only_for("optim.name", "sgd", "lars") | one_of(9, 10))
     """The equation of the paper that updates the momentum buffer, 9 or 10.
     9, as in PyTorch, keeps the lr outside the momentum; 10 has it inside."""
@@ -195,26 +197,28 @@ class Optim:
     )
     """Whether momentum is corrected when the lr changes (remark 2 of the paper)."""
     name: str = field(
-        default="sgd", metadata=added_later("sgd") | one_of("sgd", "lars", "adam", "adagrad")
+        default="sgd",
+        metadata=added_later("sgd") | one_of("sgd", "lars", "adam", "adamw", "adagrad"),
     )
-    """The optimizer: sgd, lars, adam or adagrad.
-    lars is momentum SGD whose gradient is scaled for each tensor. With equation 9 it keeps the lr
-    outside the momentum; with 10 inside, as the paper of LARS and MLPerf do."""
+    """The optimizer: sgd, lars, adam, adamw or adagrad.
+    adamw is Adam whose weight decay is decoupled from the gradient. lars is momentum SGD whose
+    gradient is scaled for each tensor. With equation 9 it keeps the lr outside the momentum; with
+    10 inside, as the paper of LARS and MLPerf do."""
     beta2: float = field(
         default=0.999,
-        metadata=only_for("optim.name", "adam")
+        metadata=only_for("optim.name", "adam", "adamw")
         | added_later(0.999)
         | at_least(0)
         | below(1, "keeps the first gradient's square for ever; write a number below 1"),
     )
-    """Adam's beta2, the decay rate of the mean of squared gradients."""
+    """The beta2 of Adam and AdamW, the decay rate of the mean of squared gradients."""
     eps: float = field(
         default=1e-8,
-        metadata=only_for("optim.name", "lars", "adam", "adagrad")
+        metadata=only_for("optim.name", "lars", "adam", "adamw", "adagrad")
         | added_later(1e-8)
         | at_least(0),
     )
-    """The number added to the denominator: the root in Adam and Adagrad, the norms in LARS."""
+    """The number added to the denominator: the norms in LARS, the root in the other optimizers."""
     clip_norm: float | None = field(default=None, metadata=added_later(None) | above_0())
     """The largest norm of an update's gradient (all parameters and workers); None for no clipping.
     A longer gradient is scaled down to it (Pascanu et al. 2013)."""
@@ -545,7 +549,7 @@ class RunSettings:
     bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=added_later({}))
     averaging: Averaging = field(default_factory=Averaging, metadata=added_later({}))
     batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=added_later({}))
-    workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
+    workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or(1, AUTO))
     """The number of workers in one micro-batch, or auto.
     With auto, lsgd.autotune finds the number when training starts. It is always one where each
     worker pushes its own gradient."""
@@ -599,8 +603,10 @@ class RunSettings:
     """The number of steps between checkpoints within an epoch; 0 for none by step count."""
     checkpoint_minutes: float = field(default=10.0, metadata=EXECUTION | at_least(0))
     """The minutes between checkpoints within an epoch, by process 0's clock; 0 for none by time."""
-    keep_checkpoints: int = field(default=2, metadata=EXECUTION | at_least(1))
-    """The number of newest checkpoints that are kept; those at a drop of the lr are always kept."""
+    keep_checkpoints: int | str = field(default=2, metadata=EXECUTION | at_least_or(1, VERIFY))
+    """The number of newest checkpoints that are kept, or verify; those at lr drops always are.
+    With verify, at most 12 are kept for lsgd.verify: the newest two, and the first two saves of
+    each fifth of the run."""
     keep_best: str | None = field(default=None, metadata=EXECUTION)
     """The validation metric whose best checkpoint is kept too, such as top1_error; None for none.
     The link best.pt leads to it. Lower is better, and the first of equal ones is kept."""

@@ -1,4 +1,4 @@
-"""Optimizers: SGD with momentum in both forms of the paper, LARS, Adam, Adagrad, gradient clipping.
+"""Optimizers: both forms of SGD with momentum, LARS, Adam, AdamW, Adagrad, and gradient clipping.
 
 Goyal et al. 2017, remark 2, has the update in two forms:
 
@@ -9,7 +9,8 @@ They are equal while the lr is constant. When it changes, (10) must multiply m b
 LARS (You et al. 2017) scales the gradient of each tensor and then applies either form.
 
 Adam (Kingma and Ba 2015) and Adagrad (Duchi et al. 2011) are torch's own, with weight decay in the
-gradient.
+gradient; so is AdamW (Loshchilov and Hutter 2019), which multiplies a weight by 1 - lr decay before
+the update of Adam, whose means have no part of the decay.
 """
 
 import itertools
@@ -23,7 +24,7 @@ from lsgd.errors import UsageError
 from lsgd.rules.apex import apex_sgd
 
 STEP_KEY = "step"
-"""The key of Adam's and Adagrad's step count, which is a scalar unlike their other state."""
+"""The key of the step count of Adam, AdamW and Adagrad, a scalar unlike their other state."""
 
 
 NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -129,6 +130,8 @@ def optimizer_over_groups(
             made = torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=nesterov, fused=True)
         case "adam":
             made = torch.optim.Adam(groups, lr=0.0, betas=(momentum, beta2), eps=eps, fused=True)
+        case "adamw":
+            made = torch.optim.AdamW(groups, lr=0.0, betas=(momentum, beta2), eps=eps, fused=True)
         case "adagrad":
             _check_fused_adagrad([tensor for group in groups for tensor in group["params"]])
             made = torch.optim.Adagrad(groups, lr=0.0, eps=eps, fused=True)
@@ -209,7 +212,7 @@ def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[s
     match optimizer:
         case VelocitySGD() if optimizer.defaults["momentum"]:
             names = ["velocity"]
-        case torch.optim.Adam():
+        case torch.optim.Adam():  # also AdamW, a subclass
             names = [STEP_KEY, "exp_avg", "exp_avg_sq"]
         case _ if optimizer.defaults.get("momentum"):  # SGD, torch's or apex's
             names = ["momentum_buffer"]

@@ -19,6 +19,7 @@ from torch import Tensor
 from lsgd import config
 from lsgd.errors import UsageError
 from lsgd.files import create_empty
+from lsgd.recipe.retention import Retention, newest_steps
 from lsgd.rules.metric import TOP1
 from lsgd.untrusted_files import check_unzipped_size, open_regular
 
@@ -90,17 +91,16 @@ def write(
     folder: Path,
     *,
     milestone: bool = False,
-    keep: int = 2,
+    keep: Retention = newest_steps,
     best_first: Sequence[int] = (),
 ) -> None:
-    """Write a checkpoint file into a run folder atomically, then delete older ones beyond `keep`.
+    """Write a checkpoint file into a run folder atomically, then delete those that `keep` omits.
 
-    The file is checkpoint-STEP.pt, of which the newest `keep` are kept, or milestone-STEP.pt, which
-    is kept for good; a kill leaves a complete file or none. Then the link `checkpoint.pt` is moved
-    to it, and `best.pt` to the first file of the steps in `best_first`; the file of this link is
-    kept as long as it leads there. The file ends with the SHA-256 of torch's archive, which
-    torch.load ignores, so that no manifest is needed. Raises OSError and leaves the folder
-    unchanged if the file cannot be written.
+    The file is checkpoint-STEP.pt, or milestone-STEP.pt, which is kept for good; a kill leaves a
+    complete file or none. Then the link `checkpoint.pt` is moved to it, and `best.pt` to the first
+    file of the steps in `best_first`; the file of this link is kept as long as it leads there. The
+    file ends with the SHA-256 of torch's archive, which torch.load ignores, so that no manifest is
+    needed. Raises OSError and leaves the folder unchanged if the file cannot be written.
     """
     target = folder / f"{'milestone' if milestone else 'checkpoint'}-{checkpoint.step}.pt"
     temporary = Path(f"{target}.tmp")
@@ -118,17 +118,28 @@ def write(
         raise
     os.replace(temporary, target)
     point_to(target)
+    best = _link_best(folder, best_first)
+    steps = _numbered(folder, "checkpoint")
+    kept = {checkpoint.step, *keep(steps.values())}
+    for path, step in steps.items():
+        if step not in kept and path.name != best:
+            path.unlink()
+
+
+def _link_best(folder: Path, best_first: Sequence[int]) -> str:
+    """Move the link `best.pt` to the first file of these steps; return the name to which it leads.
+
+    The name is empty without such a link.
+    """
     # By the files that exist: a full disk or a kill may have lost that of the best evaluation.
-    files = {_step(path): path for path in reversed(_numbered(folder))}
+    files = {step: path for path, step in reversed(_numbered(folder).items())}
     best = next((files[step] for step in best_first if step in files), None)
     link = folder / BEST
     kept = os.readlink(link) if link.is_symlink() else ""
-    if best and best.name != kept:
-        point_to(best, BEST)
-        kept = best.name
-    for old in _numbered(folder, "checkpoint")[keep:]:
-        if old.name != kept:
-            old.unlink()
+    if best is None or best.name == kept:
+        return kept
+    point_to(best, BEST)
+    return best.name
 
 
 def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -174,27 +185,23 @@ def point_to(target: Path, name: str = FILE) -> None:
         os.close(descriptor)
 
 
-def _step(path: Path) -> int:
-    """Return the step in the name of a checkpoint file, such as milestone-150.pt."""
-    return int(path.stem.partition("-")[2])
-
-
-def _numbered(folder: Path, kinds: str = "checkpoint|milestone") -> list[Path]:
-    """Return a run folder's checkpoint files of these kinds, such as milestone, last step first."""
+def _numbered(folder: Path, kinds: str = "checkpoint|milestone") -> dict[Path, int]:
+    """Return the steps of a run folder's checkpoint files of these kinds, the last step first."""
     steps = {
         path: int(match[1])
         for path in folder.iterdir()
         if (match := re.fullmatch(rf"(?:{kinds})-(\d+)\.pt", path.name))
     }
     # A milestone goes before a checkpoint of the same step, whose evaluation was not made yet.
-    return sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
+    newest_first = sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
+    return {path: steps[path] for path in newest_first}
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """Return the paths of a run folder's checkpoint files, newest first, damaged ones included."""
     # It is a regular file in a run folder that was copied with links followed.
     plain = [path for path in [folder / FILE] if path.exists() and not path.is_symlink()]
-    return plain + _numbered(folder)
+    return [*plain, *_numbered(folder)]
 
 
 def decode_checkpoint(content: bytes, name: str) -> Checkpoint:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from lsgd.comm import Comm, ElasticComm, broadcast_from_rank0
 from lsgd.errors import ExitError, UsageError, disk_full_error
 from lsgd.paths import is_leftover
 from lsgd.recipe import Recipe, differing_fields
+from lsgd.recipe.continuation import is_longer_run, past_difference
 from lsgd.recipe.fields import TIMED
 from lsgd.run import lock
 from lsgd.run.checkpoint import (
@@ -41,7 +42,8 @@ class OpenRun:
     checkpoint_path: str = ""
     """The path of that checkpoint."""
     warning: str = ""
-    """A problem with the folder that does not prevent the run from resuming."""
+    """A problem with the folder that does not prevent the run from resuming, or the note that the
+    run is extended to more epochs."""
     execution: dict[str, Any] = field(default_factory=dict)
     """The checkpoint's values of the fields that can be auto: what they resolved to at the start.
 
@@ -54,9 +56,10 @@ def open_run(recipe: Recipe, comm: Comm) -> Iterator[OpenRun]:
     """Open or create a run folder, lock it for this job, and yield it with its newest checkpoint.
 
     A new or empty folder starts a run. A folder with a checkpoint of the same fingerprint resumes
-    it, as does one whose run died before its first checkpoint. Raises UsageError, having changed
-    nothing, for any other folder, if all checkpoints are damaged, and while another job uses the
-    folder. A damaged checkpoint newer than the complete one is renamed with the suffix `.damaged`.
+    it, as does one whose run died before its first checkpoint, and one whose run is the first steps
+    of this longer one. Raises UsageError, having changed nothing, for any other folder, if all
+    checkpoints are damaged, and while another job uses the folder. A damaged checkpoint newer than
+    the complete one is renamed with the suffix `.damaged`.
     """
     with ExitStack() as holding:
         opened = broadcast_from_rank0(comm, lambda: _open(recipe, holding))
@@ -110,16 +113,26 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[OpenRun, list[Path]]:
         return OpenRun(folder), []
     opened, step = OpenRun(folder), 0
     damaged: list[Path] = []
+    earlier: Recipe | None = None
     if paths := checkpoint_files(folder):
         opened, damaged, saved = _newest_whole(folder, paths)
-        theirs, step = saved.fingerprint, saved.step
+        theirs, step, earlier = saved.fingerprint, saved.step, shorter_recipe(saved, recipe)
     elif (folder / "config.yaml").exists():
         theirs = _fingerprint_in(folder / "config.yaml")
     else:
         raise UsageError(
             f"run_dir={folder} holds files that are not of a run; write a new or empty folder"
         )
-    if theirs != recipe.fingerprint:
+    if earlier:
+        if why := past_difference(recipe, earlier, step):
+            raise UsageError(
+                f"run_dir={folder} holds a run with epochs={earlier.epochs} at step {step}, which "
+                f"cannot be extended to epochs={recipe.epochs}: {why}; write another run_dir, "
+                f"where all {recipe.epochs} epochs are trained"
+            )
+        longer = f"the run had epochs={earlier.epochs} and is extended to epochs={recipe.epochs}"
+        opened = replace(opened, warning="; ".join(filter(None, (opened.warning, longer))))
+    elif theirs != recipe.fingerprint:
         other = _recipe_of(folder)
         if other and other.rehearse and not recipe.rehearse:
             raise UsageError(
@@ -140,6 +153,18 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[OpenRun, list[Path]]:
             f"overrides of that run, which are in {folder / 'config.yaml'}"
         )
     return opened, damaged
+
+
+def shorter_recipe(saved: Checkpoint, recipe: Recipe) -> Recipe | None:
+    """Return the recipe of a checkpoint if `recipe` is a longer run of it; None if it is not."""
+    if saved.fingerprint == recipe.fingerprint:
+        return None
+    try:
+        earlier = config.from_saved(saved.recipe)
+    except UsageError:
+        return None
+    is_earlier = earlier.fingerprint == saved.fingerprint and is_longer_run(recipe, earlier)
+    return earlier if is_earlier else None
 
 
 def _recipe_of(folder: Path) -> Recipe | None:
@@ -187,10 +212,11 @@ def _newest_whole(folder: Path, paths: list[Path]) -> tuple[OpenRun, list[Path],
 def _write_config(recipe: Recipe, folder: Path) -> None:
     temporary = folder / CONFIG_BESIDE
     temporary.write_text(config.to_yaml(recipe), encoding="utf-8")
-    if (folder / "config.yaml").exists():
+    started = folder / "config.yaml"
+    if started.exists() and _fingerprint_in(started) in ("none", recipe.fingerprint):
         temporary.unlink()  # the configuration that started the run stays
-    else:
-        os.replace(temporary, folder / "config.yaml")
+    else:  # the run is new, or goes on to more epochs
+        os.replace(temporary, started)
 
 
 def _fingerprint_in(path: Path) -> str:

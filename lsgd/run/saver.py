@@ -14,6 +14,7 @@ from torch import Tensor
 from lsgd.comm import Comm
 from lsgd.errors import DISK_FULL_ERRNOS, NotSavedError, PreemptedError, TrainingInterrupted
 from lsgd.job.device import needs_pinned_memory, new_event
+from lsgd.recipe.retention import Retention
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Log
@@ -53,7 +54,7 @@ class CheckpointSaver:
         comm: Comm,
         log: Log,
         *,
-        keep: int,
+        keep: Retention,
         best_first: Callable[[MetricsByNumber, MetricsByNumber], Sequence[int]] = _keep_no_best,
     ) -> None:
         """Create the writer; `keep` and `best_first` decide which checkpoints are kept.

@@ -21,6 +21,9 @@ LARGE = 2**13
 For smaller gradients one more pass over the whole bucket costs less than one operation for each.
 """
 
+PIECE = 2**16
+"""The number of elements whose norm a CPU computes to the last digits of float32."""
+
 
 def _nothing() -> None:
     """Return at once in place of a wait for an all-reduce, since none is pending."""
@@ -81,13 +84,33 @@ class _Bucket:
         self.attached = True
 
     def norms(self) -> Sequence[Tensor]:
-        """Return the norm of each gradient that autograd assigned; set missing ones to zeros."""
+        """Return the norms of parts of the bucket; set gradients that autograd left out to zeros.
+
+        The parts are the gradients that autograd assigned, or the whole of a flat bucket. On a CPU
+        large parts are split, as its sum of millions of squares misses in the fourth digit.
+        """
+        if self.attached and self.flat.device.type != "cpu":
+            return [torch.linalg.vector_norm(self.gradients)]
+        parts = [self.gradients] if self.attached else self._assigned()
+        if self.flat.device.type == "cpu":
+            parts = [piece for part in parts for piece in _pieces(part)]
+        return torch._foreach_norm(parts)
+
+    def _assigned(self) -> list[Tensor]:
+        """Return the gradients that autograd assigned; set missing ones to zeros."""
         gradients = []
         for parameter, view in zip(self.parameters(), self.views, strict=True):
             if parameter.grad is None:
                 parameter.grad = view.zero_()
             gradients.append(parameter.grad)
-        return torch._foreach_norm(gradients)
+        return gradients
+
+
+def _pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """Split a tensor along its first dimension into pieces of about PIECE elements."""
+    if tensor.numel() <= PIECE:
+        return (tensor,)
+    return tensor.split(max(1, PIECE // tensor[0].numel()))
 
 
 class Reducer:
@@ -177,10 +200,7 @@ class Reducer:
                 bucket.flat.copy_(bucket.on_wire)
                 bucket.on_wire = None
             # Computed while the sums of later buckets are still under way.
-            if bucket.attached:
-                norms.append(torch.linalg.vector_norm(bucket.gradients))
-            else:
-                norms += bucket.norms()
+            norms += bucket.norms()
         self.gradient_norm = torch.linalg.vector_norm(torch.stack(norms))
         # The norm too, since finite gradients of several processes may have an infinite sum.
         doubt = 0 * (self.flag + self.gradient_norm)  # 0 or NaN

@@ -11,9 +11,11 @@ each checkpoint's check sum, step, order of examples, data and metrics. Then up 
 executed again after each place: the start of the run, the last checkpoint, and other checkpoints
 that the seed draws. Loss, error and gradient norm are compared with the rows, parameters, momentum
 and BN statistics with the next checkpoint, if it is among these steps, and a checkpoint at the end
-of an epoch is evaluated. The tolerance is printed before the first step.
+of an epoch is evaluated. The tolerance, and the steps and evaluations in all, are printed before
+the first step, and then the time left.
 
 Only what is compared is confirmed. A run without checkpoints is confirmed from its start alone.
+Train with keep_checkpoints=verify to keep at most 12, spread over the run.
 The result is written beside the folder, to RUN.verification.json, which lsgd.report shows. Fields
 that do not change the result, such as data.root, device or comm.library, can be overridden.
 
@@ -24,6 +26,7 @@ import platform
 import secrets
 import sys
 from argparse import ArgumentTypeError
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,16 +43,19 @@ from lsgd import config, paths
 from lsgd.autotune import resolve_auto_fields
 from lsgd.comm import broadcast_from_rank0, describe, joined
 from lsgd.errors import UsageError
-from lsgd.inputs import Inputs
+from lsgd.inputs import Inputs, is_dali_installed
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.job.command import Parser, integer_from, run_command
 from lsgd.job.device import device_name, pick_device
+from lsgd.job.launcher import detect_launch
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe, StrategySettings
 from lsgd.recipe.checks import check_world_size
+from lsgd.recipe.fields import AUTO
 from lsgd.run import provenance
 from lsgd.run.checkpoint import order_hash
 from lsgd.run.read import NotARunError, Run, read_run
+from lsgd.run.rows import MEASURED
 from lsgd.run.verification import (
     RunVerification,
     check_new,
@@ -68,11 +74,13 @@ from lsgd.verify.evidence import (
     UNRESOLVED,
     Evidence,
 )
+from lsgd.verify.progress import Progress, Work, work_of_place
 from lsgd.verify.reexecution import (
     ExecutedSteps,
     compare_steps,
     draw_places,
     execute,
+    norm_rounding,
     perturb,
     restore,
 )
@@ -93,7 +101,7 @@ def verify(
     Raises UsageError if the run cannot be verified here, as its data are missing.
     """
     recipe = recipe_here(run, overrides)
-    if not any(row["kind"] in ("train", "epoch", "diverged") for row in run.rows):
+    if not run.begun:
         raise UsageError(
             f"{run.path} has no row of a step in metrics.jsonl, so that nothing can be compared; "
             "give the folder of a run that has made some"
@@ -109,18 +117,28 @@ def verify(
         )
         workload = open_workload(recipe, device)
         inputs, data = open_consistent_inputs(comm, workload.inputs)
+        size = sum(parameter.numel() for parameter in workload.network().parameters())
+        evidence.norm_rounding = norm_rounding(size, recipe.precision)
         here = {"device": device_name(device)}
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
+        records.check_loader(run, inputs.name, evidence)
         files = _check_files(run, recipe, workload, data, here, evidence)
         saved_at = files.saved_at
         recipe, _ = resolve_auto_fields(recipe, files.timed, comm, device)
         drawn = draw_places(saved_at, places, drawn_seed) if files.are_in_order else []
+        last_steps = {place: min(place + steps, _made_steps(run, saved_at)) for place in drawn}
+        if not evidence.mismatches:
+            _require_comparison(run, saved_at, last_steps)
+        progress = Progress(
+            {place: work_of_place(recipe, place, last) for place, last in last_steps.items()},
+            partial(print, flush=True) if comm.rank == 0 else None,
+        )
         if comm.rank == 0:
-            print(_plan(run, recipe, drawn, steps, allowed, drawn_seed), flush=True)
+            print(_plan(run, recipe, drawn, steps, evidence, drawn_seed, progress.all), flush=True)
+        new = partial(Learner, recipe, comm, device, data)
         executed: set[int] = set()
-        for place in drawn:
-            new = partial(Learner, recipe, comm, device, data)
-            executed |= _verify_place(new, inputs, run, saved_at, place, steps, evidence)
+        for place, last in last_steps.items():
+            executed |= _verify_place(new, inputs, run, saved_at, place, last, evidence, progress)
         _note_distances(saved_at, drawn, steps, evidence)
         if not evidence.recomputed and not evidence.mismatches:
             raise UsageError(
@@ -203,8 +221,9 @@ def _check_files(
 def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
     """Adapt a run's recipe to this machine; raise UsageError if that would change the trajectory.
 
-    Settings of the machine that trained it do not hold here. Parameter servers that wait for all
-    workers are replaced by an all-reduce, which computes the same sums.
+    Settings of the machine that trained it do not hold here, but images are read by the same loader
+    if it is installed, as another one rounds pixels differently. Parameter servers that wait for
+    all workers are replaced by an all-reduce, which computes the same sums.
     """
     records.require_supported(run.recipe)
     values = for_this_machine(asdict(run.recipe)) | {
@@ -212,6 +231,9 @@ def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
         "trackers": [],
         "run_dir": None,
     }
+    loader = records.loader_of(run)
+    if values["inputs"]["loader"] == AUTO and (loader != "dali" or is_dali_installed()):
+        values["inputs"]["loader"] = loader
     recipe = config.from_saved(values, *overrides)
     if recipe.fingerprint != run.recipe.fingerprint:
         raise UsageError(
@@ -228,14 +250,14 @@ def _verify_place(
     run: Run,
     saved_at: Mapping[int, Sequence[Path]],
     place: int,
-    steps: int,
+    last: int,
     evidence: Evidence,
+    progress: Progress,
 ) -> set[int]:
-    """Execute steps of the run again after a place; return the numbers of the executed steps."""
+    """Execute steps of the run again, from a place to before step `last`; return their numbers."""
     logged = {row["step"] for row in run.rows if row["kind"] == "train"}
-    last = min(place + steps, _made_steps(run, saved_at))
     executed: list[ExecutedSteps] = []
-    for is_perturbed in (True, False):
+    for number, is_perturbed in enumerate((True, False)):
         learner = new_learner()
         if place:
             path = saved_at[place][0]
@@ -248,8 +270,9 @@ def _verify_place(
                 evidence.differ(f"{path.name}: it cannot be restored ({why:.200})")
                 return set()
         if is_perturbed:
-            perturb(learner)
-        executed.append(execute(learner, inputs, last, logged, saved_at.keys()))
+            perturb(learner, evidence.norm_rounding)
+        progress.start_execution(place, number)
+        executed.append(execute(learner, inputs, last, logged, saved_at.keys(), progress))
     perturbed, ours = executed
     compare_steps(run, learner.recipe, saved_at, ours, perturbed, evidence)
     return set(range(ours.first, ours.last))
@@ -261,8 +284,36 @@ def _made_steps(run: Run, saved_at: Mapping[int, Sequence[Path]]) -> int:
     return max([0, *saved_at, *steps])
 
 
+def _require_comparison(
+    run: Run, saved_at: Mapping[int, Sequence[Path]], last_steps: Mapping[int, int]
+) -> None:
+    """Raise UsageError if no executed step would reach a row, an evaluation or a checkpoint.
+
+    `last_steps` has, for each place, the step before which execution ends.
+    """
+    rows = [row for row in run.rows if row["kind"] in (*MEASURED, "diverged")]
+    known = sorted({row["step"] for row in rows} | saved_at.keys())
+    following = {place: known[bisect(known, place)] for place in last_steps if place < known[-1]}
+    is_reached = any(step <= last_steps[place] for place, step in following.items())
+    is_evaluated = any(
+        row["kind"] in ("epoch", "evaluation") and row["step"] in last_steps for row in rows
+    )
+    if following and not is_reached and not is_evaluated:
+        needed = min(step - place for place, step in following.items())
+        raise UsageError(
+            f"{run.path} has no row and no checkpoint of the steps that would be executed again; "
+            f"write --steps {needed} to reach its next one"
+        )
+
+
 def _plan(
-    run: Run, recipe: Recipe, drawn: Sequence[int], steps: int, tolerance: float, seed: int
+    run: Run,
+    recipe: Recipe,
+    drawn: Sequence[int],
+    steps: int,
+    evidence: Evidence,
+    seed: int,
+    work: Work,
 ) -> str:
     """Return the lines that state, before any step, what is executed and what is allowed."""
     head = f"{run.path}: {recipe.name}, fingerprint {recipe.fingerprint[:12]}, {run.state}\n"
@@ -270,11 +321,13 @@ def _plan(
         return f"{head}no step is executed again, as the rows are not in the order of steps"
     after = ", ".join("the start" if place == 0 else f"step {place}" for place in drawn)
     return (
-        f"{head}up to {steps} steps are executed again after {after} (seed {seed})\n"
-        f"allowed: a relative difference of {tolerance:g} ({recipe.precision}) in losses, norms "
-        f"and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or {COUNTED_LEAST}; "
-        f"in addition {ROUNDING_FACTOR:g} times what rounding changes, measured by a second "
-        "execution whose parameters differ in their last bits"
+        f"{head}up to {steps} steps are executed again after {after} (seed {seed}), each twice: "
+        f"{work.steps} steps and {work.evaluations} evaluations\n"
+        f"allowed: a relative difference of {evidence.tolerance:g} ({recipe.precision}) in losses, "
+        f"norms and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or "
+        f"{COUNTED_LEAST}; in addition {ROUNDING_FACTOR:g} times what rounding changes, measured "
+        "by a second execution whose parameters differ in their last bits, and, in gradient norms, "
+        f"{ROUNDING_FACTOR:g} times that of their sum, {evidence.norm_rounding:.1g}"
     )
 
 
@@ -355,13 +408,15 @@ def main(argv: Sequence[str]) -> int:
 
     def command() -> None:
         nonlocal code
-        options = parser.parse_args(argv)
+        options = parser.parse_intermixed_args(argv)
+        if detect_launch().rank == 0:
+            print(f"reading {options.run}", flush=True)
         try:
             run = read_run(options.run)
         except NotARunError as reason:
-            raise UsageError(
-                f"{options.run} is not a run folder: {reason}; give one that lsgd wrote"
-            ) from None
+            is_override = "=" in options.run.name
+            remedy = "write RUN before overrides" if is_override else "give one that lsgd wrote"
+            raise UsageError(f"{options.run} is not a run folder: {reason}; {remedy}") from None
         out = options.out or verification_path(options.run)
         check_new(out, options.run)
         verification = verify(

@@ -29,14 +29,18 @@ MOST_SHOWN = 20
 class Evidence:
     """The comparisons of one verification: equal values counted by kind, and the differing ones."""
 
-    def __init__(self, tolerance: float) -> None:
+    def __init__(self, tolerance: float, *, norm_rounding: float = 0.0) -> None:
         self.tolerance = tolerance
+        self.norm_rounding = norm_rounding
+        """The relative effect of rounding on the sum in a gradient norm."""
         self.compared: Counter[str] = Counter()
         self.unresolved: Counter[str] = Counter()
         """The number of values by kind that rounding alone could change by UNRESOLVED or more."""
         self.recomputed = 0
         """The number of values that executed steps have computed again and found equal."""
         self.largest_difference = 0.0
+        self.differing_values = 0
+        """The number of values that differ, of which `mismatches` has the first MOST_SHOWN."""
         self.mismatches: list[str] = []
         self._differing: set[tuple[str, str]] = set()
         """The pairs of kind and checkpoint of which a differing tensor is recorded already."""
@@ -44,6 +48,7 @@ class Evidence:
 
     def differ(self, sentence: str) -> None:
         """Record that a value differs, as a sentence; only the first MOST_SHOWN are kept."""
+        self.differing_values += 1
         if len(self.mismatches) < MOST_SHOWN:
             self.mismatches.append(sentence)
 

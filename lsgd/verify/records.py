@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
+from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.recipe import Recipe
+from lsgd.recipe.continuation import past_difference
+from lsgd.recipe.fields import AUTO
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
+from lsgd.run.folder import shorter_recipe
 from lsgd.run.read import Run
 from lsgd.run.rows import MEASURED, Row
 from lsgd.untrusted_files import read_bounded
@@ -34,6 +38,34 @@ def check_versions(run: Run, here: Mapping[str, str], evidence: Evidence) -> Non
         others = {str(start[key]) for start in run.starts if start.get(key)} - {version}
         if others:
             evidence.note(f"{key}: {', '.join(sorted(others))} in the run, {version} here")
+
+
+def loader_of(run: Run) -> str:
+    """Return the loader with which a run read image files, dali or torchvision; auto if unknown."""
+    recipe = run.recipe
+    if recipe.data.workload != "images" or recipe.data.name in IN_MEMORY_DATASETS:
+        return AUTO
+    known = {name.split()[0].lower() for name in _loaders(run)} & {"dali", "torchvision"}
+    return known.pop() if len(known) == 1 else AUTO
+
+
+def check_loader(run: Run, here: str, evidence: Evidence) -> None:
+    """Note that a run read its examples by another loader than the one `here`.
+
+    Two loaders round pixels differently where they resize an image.
+    """
+    others = {name for name in _loaders(run) if name.split()[0] != here.split()[0]}
+    if others:
+        evidence.note(
+            f"inputs: {', '.join(sorted(others))} in the run, {here} here, which rounds pixels "
+            "differently"
+        )
+
+
+def _loaders(run: Run) -> set[str]:
+    """Return the names of the loaders of a run's starts, such as DALI 2.4.0 on the CPU."""
+    names = (start.get("inputs") for start in run.starts)
+    return {name for name in names if isinstance(name, str) and name.strip()}
 
 
 def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> bool:
@@ -84,8 +116,12 @@ def check_checkpoint(
     `order_hash` computes the hash of the order of examples in an epoch. Returns whether the
     checkpoint is one of the run at this step, so that it can be restored.
     """
-    recipe, where, before = run.recipe, path.name, len(evidence.mismatches)
-    evidence.equal("fingerprint", where, saved.fingerprint, recipe.fingerprint)
+    recipe, where, before = run.recipe, path.name, evidence.differing_values
+    earlier = shorter_recipe(saved, recipe)
+    if earlier and not past_difference(recipe, earlier, saved.step):
+        evidence.note(f"{where} was saved while the run had epochs={earlier.epochs}")
+    else:
+        evidence.equal("fingerprint", where, saved.fingerprint, recipe.fingerprint)
     if number := re.search(r"-(\d+)\.pt$", path.name):
         evidence.equal("step", where, saved.step, int(number[1]))
     if not 0 < saved.step <= recipe.total_steps:
@@ -95,7 +131,7 @@ def check_checkpoint(
     evidence.equal("epoch", where, saved.epoch, epoch)
     evidence.exact("lr", where, saved.lr, recipe.lr(saved.step - 1))
     evidence.equal("order of examples", where, saved.order, order_hash(epoch))
-    belongs = len(evidence.mismatches) == before
+    belongs = evidence.differing_values == before
     # Preempted in an evaluation, the run saved before the last of these epochs had its metrics.
     finished = list(range(1, epoch + 1))
     at_end = saved.step == recipe.first_step(epoch)

@@ -8,6 +8,8 @@ import pytest
 from helpers.audited import UPDATES, deviations, watched
 
 from lsgd.audit.facts import observe, script_recipe
+from lsgd.audit.watch.data import DataWatch
+from lsgd.audit.watch.record import Record
 from lsgd.check.papers import PAPERS, apply_script_rules
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -40,6 +42,11 @@ ONE: list[tuple[str, dict[str, str], str]] = [
         {"random_streams": LOADER},
         "worker 1 draw the same random numbers of Images.generator, in each epoch again",
     ),
+    (
+        "transforms_stream",
+        {"random_streams": LOADER},
+        "worker 1 draw the same random numbers of Noise.generator, in each epoch again",
+    ),
     ("left_in_eval", {"training_mode": "loss = F.cross_entropy"}, "from update 5 on"),
     ("no_eval", {"evaluation_mode": EVALUATED}, "passes in training mode"),
     ("eval_grad", {"evaluation_mode": EVALUATED}, "4 of 4 passes keep gradients"),
@@ -51,6 +58,7 @@ TWO: list[tuple[str, dict[str, str], str]] = [
         {"gradient": BACKWARD, "parameters": "scaler.step(optimizer)"},
         "each of 2 processes uses its own gradient",
     ),
+    ("multiplied", {"gradient": "loss = F.cross_entropy"}, "whose mean is taken already"),
     ("by_hand", {"gradient": "dist.all_reduce(parameter.grad)"}, "summed, not averaged"),
     ("no_sampler", {"shuffling": LOADER}, "288 images of an epoch are in more than one process"),
     ("no_set_epoch", {"shuffling": FOR}, "epoch 2 has the order of epoch 1; set_epoch is never"),
@@ -76,7 +84,7 @@ def assert_named(
 
     Nobody corrects BN's momentum for micro-batches, so the Trainer's script has that deviation too.
     """
-    found = deviations(script, [mistake], processes=processes, **own)
+    found = deviations(script, mistake.split(), processes=processes, **own)
     if script == TRAINER:
         assert found.pop("running_average")[0].startswith("momentum 0.185302 per step, by 16")
     assert found.keys() == rules.keys()
@@ -90,6 +98,47 @@ def assert_named(
 @pytest.mark.parametrize(("script", "processes"), [(IMAGENET, 1), (IMAGENET, 2), (TRAINER, 1)])
 def test_no_false_alarm(script: Path, processes: int) -> None:
     assert_named(script, "-", {}, "", processes=processes)
+
+
+def test_no_false_alarm_of_a_batch_sampler_that_holds_another() -> None:
+    assert_named(IMAGENET, "shard", {}, "", processes=1)
+
+
+def test_the_order_is_unknown_after_a_hook_of_loaders_has_failed(tmp_path: Path) -> None:
+    """Otherwise the indices of one loader would count as those of another."""
+    record = Record(str(tmp_path), 1, 1)
+    data = DataWatch(record)
+    assert [each["kind"] for each in data.lines()] == ["set_epochs"]
+    record.failures.append("DataWatch._begin_epoch: AttributeError: 'sampler'")
+    assert [*data.lines()] == []
+
+
+def test_a_loader_that_a_library_makes_anew_has_the_scripts_line() -> None:
+    [(rule, (_, line))] = deviations(IMAGENET, ["made_anew", "tail"]).items()
+    assert (rule, IMAGENET.read_text().splitlines()[line - 1].strip()) == ("tail", LOADER)
+
+
+@pytest.mark.slow
+def test_no_false_alarm_if_each_process_evaluates_the_remainder() -> None:
+    """As pytorch/examples does: a sampler leaves it out, and a loader of a Subset has it."""
+    assert_named(IMAGENET, "remainder", {}, "", processes=2)
+
+
+@pytest.mark.slow
+def test_no_false_alarm_if_the_padding_is_left_out_of_the_metric() -> None:
+    assert_named(IMAGENET, "padded gathered", {}, "", processes=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["closures", "norm"])
+def test_no_false_alarm_of_a_trainers_style(style: str) -> None:
+    """Gradients that the optimizer's step computes, and a norm that is measured, not clipped."""
+    assert_named(TRAINER, style, {}, "", processes=1)
+
+
+@pytest.mark.slow
+def test_eight_processes() -> None:
+    assert_named(IMAGENET, "-", {}, "", processes=8)
 
 
 @pytest.mark.parametrize(("mistake", "rules", "says"), ONE, ids=lambda each: str(each)[:20])

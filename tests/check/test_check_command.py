@@ -303,6 +303,15 @@ def test_a_word_that_deviates_has_to_be_declared(word: str, rule: str | None) ->
     assert (rule or "deviations.epochs=null") in str(refused.value)
 
 
+def test_a_decoupled_decay_is_not_that_of_the_paper() -> None:
+    """Though it is of the same strength, and on the same tensors."""
+    recipe = compose_recipe("+recipe=digits", "optim=adamw", "optim.weight_decay=1e-4")
+    found = {f.rule: f for f in check.rule_results(check.build_learner(recipe))}
+    assert not found["weight_decay"].is_followed
+    assert found["weight_decay"].run.endswith("on 1 tensors, decoupled from the gradient")
+    assert found["momentum"].run == "adamw, not momentum SGD"
+
+
 def test_the_same_ratio_from_another_reference() -> None:
     """Warmup begins at the lr of one worker of 32 images, and ends where the paper's does."""
     words = ["schedule.reference_batch=32", "schedule.reference_lr=0.0125"]

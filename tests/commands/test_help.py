@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -68,14 +69,14 @@ def test_all_its_options_are_completed(
         ("lsgd tra", "train track"),
         ("lsgd train --recipes", "--recipes "),
         ("lsgd train recipe=bs8k_s", "bs8k_sqrt_lr "),
-        ("lsgd train optim=", "adagrad adam lars sgd"),
+        ("lsgd train optim=", "adagrad adam adamw lars sgd"),
         ("lsgd train averaging.half", "averaging.half_life="),
         ("lsgd study study=fashion_table2_g", "fashion_table2_gamma "),
         ("lsgd plan --net", "--network-gbits "),
     ],
 )
 def test_bash_completes(line: str, completed: str, tmp_path: Path) -> None:
-    (tmp_path / "lsgd").write_text(f'#!/bin/sh\nexec {sys.executable} -m lsgd "$@"\n')
+    (tmp_path / "lsgd").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m lsgd "$@"\n')
     (tmp_path / "lsgd").chmod(0o755)
     program = (
         'eval "$CODE"; COMP_WORDS=($COMP_LINE); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); '

@@ -7,6 +7,7 @@ test_launchers.py has the launchers and libraries.
 """
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -26,8 +27,16 @@ from helpers.joined_run import (
     train_with_comm,
     write_ends,
 )
-from helpers.launching import launch
-from helpers.reference_run import WORDS, assert_equal, assert_equal_rows, newest_checkpoint, rows
+from helpers.launching import command, launch
+from helpers.reference_run import (
+    STEPS,
+    WORDS,
+    assert_equal,
+    assert_equal_rows,
+    newest_checkpoint,
+    rows,
+)
+from helpers.started import start_job
 
 from lsgd.comm import Comm, joined
 from lsgd.comm.single import SingleComm
@@ -83,9 +92,10 @@ KINDS = {
     "tagging": ["+recipe=conll_bilstm_crf", *SENTENCES, "model.dropout=0.5"],
     "trees": ["+recipe=sst_treelstm", *SENTENCES],
     "library": [*LIBRARY, "model=timm/test_resnet"],
-    # No BN, and blocks that are skipped by example.
+    # No BN, blocks that are skipped by example, and the decay of networks that are trained so.
     "library without BN": [
-        *LIBRARY, "model=timm/test_convnext", "model.options.drop_path_rate=0.2",
+        *LIBRARY, "model=timm/test_convnext", "model.options.drop_path_rate=0.2", "optim=adamw",
+        "schedule.reference_lr=0.001",
     ],
     "servers": [*IMAGES, *SERVERS, "strategy.placement=round_robin"],
     "rows": [
@@ -211,6 +221,23 @@ def test_any_number_of_processes_and_of_workers_per_pass(
 ) -> None:
     words = [*WORDS, f"workers_per_pass={workers_per_pass}", f"run_dir={tmp_path}"]
     done = launch("forked", processes, "-m", "lsgd.train", *words)
+    assert done.returncode == 0, done.stderr
+    assert_equal(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_beyond_its_end_though_killed(undisturbed: Path, tmp_path: Path) -> None:
+    """Its end on one process, to more epochs on three, killed and resumed on two."""
+    short, whole = ["epochs=2", "schedule.milestones=[]"], ["-m", "lsgd.train", *WORDS]
+    done = launch("forked", 1, *whole, *short, f"run_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    with start_job(command("forked", 3, *whole, f"run_dir={tmp_path}"), tmp_path) as job:
+        job.until(lambda: job.step >= 2 * STEPS + 3)
+        os.kill(max(job.alive), signal.SIGKILL)
+        assert job.wait() != 0
+        job.wait_until_no_processes()
+    assert 2 * STEPS < newest_checkpoint(tmp_path).step < 4 * STEPS
+    done = launch("forked", 2, *whole, f"run_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert_equal(tmp_path, undisturbed)
 

@@ -44,7 +44,7 @@ for case in ("loader", "forward"):
         learner.model.register_forward_pre_hook(lambda *_: time.sleep(SECONDS))
     folder = out / case
     folder.mkdir(exist_ok=True)
-    saver = CheckpointSaver(folder, comm, log, keep=1)
+    saver = CheckpointSaver(folder, comm, log, keep=made.kept_checkpoints)
     with saver, profiling(learner, inputs, folder, log):
         train_epochs(learner, inputs, saver, log)
 comm.close()

@@ -55,6 +55,7 @@ while [[ $1 != -- ]]; do
     shift 2
 done
 shift
+chroot "$root" /sbin/ldconfig
 code=0
 chroot "$@" || code=$?
 exit $code
@@ -84,8 +85,6 @@ def passed_environment(outside: Mapping[str, str], case: Case) -> dict[str, str]
     path = f"{PYENV_INSIDE}/bin:" * bool(case.pyenv) + "/usr/local/bin:/usr/bin:/bin"
     login = {"HOME": home(case.user), "USER": case.user, "LOGNAME": case.user}
     login |= {"PATH": path, "SHELL": "/bin/bash", "TERM": "xterm"}
-    if case.pyenv:  # pyenv may have built a libpython for another place
-        login["LD_LIBRARY_PATH"] = f"{PYENV_INSIDE}/lib"
     passed = {name: outside[name] for name in PASSED if name in outside}
     return login | passed | dict(case.environment)
 
@@ -114,6 +113,10 @@ class DebianSystem:
             if Path(file).is_file():
                 (self.upper / file[1:]).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, self.upper / file[1:])
+        # Where pyenv has built the Python, its libpython was in another folder.
+        linker = self.upper / "etc/ld.so.conf.d/pyenv.conf"
+        linker.parent.mkdir(parents=True, exist_ok=True)
+        linker.write_text(f"{PYENV_INSIDE}/lib\n")
 
     def command(self, *words: str, user: str, environment: Mapping[str, str]) -> list[str]:
         """Return the command line that runs a command inside this Debian system."""

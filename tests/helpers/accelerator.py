@@ -560,7 +560,9 @@ def _register_autocast(library: torch.library.Library) -> None:
         return kernel
 
     for name in torch._C._dispatch_get_all_op_names():
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU"):
+        has_rule = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
+        # torchvision's CUDA build has rules too, for operators that lsgd does not use.
+        if has_rule and name.startswith("aten::"):
             name = name.removeprefix("aten::")
             library.impl(name, under(name), "AutocastPrivateUse1")
 

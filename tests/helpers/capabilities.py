@@ -113,6 +113,7 @@ CAPABILITIES = {
         "PostgreSQL or its driver is not installed",
         "sudo apt install postgresql, and " + _pip("'psycopg[binary]'"),
     ),
+    "ps": Capability(_programs("ps"), "ps is not installed", "sudo apt install procps"),
     "git": Capability(_programs("git"), "git is not installed", "sudo apt install git"),
     "clone": Capability(
         lambda: (REPOSITORY / ".git").exists() and bool(shutil.which("git")),

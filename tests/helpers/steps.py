@@ -40,12 +40,14 @@ def train(
 
 def plain_optimizer(made: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     """Return a plain torch optimizer of a model for the recipe, without weight decay for BN."""
-    norms = {id(p) for norm in worker_batch_norms(model) for p in norm.parameters()}
-    parts = [[p for p in model.parameters() if (id(p) in norms) == are] for are in (False, True)]
+    still = {id(p) for norm in worker_batch_norms(model) for p in norm.parameters()}
+    if not made.optim.decay_bias:
+        still |= {id(p) for name, p in model.named_parameters() if "bias" in name}
+    parts = [[p for p in model.parameters() if (id(p) in still) == are] for are in (False, True)]
     decays = made.optim.weight_decay, 0
     groups = [{"params": part, "weight_decay": w} for part, w in zip(parts, decays, strict=True)]
-    if made.optim.name == "adam":
-        return torch.optim.Adam(groups, lr=0.0)
+    if made.optim.name == "adamw":
+        return torch.optim.AdamW(groups, lr=0.0)
     return torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True)
 
 

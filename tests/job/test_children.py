@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from helpers.broken_machine import broken_environment, remaining_processes
+from helpers.waiting import wait_until
 
 from lsgd.job import children, ending
 from lsgd.job.children import run_with_limit, running_child, telling_line
+from lsgd.job.system import tagged_pids
 
 
 @pytest.mark.parametrize("leaves", ["setsid sleep 600 & sleep 600", "setsid sleep 600 & exit 0"])
@@ -29,6 +31,8 @@ def test_a_process_that_cannot_die_is_named_and_left(
         immortal.setattr(ending, "DYING", 0.1)
         immortal.setattr(os, "kill", lambda pid, number: None)
         with running_child(["sleep", "600"]) as child:
+            # Its environment can be read only once the kernel has started the program.
+            wait_until(lambda: tagged_pids(children.OURS) == {child.process.pid})
             child.stop()
             assert f"does not end it: pid {child.process.pid}\n" in capsys.readouterr().err
             immortal.undo()

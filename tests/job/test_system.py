@@ -43,6 +43,7 @@ def child() -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
+@pytest.mark.ps
 def test_the_end_of_a_process_is_seen(portable: None, child: "subprocess.Popen[bytes]") -> None:
     """Also as long as nobody has waited for it."""
     ended = system.watch_process(child.pid)
@@ -58,6 +59,7 @@ def test_the_end_of_a_process_is_seen(portable: None, child: "subprocess.Popen[b
         system.watch_process(child.pid)
 
 
+@pytest.mark.ps
 def test_processes_are_found_by_their_tag(
     portable: None, child: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:

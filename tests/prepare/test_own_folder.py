@@ -13,7 +13,7 @@ from PIL import Image
 
 from lsgd import config, evaluate, train
 from lsgd.errors import UsageError
-from lsgd.inputs import index
+from lsgd.inputs import index, indexed_class_names
 from lsgd.inputs.index import open_indexes
 from lsgd.prepare.__main__ import main as prepare
 from lsgd.prepare.folder import overrides_for_size
@@ -224,6 +224,44 @@ def test_all_that_a_run_would_stumble_over_is_said_at_once(
         assert fault in told.err
     assert told.err.count("\n") == 1
     assert not (root / "train.index.npy").exists()
+
+
+def test_classes_without_an_image_to_evaluate_are_allowed_by_an_option(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They keep their numbers and names, whether their folder is missing in val or empty."""
+    shutil.rmtree(root / "val" / "10")
+    for file in (root / "val" / "Zebra").iterdir():
+        file.unlink()
+    assert prepare(["folder", str(root)]) == 2
+    said = capsys.readouterr().err
+    assert f"only in {root / 'train'} (10) and not in val, which --allow-empty-classes al" in said
+    assert f"no image in {root / 'val'} (Zebra), which --allow-empty-classes allows" in said
+    (root / "train" / "emu").mkdir()
+    assert prepare(["folder", str(root), "--allow-empty-classes"]) == 2
+    assert "no image in" in capsys.readouterr().err
+    (root / "train" / "emu").rmdir()
+    kept = root.parent / "kept"
+    (root / "val").rename(kept)
+    (root / "val" / "cat").mkdir(parents=True)
+    assert prepare(["folder", str(root), "--allow-empty-classes"]) == 2
+    assert f"no class has an image in {root / 'val'}; fix" in capsys.readouterr().err
+    shutil.rmtree(root / "val")
+    kept.rename(root / "val")
+    assert prepare(["folder", str(root), "--allow-empty-classes"]) == 0
+    assert f"warning: 2 classes have no image in {root / 'val'} (10, Z" in capsys.readouterr().out
+    recipe = config.load_recipe(words(root))
+    assert (recipe.data.classes, recipe.data.val_examples) == (4, 2 * VAL)
+    assert indexed_class_names(recipe) == CLASSES
+    train_index, val_index = open_indexes(recipe.data, root)
+    assert train_index.class_names() == dict(enumerate(CLASSES))
+    assert val_index.class_names() == {1: "9", 3: "cat"}
+    assert train.main(words(root)) == 0
+    assert read_run(root.parent / "run").state == "finished"
+    (root / "val" / "10").mkdir()
+    add_image(root / "val" / "10" / "new.png")
+    with pytest.raises(UsageError, match=r"val.index.npy is older .*val/10 is new"):
+        open_indexes(recipe.data, root)
 
 
 def test_files_that_are_no_images_are_named_with_the_reason(

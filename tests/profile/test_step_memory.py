@@ -44,6 +44,7 @@ def real_peak(recipe: Recipe, workers: int) -> int:
         ["workers_per_pass=1"],
         ["workers_per_pass=4", "precision=bfloat16"],
         ["workers_per_pass=2", "optim=lars", "averaging=ema", "averaging.half_life=3"],
+        ["workers_per_pass=4", "optim=adamw"],
         ["workers_per_pass=4", "model=lenet5", "data=fashion_mnist", "channels_last=true"],
     ],
     ids=lambda words: "-".join(words),
@@ -73,6 +74,8 @@ def test_of_what_they_are() -> None:
     added = [two.activations - one.activations for one, two in itertools.pairwise(counted.values())]
     assert added[1] == pytest.approx(2 * added[0], rel=0.1)
     assert count_step(made, [4])[4] == counted[4]
+    two_means = count_step(recipe("optim=adamw"), [4])[4]
+    assert two_means.optimizer == 8 * numbers + 4 * len(list(network.parameters()))
     halved = count_step(replace(made, precision="bfloat16"), [4])[4]
     assert halved.activations < 0.75 * counted[4].activations
 

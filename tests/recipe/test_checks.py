@@ -22,6 +22,7 @@ from lsgd.rules import sampler
 from lsgd.strategy.tasks import hosted_workers
 
 ADAM = "optim.name=adam optim.nesterov=false"
+ADAMW = "optim.name=adamw optim.nesterov=false"
 ADAGRAD = "optim.name=adagrad optim.nesterov=false optim.momentum=0.0"
 LOCAL = "strategy.name=local"
 HOGWILD = "strategy.name=hogwild optim.momentum=0.0 optim.nesterov=false"
@@ -31,7 +32,7 @@ SMOOTH = "schedule.decay=linear schedule.milestones=[] schedule.end_lr=0.1"
 LIVE = "strategy.name=async strategy.order=live"
 
 WRONG = {
-    "one_of": "nothing", "some_of": ["nothing"], "at_least": -1, "at_least_or_auto": -1,
+    "one_of": "nothing", "some_of": ["nothing"], "at_least": -1, "at_least_or": -1,
     "above_0": 0.0, "finite": float("nan"), "below": 10**30, "at_most": 10**6,
     "folder_name": "../run", "not_empty": "", "evaluation_places": 1.5,
 }  # fmt: skip
@@ -72,12 +73,14 @@ REFUSED = [
         (f"{LARS} optim.momentum=0.0", "optim.momentum=0 .* write optim.nesterov=false"),
         ("optim.name=adam", "nesterov=true .*=adam; write optim.nesterov=false, as optim=adam"),
         (f"{ADAM} optim.equation=10", "equation=10 .*=adam; .* write optim=sgd or lars"),
-        (f"{ADAM} optim.momentum=0.0", "optim.momentum=0 sets Adam.* write optim.momentum=0.9"),
+        (f"{ADAM} optim.momentum=0.0", "optim.momentum=0 .*=adam, .* write optim.momentum=0.9"),
         (f"{ADAM} optim.eps=0.0", "optim.eps=0 may divide by 0 with optim.name=adam"),
         (f"{ADAGRAD} optim.momentum=0.9", "momentum=0.9 .*=adagrad; write optim.momentum=0, as"),
-        ("optim.beta2=0.9", "optim.beta2=0.9 .*=sgd; leave it out, or write optim=adam"),
+        ("optim.beta2=0.9", "optim.beta2=0.9 .*=sgd; .*, or write optim=adam or adamw"),
         ("optim.trust=0.02", "optim.trust=0.02 .*=sgd; leave it out, or write optim=lars"),
         ("optim.clip_norm=5.0 optim.equation=10", "clip_norm=5 .* optim.equation=9"),
+        (f"{ADAMW} optim.momentum=0.0", "optim.momentum=0 .*=adamw, .* write optim.momentum=0.9"),
+        (f"{ADAMW} optim.trust=0.02", "trust=0.02 .*=adamw; leave it out, or write optim=lars"),
         (f"{LARS} strategy.name=sync", "norm of each whole tensor, .* strategy=sync no "),
         (f"{ADAM} {APEX}", "^optim.fused=apex .*name=adam; write optim.name=sgd or lars, or "),
         (f"{APEX} device=cpu", "apex .* GPU.* device=cpu; write device=auto or cuda, or optim"),

@@ -218,7 +218,7 @@ def test_fields_are_listed_with_default_limits_and_meaning(
     }
     assert max(map(len, lines)) <= 140
     some = listed(capsys, "--fields", "optim.clip")
-    assert some[0] == "optim=adagrad|adam|lars|sgd   [conf/optim/]"
+    assert some[0] == "optim=adagrad|adam|adamw|lars|sgd   [conf/optim/]"
     assert some[1] == "optim.clip_norm=null   [above 0]"
     assert some[2].startswith("    ")
 
@@ -360,7 +360,7 @@ def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
         ("+recipe=bs8k rehearse=2", "rehearse=2 is not true or false", "rehearse=true"),
         ("+recipe=bs64 target.top1=9", "'target.top1'", "did you mean target.top1_error"),
         ("+recipe=bs8k ~workers", "workers has no value", "workers=…"),
-        ("+recipe=bs8k optim=adamw", "optim=adamw", "did you mean adam"),
+        ("+recipe=bs8k optim=adamx", "optim=adamx", "did you mean adam"),
         ("+recipe=bs8k optim={a:1}", "'optim.a'", "did you mean optim or optim.name"),
         ("+recipe=bs8k hardware.a=1", "hardware is a choice", "write hardware=NAME for one of"),
         ("+recipe=bs8k model=[resnet50,resnet20]", "model=[resnet50,resnet20]", "resnet50"),
@@ -371,6 +371,10 @@ def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
         ("+recipe=bs8k epochs=3", "has 30, which is outside a run of 3 epochs; in proportion write",
          "epochs=3 schedule.milestones=[1,2] schedule.warmup_epochs=0.17"),
         ("+recipe=bs8k batch-size=64 rehearse=true", "256 x 32", "workers=2"),
+        ("+recipe=bs8k bs=64", "'bs'", "write worker_batch=N and workers=K, whose product"),
+        ("+recipe=bs8k momentum=0.8", "'momentum'", "write optim.momentum=…"),
+        ("+recipe=bs8k optimizer=adam", "'optimizer'", "write optim=…"),
+        ("foo.bar=1", "there is no key 'foo'", "see --help"),
         ("batch_size=4096", "batch_size is workers x worker_batch", "workers=…"),
         ("+recipe=bs8k optim.lr=0.1", "optim.lr is not set itself", "schedule.reference_batch"),
         ("+recipe=bs8k epochs=1.5", "epochs=1.5 is not a whole number", "epochs=30"),

@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -16,12 +17,14 @@ CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 RATES = [0.1, 0.1, 0.4, 0.4, 0.04, 0.8, 0.08]
 FORMS = [(9, False), (10, False), (10, True)]
 ADAM = Optim(name="adam", nesterov=False, weight_decay=0.01, beta2=0.99, eps=1e-6)
+ADAMW = Optim(name="adamw", nesterov=False, weight_decay=0.3, beta2=0.99, eps=1e-6)
 ADAGRAD = Optim(name="adagrad", momentum=0.0, nesterov=False, weight_decay=0.01, eps=1e-10)
 SGD = Optim(weight_decay=0.01)
 LARS = Optim(name="lars", weight_decay=0.01, eps=0.0, trust=0.02, decay_bias=False)
 ALL = [
     *(replace(SGD, equation=e, momentum_correction=c) for e, c in FORMS), ADAM, ADAGRAD, LARS,
     *(replace(each, clip_norm=1.5) for each in (SGD, ADAM, ADAGRAD, LARS)),
+    ADAMW, replace(ADAMW, clip_norm=1.5),
 ]  # fmt: skip
 """Every optimizer, and those that clip."""
 
@@ -101,17 +104,20 @@ LOOPS = {
     "corrected": (replace(HEAVY_BALL, momentum_correction=True), corrected),
     "adam": (ADAM, adam),
     "adagrad": (ADAGRAD, adagrad),
+    "adamw": (ADAMW, adam),  # whose decay is not in the gradient
 }
 
 
 @pytest.mark.parametrize("clip", [None, 10.0])
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_plain_loop_comes_to_the_same(name: str, clip: float | None) -> None:
-    """The gradient of all parameters is clipped by its one norm, and then decay is added."""
+    """The gradient of all parameters is clipped by its one norm, and then decay is added.
+
+    AdamW multiplies the weights by 1 - lr decay instead."""
     (settings, rule), model = LOOPS[name], small_net()
     weights = [p.detach().clone() for p in model.parameters()]
     states = [[torch.zeros_like(w), torch.zeros_like(w)] for w in weights]
-    decays = [0.01, 0.01, 0.0, 0.0, 0.01, 0.01]
+    decays = [settings.weight_decay * decays for decays in (1, 1, 0, 0, 1, 1)]
     optimizer, norms, last = make(model, replace(settings, clip_norm=clip)), [], RATES[0]
     for number, lr in enumerate(RATES):
         take_step(model, optimizer, lr, number)
@@ -120,11 +126,30 @@ def test_a_plain_loop_comes_to_the_same(name: str, clip: float | None) -> None:
         norms.append(sum((g**2).sum() for g in gradients).sqrt())
         factor = 1 if clip is None else min(1, clip / norms[-1])
         for i, g in enumerate(gradients):
-            g = factor * g + decays[i] * weights[i]
+            g = factor * g
+            if settings.name == "adamw":
+                weights[i] = weights[i] - lr * decays[i] * weights[i]
+            else:
+                g = g + decays[i] * weights[i]
             weights[i] = rule(weights[i], states[i], g, lr, last, number + 1)
         last = lr
     assert min(norms) < 10 < max(norms)  # so that some are clipped
     torch.testing.assert_close([p.detach() for p in model.parameters()], weights, **CLOSE)
+
+
+def test_adamw_is_that_of_torch() -> None:
+    """Its plain loop over tensors; and norms and biases do not decay, as in recipes for images."""
+    ours, theirs = small_net(), small_net()
+    settings = compose_recipe("recipe=digits", "optim=adamw").optim
+    weights = [theirs[0].weight, theirs[3].weight]
+    others = [theirs[0].bias, *theirs[1].parameters(), theirs[3].bias]
+    groups = [{"params": weights, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
+    plain = torch.optim.AdamW(groups, betas=(0.9, 0.999), foreach=False, fused=False)
+    optimizer = make(ours, settings)
+    for number, lr in enumerate(RATES):
+        take_step(ours, optimizer, lr, number)
+        take_step(theirs, plain, lr, number)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), **CLOSE)
 
 
 @given(

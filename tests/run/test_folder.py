@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import pytest
 from helpers.checkpoints import content, open_once, recipe, tiny
 
+from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import NotSavedError, UsageError
 from lsgd.run import checkpoint, lock
@@ -90,6 +91,48 @@ def test_another_trajectory_is_refused(tmp_path: Path, with_checkpoint: bool) ->
     expected = rf"another run at step {3 * with_checkpoint} .*{hashes[0]}.*{hashes[1]}.*config.yaml"
     with pytest.raises(UsageError, match=expected):
         open_once(other)
+    assert listing(tmp_path) == before
+
+
+TWO_EPOCHS = ["epochs=2", "schedule.milestones=[1]", "schedule.warmup=none"]
+
+
+def test_a_longer_run_of_the_same_past_goes_on(tmp_path: Path) -> None:
+    """Again, too, if it died before it saved; its configuration becomes that of the longer run."""
+    saved = saved_run(tmp_path, *TWO_EPOCHS, step=180)
+    longer = recipe(*TWO_EPOCHS, "epochs=4", f"run_dir={tmp_path}")
+    for _ in range(2):
+        opened = open_once(longer)
+        assert (opened.content, opened.checkpoint_path) == (saved, f"{tmp_path}/checkpoint-180.pt")
+        assert opened.warning == "the run had epochs=2 and is extended to epochs=4"
+        assert config.read_recipe(tmp_path / "config.yaml") == longer
+    shorter = recipe(*TWO_EPOCHS, f"run_dir={tmp_path}")
+    assert open_once(shorter).warning == ""
+    assert config.read_recipe(tmp_path / "config.yaml") == shorter
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (
+            ["schedule.milestones=[2]"],
+            "with epochs=2 at step 180, which cannot be extended to epochs=",
+        ),
+        (
+            ["schedule.milestones=[2]"],
+            "4: step 90 had lr 0.005, and .* 0.05 with .*; write another run_d",
+        ),
+        (["seed=1"], "holds another run at step 180 .* with epochs=2 seed=0, this .* seed=1"),
+        (["epochs=1", "schedule.milestones=[]"], "holds another run at step 180"),
+    ],
+)
+def test_a_longer_run_of_another_past_is_refused(
+    tmp_path: Path, words: list[str], refusal: str
+) -> None:
+    saved_run(tmp_path, *TWO_EPOCHS, step=180)
+    before = listing(tmp_path)
+    with pytest.raises(UsageError, match=refusal):
+        open_once(recipe(*TWO_EPOCHS, "epochs=4", *words, f"run_dir={tmp_path}"))
     assert listing(tmp_path) == before
 
 

@@ -2,6 +2,7 @@ import os
 import resource
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from test_checkpoint import same, tiny
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.errors import NotSavedError, PreemptedError
+from lsgd.recipe.retention import newest_steps
 from lsgd.run import checkpoint
 from lsgd.run.metrics import Log
 from lsgd.run.saver import CheckpointSaver
@@ -48,7 +50,7 @@ def test_only_the_first_process_saves(tmp_path: Path) -> None:
     def process(comm: Comm) -> None:
         folder = tmp_path / str(comm.rank)
         folder.mkdir()
-        with CheckpointSaver(folder, comm, Log(), keep=2) as saver:
+        with CheckpointSaver(folder, comm, Log(), keep=newest_steps) as saver:
             saver.save(tiny(1))
             saver.save(tiny(2), milestone=True)
 
@@ -73,7 +75,7 @@ def test_training_goes_on_while_it_is_written(
 
     monkeypatch.setattr(os, "fsync", slow)
     made = tiny(1)
-    with CheckpointSaver(tmp_path, SingleComm(), Log(), keep=2) as saver:
+    with CheckpointSaver(tmp_path, SingleComm(), Log(), keep=newest_steps) as saver:
         saver.save(made)
         made.model["w"].fill_(99)
         made.optimizer["state"][0]["momentum_buffer"].fill_(99)
@@ -92,7 +94,9 @@ def test_training_goes_on_while_it_is_written(
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(small_disk: Path, ballast: Path) -> None:
     log = Said()
-    with CheckpointSaver(small_disk, SingleComm(), log, keep=9) as saver:
+    with CheckpointSaver(
+        small_disk, SingleComm(), log, keep=partial(newest_steps, count=9)
+    ) as saver:
         for step in (1, 2, 3):
             saver.save(large(step))
         assert log.warnings == []
@@ -117,7 +121,9 @@ def test_a_full_disk_at_the_end_is_an_error_on_all_processes(
 
     def process(comm: Comm) -> str:
         try:
-            with CheckpointSaver(small_disk, comm, Log(), keep=3) as saver:
+            with CheckpointSaver(
+                small_disk, comm, Log(), keep=partial(newest_steps, count=3)
+            ) as saver:
                 for step in (1, 2, 3):
                     saver.save(large(step))
                 if leaving:
@@ -138,7 +144,9 @@ def test_any_other_failure_ends_all_processes_at_the_next_save(tmp_path: Path) -
 
     def process(comm: Comm) -> str:
         try:
-            with CheckpointSaver(tmp_path / "gone", comm, Log(), keep=3) as saver:
+            with CheckpointSaver(
+                tmp_path / "gone", comm, Log(), keep=partial(newest_steps, count=3)
+            ) as saver:
                 saver.save(tiny(1))
                 saver.save(tiny(2))
                 raise AssertionError("not noticed")
@@ -156,7 +164,9 @@ def test_after_another_error_the_write_is_finished(tmp_path: Path) -> None:
     log = Said()
 
     def fail(step: int) -> None:
-        with CheckpointSaver(tmp_path, SingleComm(), log, keep=3) as saver:
+        with CheckpointSaver(
+            tmp_path, SingleComm(), log, keep=partial(newest_steps, count=3)
+        ) as saver:
             saver.save(large(step))
             raise ZeroDivisionError
 

@@ -182,7 +182,7 @@ def by_hand(made: Recipe) -> dict[str, list[Tensor]]:
     ("rule", "words"),
     [
         *((rule, ()) for rule in RULES),
-        ("nesterov", ("optim=adam", "strategy.local_steps=20")),  # longer than an epoch
+        ("nesterov", ("optim=adamw", "strategy.local_steps=20")),  # longer than an epoch
         ("elastic", ("optim.clip_norm=0.5",)),
     ],
 )

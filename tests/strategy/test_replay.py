@@ -91,7 +91,7 @@ def synchronous(*words: str) -> Checkpoint:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [(), ("optim=adam",), ("optim=adagrad",), ("optim.clip_norm=0.5",)],
+    [(), ("optim=adam",), ("optim=adagrad",), ("optim.clip_norm=0.5",), ("optim=adamw",)],
 )
 def test_no_backup_is_the_synchronous_run(optimizer: tuple[str, ...]) -> None:
     words = ["strategy=backup", "strategy.backup=0", "strategy.servers=2", *UNEVEN, *optimizer]

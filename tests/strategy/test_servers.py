@@ -32,6 +32,7 @@ from lsgd.strategy.clock import step_seconds
 from lsgd.strategy.guard import SAVE_NOTE, STOP_NOTE
 
 ADAM = ("optim=adam", "optim.eps=1e-4")
+ADAMW = ("optim=adamw", "optim.eps=1e-4", "optim.weight_decay=0.5")
 ADAGRAD = ("optim=adagrad",)
 CLIPPED = ("optim.clip_norm=0.5",)
 VELOCITY = ("optim.equation=10", "optim.momentum_correction=true")
@@ -56,6 +57,7 @@ def test_one_process_goes_on_with_what_another_strategy_has_saved() -> None:
         ADAGRAD,
         CLIPPED,
         (*ADAM, "optim.clip_norm=0.3"),
+        ADAMW,
     ],
 )
 @pytest.mark.parametrize(

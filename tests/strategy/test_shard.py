@@ -84,6 +84,7 @@ def plain(recipe: Recipe, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]
         ADAM | {"channels_last": True},
         {"optim": Optim(name="adagrad", momentum=0.0, nesterov=False)},
         {"optim__clip_norm": 1.0},
+        {"optim": Optim(name="adamw", nesterov=False, weight_decay=0.3, eps=1e-4)},
     ],
 )
 def test_all_shards_together_make_the_update(

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.composed import compose_recipe
+from helpers.differences import distance
 from helpers.event_file import points, texts
+from helpers.reference_run import newest_checkpoint
 
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
@@ -19,6 +21,7 @@ from lsgd.models import make_model
 from lsgd.rules.metric import TOP1
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
+from lsgd.run.read import read_run
 from lsgd.run.rows import read_rows
 from lsgd.run.saver import CheckpointSaver
 from lsgd.step import train_step
@@ -30,6 +33,10 @@ SHORT = ["epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1", "log
 
 def recipe(folder: Path, *words: str):
     return compose_recipe("+recipe=digits", *SHORT, f"run_dir={folder}", *words)
+
+
+SAVED = ("fingerprint", "step", "epoch", "order", "lr", "rates", "data")
+"""The fields of a checkpoint that are neither tensors nor have paths."""
 
 
 def curves(folder: Path) -> list[dict]:
@@ -122,6 +129,40 @@ def test_a_checkpoint_is_evaluated_to_the_error_it_was_saved_with(
     assert evaluate_checkpoint(file, ["val_batch=7", "inputs=memory"]) == found
     with pytest.raises(UsageError, match="would change the run"):
         evaluate_checkpoint(file, ["inputs=synthetic"])
+
+
+FEW = ["inputs=synthetic", "data.train_examples=48", "workers=4", "worker_batch=4"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["optim=adamw", "schedule.reference_lr=0.001"],
+        ["averaging=last", "averaging.epochs=2", "tail=keep"],
+        ["strategy=diloco", "strategy.local_steps=3", *FEW],
+        ["strategy=async", "cluster.spread=0.5", *FEW],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_run_goes_on_beyond_its_end_bit_by_bit(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if it had had all epochs from the start, with a drop that the shorter run did not have."""
+    on, whole = tmp_path / "on", tmp_path / "whole"
+    train(recipe(on, *words, "epochs=2", "schedule.milestones=[]"))
+    capsys.readouterr()
+    error = train(recipe(on, *words))
+    printed = capsys.readouterr().out
+    assert "warning: the run had epochs=2 and is extended to epochs=4\n" in printed
+    assert "resumes after step" in printed
+    assert train(recipe(whole, *words)) == error
+    assert [row for row in curves(on) if row["kind"] != "warning"] == curves(whole)
+    ours, theirs = newest_checkpoint(on), newest_checkpoint(whole)
+    assert distance(ours, theirs) == 0
+    assert vars(ours).items() >= {each: vars(theirs)[each] for each in SAVED}.items()
+    assert read_run(on).state == "finished"
+    train(recipe(on, *words))
+    assert "warning" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

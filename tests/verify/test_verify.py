@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +14,35 @@ from helpers.composed import compose_recipe
 from helpers.launching import launch
 
 from lsgd import config
+from lsgd.comm.single import SingleComm
+from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
-from lsgd.run.rows import read_rows
+from lsgd.run.metrics import row_callback
+from lsgd.run.rows import Row, read_rows
 from lsgd.run.verification import RunVerification, read_verification
+from lsgd.strategy.allreduce import AllReduce
 from lsgd.train import train
 from lsgd.verify.__main__ import main
 from lsgd.verify.evidence import Evidence
-from lsgd.verify.reexecution import draw_places
+from lsgd.verify.reexecution import draw_places, load, norm_rounding, perturb
 from lsgd.workloads import open_workload
 from lsgd.workloads.images import ImageClassification
 
-# 2 epochs of 20 steps, with evaluations after steps 15 and 35 too; the checkpoints of steps 20 (a
-# milestone), 25, 30, 35 and 40 are kept.
+# 2 epochs of 10 steps, with evaluations after steps 5 and 15 too. Of the checkpoints after each
+# step these are kept.
 WORDS = (
     "+recipe=digits", "epochs=2", "schedule.milestones=[1]", "schedule.warmup_epochs=0.5",
-    "workers=3", "worker_batch=24", "schedule.reference_batch=24", "precision=float64",
-    "log_steps=1", "checkpoint_steps=5", "keep_checkpoints=4", "workers_per_pass=3",
-    "data.augmentation=shift_flip", "schedule.reference_lr=0.02", "evaluation.every=0.75",
+    "workers=3", "worker_batch=48", "schedule.reference_batch=48", "precision=float64",
+    "log_steps=1", "checkpoint_steps=1", "keep_checkpoints=verify", "workers_per_pass=3",
+    "data.augmentation=shift_flip", "schedule.reference_lr=0.02", "evaluation.every=0.5",
 )  # fmt: skip
+KEPT = (1, 2, 5, 6, 9, 10, 11, 13, 14, 17, 18, 19, 20)
 SAYING = ("loss", "gradient_norm")
 """The keys of a train row, besides the error, that are computed again."""
-OPTIONS = ("--steps", "5", "--places", "9", "--seed", "3")
+SHORT = 3
+"""The step before which a short run ends."""
 
 
 def made_run(folder: Path, *words: str) -> Path:
@@ -43,14 +50,44 @@ def made_run(folder: Path, *words: str) -> Path:
     return folder
 
 
+class EndOfShortRunError(Exception):
+    """The error that ends a short run."""
+
+
+def made_short_run(folder: Path, *words: str) -> Path:
+    def end(row: Row) -> None:
+        if row["step"] == SHORT:
+            raise EndOfShortRunError
+
+    with row_callback(end), pytest.raises(EndOfShortRunError):
+        made_run(folder, *words)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_run(tmp_path_factory.mktemp("honest") / "run")
+    """A run that was killed after its third step, and resumed."""
+    return made_run(made_short_run(tmp_path_factory.mktemp("honest") / "run"))
+
+
+@pytest.fixture(scope="module")
+def of_another_seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run that is relabelled, so that no test may edit it."""
+    return made_short_run(tmp_path_factory.mktemp("other") / "run", "seed=1")
 
 
 @pytest.fixture
 def copied(honest: Path, tmp_path: Path) -> Path:
     return shutil.copytree(honest, tmp_path / "run", symlinks=True)
+
+
+def options(*places: int) -> tuple[str, ...]:
+    """The options with which two steps after each of these places of the run are verified."""
+    drawn = (seed for seed in range(10**6) if draw_places(KEPT, len(places), seed) == [*places])
+    return "--steps", "2", "--places", str(len(places)), "--seed", str(next(drawn))
+
+
+OPTIONS = options(0, 20)
 
 
 def verified(folder: Path, *words: str) -> tuple[int, RunVerification]:
@@ -70,26 +107,41 @@ def edit_row(folder: Path, kind: str, step: int, **values: Any) -> None:
     edit_rows(folder, lambda row: (row["kind"], row["step"]) == (kind, step) and row.update(values))
 
 
+def step_of(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
+
+
 def edit_checkpoints(folder: Path, edit: Callable[[Checkpoint], Checkpoint], *steps: int) -> None:
     """Replace the checkpoints of these steps by edited ones that have the right check sums."""
     for path in checkpoint.checkpoint_files(folder):
-        saved = checkpoint.decode_checkpoint(checkpoint.read(path), str(path))
-        if not steps or saved.step in steps:
+        if not steps or step_of(path) in steps:
+            saved = load(path)
             is_milestone = path.name.startswith("milestone")
-            checkpoint.write(edit(saved), folder, milestone=is_milestone, keep=9)
+            checkpoint.write(edit(saved), folder, milestone=is_milestone, keep=set)
 
 
 def relabel(folder: Path, honest: Path) -> None:
-    """Let the run of another recipe claim to be of the honest one, as a careful forger would."""
+    """Let a run of another recipe claim to be of the honest one, as a careful forger would."""
     shutil.copy(honest / "config.yaml", folder / "config.yaml")
     recipe = config.read_recipe(folder / "config.yaml")
-    edit_checkpoints(folder, lambda saved: _relabelled(saved, recipe))
+    edit_rows(
+        folder,
+        lambda row: row["kind"] == "train" and row.update(lr=recipe.lr(row["step"] - 1)),
+    )
+    groups = load(honest / "checkpoint-20.pt").optimizer["param_groups"]
+    edit_checkpoints(folder, lambda saved: _relabelled(saved, recipe, groups))
 
 
-def _relabelled(saved: Checkpoint, recipe: Recipe) -> Checkpoint:
+def _relabelled(saved: Checkpoint, recipe: Recipe, groups: list[dict[str, Any]]) -> Checkpoint:
     order = open_workload(recipe, torch.device("cpu")).example_order(saved.epoch)
-    hashed = checkpoint.order_hash(order)
-    return replace(saved, fingerprint=recipe.fingerprint, order=hashed)
+    lr = recipe.lr(saved.step - 1)
+    return replace(
+        saved,
+        fingerprint=recipe.fingerprint,
+        order=checkpoint.order_hash(order),
+        lr=lr,
+        optimizer=saved.optimizer | {"param_groups": [group | {"lr": lr} for group in groups]},
+    )
 
 
 @pytest.mark.slow  # its fixture trains the run, and imports what training needs
@@ -97,44 +149,105 @@ def test_an_honest_run_is_confirmed_and_its_folder_stays_as_it_is(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path.name: path.read_bytes() for path in copied.iterdir() if path.is_file()}
-    code, found = verified(copied)
+    assert sorted(map(step_of, checkpoint.checkpoint_files(copied))) == [*KEPT]
+    places = [0, 5, 9, 13, 20]
+    code, found = verified(copied, *options(*places))
     assert (code, found.mismatches, found.unresolved) == (0, [], {})
     assert {path.name: path.read_bytes() for path in copied.iterdir() if path.is_file()} == before
-    assert (found.places, found.executed_steps, found.made_steps) == (
-        [0, 20, 25, 30, 35, 40],
-        25,
-        40,
-    )
-    # 42 rows have an lr, and so has each of 5 checkpoints; 25 steps were executed again.
-    assert (found.compared["lr"], found.compared["loss"]) == (47, 25)
-    # Each of the checkpoints 25, 30, 35 and 40 was computed again from the one before.
-    assert found.compared["model"] == 4 * len(list(torch.load(
-        copied / "checkpoint-40.pt", weights_only=True)["model"]
-    ))  # fmt: skip
-    # The evaluations of the checkpoints of steps 20, 35 and 40, and those after steps 35 and 40.
-    assert found.compared["val_top1_error"] == 5
+    assert (found.places, found.executed_steps, found.made_steps) == (places, 8, 20)
+    # 22 rows have an lr, and so has each of 13 checkpoints; 8 steps were executed again.
+    assert (found.compared["lr"], found.compared["loss"]) == (35, 8)
+    # The checkpoints 1, 2, 6, 10, 11 and 14 were computed again.
+    assert found.compared["model"] == 6 * len(load(copied / "checkpoint-20.pt").model)
+    # The evaluations after steps 10 and 15, and of the checkpoints 5 and 20.
+    assert found.compared["val_top1_error"] == 4
     output = capsys.readouterr().out
-    assert output.index("allowed: ") < output.index("Confirmed: 25 of 40 steps (62.5 %)")
+    assert output.startswith(f"reading {copied}\n")
+    assert "each twice: 16 steps and 8 evaluations\nallowed: " in output
+    assert output.index("allowed: ") < output.index("Confirmed: 8 of 20 steps (40 %)")
+
+
+@pytest.mark.slow
+def test_a_run_that_went_on_to_more_epochs_is_confirmed(tmp_path: Path) -> None:
+    """With its checkpoint of the shorter run, which has another fingerprint."""
+    folder = made_run(tmp_path / "run", "epochs=1", "schedule.milestones=[]")
+    made_run(folder)
+    code, verification = verified(folder)
+    assert code == 0
+    assert "checkpoint-10.pt was saved while the run had epochs=1" in verification.notes
 
 
 def test_rounding_is_measured_where_no_fixed_tolerance_holds(tmp_path: Path) -> None:
     """Other micro-batches change the last bits; float32 at a high lr makes more of them."""
-    folder = made_run(tmp_path / "run", "precision=float32", "schedule.reference_lr=0.2")
-    out = tmp_path / "out.json"
-    options = [*OPTIONS, "--places", "2", "--out", str(out)]
-    assert main([str(folder), "workers_per_pass=1", *options]) == 0
-    assert 0 < read_verification(out).largest_difference < 0.2
+    folder = made_short_run(tmp_path / "run", "precision=float32", "schedule.reference_lr=0.2")
+    code, found = verified(folder, "workers_per_pass=1")
+    assert code == 0
+    assert 0 < found.largest_difference < 0.2
+
+
+def test_images_are_read_by_the_loader_of_the_run(tmp_path: Path) -> None:
+    """DALI, which is chosen where it is installed, resizes to other pixels than torchvision."""
+    old = Path(__file__).parent.parent / "fixtures/0.1"
+    words = [
+        f"data.root={old / 'images'}",
+        "inputs.decoders=0",
+        "--out",
+        str(tmp_path / "out.json"),
+    ]
+    assert main([str(old / "images-killed"), "--steps", "1", *words]) == 0
+    found = read_verification(tmp_path / "out.json")
+    assert found.compared["loss"] == 2
+    assert "torchvision" in found.machine
+    assert not any(note.startswith("inputs") for note in found.notes)
+
+
+def test_the_rounding_of_a_large_gradient_norm_is_measured() -> None:
+    """One sum of 5 million float32 numbers is wrong in the fourth digit; one of few is not."""
+    assert 1e-6 < norm_rounding(5_000_000, "float32") < 1e-3
+    assert norm_rounding(1000, "float32") < 1e-6
+    assert norm_rounding(100_000, "float64") < 1e-12
+
+
+def test_rounding_of_the_norm_by_which_gradients_are_clipped_changes_the_copy() -> None:
+    recipe = compose_recipe(*WORDS, "optim.clip_norm=1")
+    learners = [Learner(recipe, SingleComm(), torch.device("cpu"), {}) for _ in range(2)]
+    before = [parameter.detach().clone() for parameter in learners[0].model.parameters()]
+    for learner, rounding in zip(learners, (0.0, 0.5), strict=True):
+        perturb(learner, rounding)
+        strategy = learner.strategy
+        assert isinstance(strategy, AllReduce)
+        for parameter in learner.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        strategy.reducer.gradient_norm.fill_(10.0)
+        for group in strategy.optimizer.param_groups:
+            group |= {"lr": 1.0, "weight_decay": 0.0}
+        strategy.optimizer.step()
+    for start, first, second in zip(
+        before, *(each.model.parameters() for each in learners), strict=True
+    ):
+        assert torch.allclose((second - start), 1.5 * (first - start), atol=1e-9)
 
 
 @pytest.mark.distributed
 def test_three_processes_confirm_the_run_of_one(copied: Path) -> None:
     """And draw the same places: there are more checkpoints than places, and no seed is given."""
-    options = ["--steps", "5", "--places", "3"]
-    ran = launch("forked", 3, "-m", "lsgd.verify", str(copied), *options)
+    ran = launch(
+        "forked",
+        3,
+        "-m",
+        "lsgd.verify",
+        str(copied),
+        "--steps",
+        "2",
+        "log_steps=1",
+        "--places",
+        "3",
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("reading ") == 1
     found = read_verification(copied.with_name("run.verification.json"))
     assert found.machine.startswith("3 processes")
-    assert found.compared["loss"] == 10  # none after the last checkpoint
+    assert found.compared["loss"] == found.executed_steps >= 3
 
 
 @pytest.mark.slow
@@ -147,6 +260,19 @@ def test_rows_that_say_nothing_confirm_nothing(
     edit_rows(copied, lambda row: [row.pop(key, None) for key in (*SAYING, "top1_error")])
     assert main([str(copied), *OPTIONS]) == 2
     assert "no value of" in capsys.readouterr().err
+
+
+def test_the_steps_to_the_next_row_are_named_before_any_is_executed(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in checkpoint.checkpoint_files(copied):
+        path.unlink()
+    rows = [row for row in read_rows(copied / "metrics.jsonl") if row["kind"] != "train"]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([str(copied), *OPTIONS]) == 2
+    output = capsys.readouterr()
+    assert "write --steps 5 to reach its next one" in output.err
+    assert "allowed" not in output.out
 
 
 @pytest.mark.slow
@@ -166,38 +292,47 @@ def edited_rows(folder: Path) -> None:
 
     Then an error that the checkpoints do not have, and a final error that the last one has too.
     """
-    edit_row(folder, "train", 32, loss=0.5)
+    edit_row(folder, "train", 16, loss=0.5)
     norm = next(row["gradient_norm"] for row in read_rows(folder / "metrics.jsonl")[1:])
     edit_row(folder, "train", 1, gradient_norm=norm * (1 + 1e-7))
-    edit_row(folder, "train", 17, lr=0.1)
-    edit_row(folder, "epoch", 20, val_top1_error=1.0)
-    edit_row(folder, "epoch", 40, val_top1_error=2.0)
-    edit_row(folder, "evaluation", 15, epoch=0.5)
-    edit_row(folder, "evaluation", 35, val_top1_error=3.0)
+    edit_row(folder, "train", 8, lr=0.1)
+    edit_row(folder, "epoch", 10, val_top1_error=1.0)
+    edit_row(folder, "epoch", 20, val_top1_error=2.0)
+    edit_row(folder, "evaluation", 5, epoch=0.4)
+    edit_row(folder, "evaluation", 15, val_top1_error=3.0)
 
     def edit(saved: Checkpoint) -> Checkpoint:
         return replace(saved, rates=saved.rates | {2: saved.rates[2] | {"val_top1_error": 2.0}})
 
-    edit_checkpoints(folder, edit, 40)
+    edit_checkpoints(folder, edit, 20)
+
+
+def rows_cut_out_and_renumbered(folder: Path) -> None:
+    """Cut out step 2, say, which looked bad, and give its number to the next, and so on."""
+    recipe = config.read_recipe(folder / "config.yaml")
+    rows = read_rows(folder / "metrics.jsonl")
+    trained = [row for row in rows if row["kind"] == "train" and row["step"] <= 10]
+    for row, following in pairwise(trained[1:]):
+        step = row["step"]
+        row |= following | {"step": step, "epoch": recipe.epoch(step), "lr": recipe.lr(step - 1)}
+    rows.remove(trained[-1])
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def swapped_and_damaged_checkpoints(folder: Path) -> None:
-    one, other = folder / "checkpoint-25.pt", folder / "checkpoint-30.pt"
+    one, other = folder / "checkpoint-5.pt", folder / "checkpoint-6.pt"
     one.rename(folder / "aside")
     other.rename(one)
     (folder / "aside").rename(other)
-    with (folder / "checkpoint-35.pt").open("r+b") as file:
+    with (folder / "checkpoint-13.pt").open("r+b") as file:
         file.write(b"damage")
 
 
-def an_earlier_state_under_a_later_step(folder: Path) -> None:
-    path = folder / "checkpoint-30.pt"
-    earlier = checkpoint.decode_checkpoint(checkpoint.read(path), str(path))
-    edit_checkpoints(folder, lambda saved: replace(saved, model=earlier.model), 35)
+def edited_checkpoints(folder: Path) -> None:
+    """Edit the weight decay of one checkpoint, and a parameter of another in the 7th digit.
 
-
-def other_numbers_in_checkpoints(folder: Path) -> None:
-    """Edit the weight decay of one checkpoint, and a parameter of another in the 7th digit."""
+    And give one the state of the checkpoint before it.
+    """
 
     def edit_decay(saved: Checkpoint) -> Checkpoint:
         saved.optimizer["param_groups"][0]["weight_decay"] = 0.0
@@ -207,8 +342,10 @@ def other_numbers_in_checkpoints(folder: Path) -> None:
         saved.model["fc.weight"][0, 0] += 1e-7 * saved.model["fc.weight"].norm()
         return saved
 
-    edit_checkpoints(folder, edit_decay, 25)
-    edit_checkpoints(folder, edit_parameter, 40)
+    earlier = load(folder / "checkpoint-13.pt")
+    edit_checkpoints(folder, edit_decay, 5)
+    edit_checkpoints(folder, lambda saved: replace(saved, model=earlier.model), 14)
+    edit_checkpoints(folder, edit_parameter, 20)
 
 
 def another_seed_in_the_configuration(folder: Path) -> None:
@@ -217,66 +354,87 @@ def another_seed_in_the_configuration(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("forge", "named"),
+    ("forge", "places", "named"),
     [
         (
             edited_rows,
+            (0, 14, 20),
             [
-                "train row of step 32: loss is 0.5",
+                "train row of step 16: loss is 0.5",
                 "train row of step 1: gradient_norm is",
-                "train row of step 17: lr is 0.1",
+                "train row of step 8: lr is 0.1",
                 "the row of epoch 1, val_top1_error",
-                "epoch row of step 40: val_top1_error is 2.0",
-                "evaluation row of step 15: epoch is 0.5",
-                "evaluation row of step 35: val_top1_error is 3.0",
-                "the row of step 35, val_top1_error",
+                "epoch row of step 20: val_top1_error is 2.0",
+                "evaluation row of step 5: epoch is 0.4",
+                "evaluation row of step 15: val_top1_error is 3.0",
+                "the row of step 15, val_top1_error",
             ],
         ),
+        (rows_cut_out_and_renumbered, (0, 20), ["train row of step 2: loss is"]),
         (
             swapped_and_damaged_checkpoints,
+            (0, 20),
             [
-                "checkpoint-25.pt: step is 30, and must be 25",
-                "checkpoint-30.pt: step is 25, and must be 30",
-                "checkpoint-35.pt is damaged",
+                "checkpoint-5.pt: step is 6, and must be 5",
+                "checkpoint-6.pt: step is 5, and must be 6",
+                "checkpoint-13.pt is damaged",
             ],
         ),
-        (an_earlier_state_under_a_later_step, ["checkpoint-35.pt: model "]),
         (
-            other_numbers_in_checkpoints,
+            edited_checkpoints,
+            (0, 5, 13, 19, 20),
             [
-                "checkpoint-25.pt 0.weight_decay: optimizer settings is 0.0",
-                "checkpoint-40.pt: model fc.weight is not",
+                "checkpoint-5.pt 0.weight_decay: optimizer settings is 0.0",
+                "checkpoint-14.pt: model ",
+                "checkpoint-20.pt: model fc.weight is not",
             ],
         ),
-        (another_seed_in_the_configuration, ["config.yaml: fingerprint is"]),
+        (another_seed_in_the_configuration, (0, 20), ["config.yaml: fingerprint is"]),
     ],
 )
 def test_an_edited_run_is_not_confirmed(
-    forge: Callable[[Path], None], named: list[str], copied: Path
+    forge: Callable[[Path], None], places: tuple[int, ...], named: list[str], copied: Path
 ) -> None:
     forge(copied)
-    code, found = verified(copied)
+    code, found = verified(copied, *options(*places))
     assert code == 1
     for each in named:
         assert any(each in mismatch for mismatch in found.mismatches), (each, found.mismatches)
 
 
+def test_a_checkpoint_of_another_run_is_not_confirmed(
+    copied: Path, of_another_seed: Path, honest: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(of_another_seed, tmp_path / "other", symlinks=True)
+    relabel(other, honest)
+    shutil.copy(other / "checkpoint-2.pt", copied / "checkpoint-2.pt")
+    code, found = verified(copied)
+    assert code == 1
+    assert found.mismatches[0].startswith("checkpoint-2.pt: model ")
+
+
 @pytest.mark.parametrize(
     ("words", "first"),
     [
-        (["seed=1"], "train row of step 1: "),
-        (["data.augmentation=none"], "train row of step 1: "),
+        ("seed=1", "train row of step 1: "),
+        ("data.augmentation=none", "train row of step 1: "),
+        ("optim.weight_decay=0.0", "train row of step 2: "),
+        ("schedule.reference_lr=0.021", "train row of step 2: "),
     ],
-    ids=["another seed", "another augmentation"],
 )
 def test_a_run_under_the_recipe_of_another_is_not_confirmed(
-    words: list[str], first: str, honest: Path, tmp_path: Path
+    words: str, first: str, honest: Path, of_another_seed: Path, tmp_path: Path
 ) -> None:
-    folder = made_run(tmp_path / "run", *words)
+    """The lr of its rows, and the settings in its checkpoints, are those of the other recipe."""
+    folder = tmp_path / "run"
+    if words == "seed=1":
+        shutil.copytree(of_another_seed, folder, symlinks=True)
+    else:
+        made_short_run(folder, words)
     relabel(folder, honest)
-    code, found = verified(folder, "--places", "2")
+    code, found = verified(folder)
     assert code == 1
-    assert any(first in mismatch for mismatch in found.mismatches), found.mismatches
+    assert found.mismatches[0].startswith(first), found.mismatches
 
 
 def test_another_order_of_the_examples_is_not_confirmed(
@@ -289,14 +447,14 @@ def test_another_order_of_the_examples_is_not_confirmed(
             "example_order",
             lambda self, epoch: order(self, epoch)[::-1].copy(),
         )
-        folder = made_run(tmp_path / "run")
-    _, found = verified(folder, "--places", "2")
+        folder = made_short_run(tmp_path / "run")
+    _, found = verified(folder)
     assert any("order of examples is" in mismatch for mismatch in found.mismatches)
     folder.with_name("out.json").unlink()
     relabel(folder, honest)  # with the hash of the right order
-    code, found = verified(folder, "--places", "2")
+    code, found = verified(folder)
     assert code == 1
-    assert any("train row of step 1: " in mismatch for mismatch in found.mismatches)
+    assert found.mismatches[0].startswith("train row of step 1: ")
 
 
 @pytest.mark.parametrize(
@@ -321,6 +479,14 @@ def test_refusals(
     assert main(["run", *words]) == 2
     assert said in capsys.readouterr().err
     assert Path("there.json").read_text() == "mine"
+
+
+def test_an_override_before_the_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["device=cpu", str(tmp_path)]) == 2
+    assert "device=cpu is not a run folder" in (error := capsys.readouterr().err)
+    assert "write RUN before overrides" in error
 
 
 def test_other_data_and_other_kinds_of_runs_are_refused(

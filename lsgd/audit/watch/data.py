@@ -8,29 +8,39 @@ import os
 import pickle
 import random
 import sys
+import types
 from array import array
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, dataloader, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, Subset, dataloader, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
-from .record import Record, place
+from .record import WATCH, Record, is_of_script, place
 
 MAX_EXAMPLES = 2_000_000
 """The examples of an epoch whose order is recorded."""
+MAX_SUBSET = 10_000
+"""The examples of a Subset that are recorded."""
+MAX_DEPTH, MAX_ITEMS = 6, 64
+"""The nesting and length of attributes up to which random generators of a dataset are found."""
 
 
 class LoaderEpoch:
     """One pass through a DataLoader: the examples that it has asked for, in their order."""
 
-    def __init__(self, loader: Any, number: int, epoch: int, where: str) -> None:
+    def __init__(
+        self, loader: Any, number: int, epoch: int, where: str, root: int, updates: int
+    ) -> None:
         self.loader, self.number, self.epoch, self.where = loader, number, epoch, where
+        self.root, self.updates = root, updates
+        """The number of the whole dataset, and the updates before this epoch."""
         self.order = array("q")
         self.sizes: list[int] = []
         self.last = 0
         self.trained = self.evaluated = 0
+        self.is_gathered = False
         self.place = ""
         self.made = getattr(loader, "_audit_place", "")
         sampler = loader.sampler if loader.batch_sampler is None else _sampler(loader)
@@ -50,7 +60,9 @@ class LoaderEpoch:
 
 def _sampler(loader: Any) -> Any:
     batches = loader.batch_sampler
-    return batches.sampler if isinstance(batches, BatchSampler) else batches
+    while isinstance(inner := getattr(batches, "batch_sampler", None), BatchSampler):
+        batches = inner  # Accelerate's has those of one process
+    return getattr(batches, "sampler", batches)
 
 
 class DataWatch:
@@ -61,6 +73,9 @@ class DataWatch:
         self.epochs: list[LoaderEpoch] = []
         self.counts: dict[tuple[str, int], int] = {}
         self.numbers: dict[tuple[str, int], int] = {}
+        self.roots: dict[int, int] = {}
+        self.places: dict[int, str] = {}
+        """The line that has made the first DataLoader of each dataset."""
         self.set_epochs: list[int] = []
         self.streams: list[dict[str, Any]] = []
         self.by_iterator: dict[int, LoaderEpoch] = {}
@@ -75,6 +90,7 @@ class DataWatch:
         record.wrap(iterator, "_next_index", after=self._note_index)
         record.wrap(iterator, "__next__", after=self._note_batch)
         record.wrap(DistributedSampler, "set_epoch", after=self._note_set_epoch)
+        record.awaited["accelerate.accelerator"] = record.guard(self._watch_accelerate)
         real: Any = dataloader._DatasetKind.create_fetcher
 
         def create_fetcher(kind: Any, dataset: Any, *arguments: Any) -> Any:
@@ -84,8 +100,13 @@ class DataWatch:
 
         dataloader._DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
 
-    def _note_made(self, loader: Any, *_: Any, **__: Any) -> None:
-        object.__setattr__(loader, "_audit_place", place())
+    def _note_made(self, loader: Any, *arguments: Any, **settings: Any) -> None:
+        key = id(arguments[0] if arguments else settings.get("dataset"))
+        where = place()
+        if _is_call_of_library():  # such as Accelerate's, which prepares the script's own loader
+            where = self.places.get(key, where)
+        self.places.setdefault(key, where)
+        object.__setattr__(loader, "_audit_place", where)
 
     def _begin_epoch(self, loader: Any) -> None:
         # Many scripts make a new DataLoader for each epoch.
@@ -93,8 +114,10 @@ class DataWatch:
         count = self.counts.get(key, 0) + 1
         self.counts[key] = count
         number = self.numbers.setdefault(key, len(self.numbers))
+        whole = id(whole_dataset(loader.dataset)[0])
+        root = self.roots.setdefault(whole, len(self.roots))
         # Prefetching begins in __iter__, before its iterator is known.
-        self.current = LoaderEpoch(loader, number, count, place())
+        self.current = LoaderEpoch(loader, number, count, place(), root, self.record.updates)
         self.epochs.append(self.current)
         self.is_beginning = True
 
@@ -122,6 +145,14 @@ class DataWatch:
             epoch.last = epoch.sizes[given - 1] if 0 < given <= len(epoch.sizes) else 0
             self.record.loader = epoch
 
+    def _watch_accelerate(self, module: Any) -> None:
+        self.record.wrap(module.Accelerator, "gather_for_metrics", after=self._note_gathering)
+
+    def _note_gathering(self, *_: Any, **__: Any) -> None:
+        """Note that Accelerate leaves the examples out with which it has padded an evaluation."""
+        if self.record.loader is not None:
+            self.record.loader.is_gathered = True
+
     def _note_set_epoch(self, _: Any, sampler: Any, epoch: int) -> None:
         self.set_epochs.append(int(epoch))
 
@@ -139,7 +170,9 @@ class DataWatch:
 
         fetcher.fetch = observe
 
-    def _note_streams(self, before: dict[str, str], after: dict[str, str]) -> None:
+    def _note_streams(self, before: dict[str, str] | None, after: dict[str, str] | None) -> None:
+        if before is None or after is None:
+            return  # a generator could not be read, which is noted
         drawn = {name: state for name, state in before.items() if after.get(name) != state}
         worker = get_worker_info()
         line = {
@@ -153,7 +186,12 @@ class DataWatch:
             self.record.write_lines(f"{name}.streams", [line])
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield each epoch of each loader, and the random streams of this process."""
+        """Yield each epoch of each loader, and the random streams of this process.
+
+        Nothing follows after a hook of this watch has failed, since the order is then unknown.
+        """
+        if any(each.startswith(type(self).__name__) for each in self.record.failures):
+            return
         for each in self.epochs:
             yield {
                 "kind": "loader", "number": each.number, "epoch": each.epoch,
@@ -162,10 +200,22 @@ class DataWatch:
                 "told_epoch": each.told_epoch, "is_distributed": each.is_distributed,
                 "drop_last": bool(each.drop_last), "trained": each.trained,
                 "evaluated": each.evaluated, "place": each.where, "used_at": each.place,
-                "made": each.made,
+                "made": each.made, "root": each.root, "updates": each.updates,
+                "subset": whole_dataset(each.loader.dataset)[1], "is_gathered": each.is_gathered,
             }  # fmt: skip
         yield {"kind": "set_epochs", "epochs": self.set_epochs}
         yield from self.streams
+
+
+def _is_call_of_library() -> bool:
+    """Return whether a library other than torch makes the current call, and not the script."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((WATCH, os.path.dirname(torch.__file__) + os.sep)):
+            return not is_of_script(file)
+        frame = frame.f_back  # type: ignore[assignment]
+    return True
 
 
 def generators(dataset: Any) -> dict[str, str]:
@@ -180,9 +230,40 @@ def generators(dataset: Any) -> dict[str, str]:
         kinds: tuple[type, ...] = (numpy.random.Generator, numpy.random.RandomState)
     else:
         kinds = ()
-    for name, value in vars(dataset).items() if hasattr(dataset, "__dict__") else ():
-        if isinstance(value, (random.Random, *kinds)):
-            states[f"{type(dataset).__name__}.{name}"] = pickle.dumps(value)
-        elif isinstance(value, torch.Generator):
-            states[f"{type(dataset).__name__}.{name}"] = value.get_state().numpy().tobytes()
+    for number, (name, value) in enumerate(_own_generators(dataset, "", kinds, 0, set())):
+        is_torch = isinstance(value, torch.Generator)
+        state = value.get_state().numpy().tobytes() if is_torch else pickle.dumps(value)
+        states[f"{name} ({number})" if name in states else name] = state
     return {name: hashlib.sha1(state).hexdigest()[:16] for name, state in states.items()}
+
+
+def _own_generators(
+    value: Any, name: str, kinds: tuple[type, ...], depth: int, seen: set[int]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the random generators inside of a dataset and of its transforms, by their names."""
+    if isinstance(value, (random.Random, torch.Generator, *kinds)):
+        yield name, value
+        return
+    if depth > MAX_DEPTH or id(value) in seen or isinstance(value, (type, torch.Tensor)):
+        return
+    seen.add(id(value))
+    if isinstance(value, (list, tuple, dict)):
+        items = value.values() if isinstance(value, dict) else value
+        for each in items if len(value) <= MAX_ITEMS else ():
+            yield from _own_generators(each, name, kinds, depth + 1, seen)
+    elif hasattr(value, "__dict__") and not isinstance(
+        value, (types.ModuleType, types.FunctionType)
+    ):
+        for key, each in vars(value).items():
+            own = f"{type(value).__name__}.{key}"
+            yield from _own_generators(each, own, kinds, depth + 1, seen)
+
+
+def whole_dataset(dataset: Any) -> tuple[Any, list[int] | None]:
+    """Return the dataset of which another is a Subset, and the examples of it that this has.
+
+    Another dataset, or a Subset of many examples, is returned itself, with None.
+    """
+    if isinstance(dataset, Subset) and len(dataset) <= MAX_SUBSET:
+        return dataset.dataset, [int(each) for each in dataset.indices]
+    return dataset, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,6 +106,8 @@ class GradientWatch:
             self.begin()
 
     def _note_clip(self, norm: Any, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
+        if math.isinf(float(max_norm)):
+            return  # a usual way to measure the norm
         self.clip = {
             "max_norm": float(max_norm),
             "norm": norm.detach() if isinstance(norm, torch.Tensor) else norm,

@@ -34,6 +34,8 @@ class InitialisationWatch:
     def _note_place(self, module: nn.Module, *_: Any, **__: Any) -> None:
         # The module is not initialised yet, and its own __setattr__ may refuse attributes.
         object.__setattr__(module, "_audit_place", place())
+        # A Trainer keeps methods of its libraries, but it is made after the network.
+        self.record.watch_imported()
 
     def _note_loading(self, *_: Any, **__: Any) -> None:
         if not self.record.updates:

@@ -51,6 +51,8 @@ class Record:
         self.reset()
         self.is_written = False
         self.job: dict[str, Any] = {}
+        self.awaited: dict[str, Callable[[Any], None]] = {}
+        """The watches of modules that the script may import, by their names."""
 
     def reset(self) -> None:
         """Forget the progress, as at the start of a forked process."""
@@ -113,6 +115,11 @@ class Record:
             return result
 
         setattr(owner, name, staticmethod(observed) if is_static else observed)
+
+    def watch_imported(self) -> None:
+        """Start the watches of the awaited modules that the script has imported by now."""
+        for name in [each for each in self.awaited if each in sys.modules]:
+            self.awaited.pop(name)(sys.modules[name])
 
     def is_over(self) -> bool:
         """Return whether this process has been watched for as long as was asked."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class UpdateWatch:
         record.wrap(scheduler, "__init__", before=self._note_scheduler)
         register_optimizer_step_pre_hook(record.guard(self._before))
         register_optimizer_step_post_hook(self._after)
+        self._begin_update = record.guard(self._begin_update)  # type: ignore[method-assign]
         self._finish = record.guard(self._finish)  # type: ignore[method-assign]
 
     def _note_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
@@ -56,8 +58,32 @@ class UpdateWatch:
     def _gradients(self) -> GradientWatch:
         return next(each for each in self.record.watches if isinstance(each, GradientWatch))
 
-    def _before(self, optimizer: Any, *_: Any) -> None:
-        """Observe an update right before it; of nested steps the innermost has the last word."""
+    def _before(self, optimizer: Any, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+        """Observe an update right before it, or else the closure that computes its gradients.
+
+        Returns the arguments of the step with such a closure observed, for torch to use instead.
+        """
+        is_named = "closure" in settings
+        closure = settings["closure"] if is_named else (*arguments[1:2], None)[0]
+        if not callable(closure):
+            self._begin_update(optimizer)
+            return None
+        observed = self._observed(closure, optimizer)
+        if is_named:
+            return arguments, settings | {"closure": observed}
+        return (arguments[0], observed, *arguments[2:]), settings
+
+    def _observed(self, closure: Callable[[], Any], optimizer: Any) -> Callable[[], Any]:
+        @functools.wraps(closure)
+        def observed() -> Any:
+            loss = closure()
+            self._begin_update(optimizer)
+            return loss
+
+        return observed
+
+    def _begin_update(self, optimizer: Any) -> None:
+        """Observe an update once its gradients are there; of nested steps the innermost counts."""
         record = self.record
         if self.optimizer is None or _is_larger(optimizer, self.optimizer):
             self._begin(optimizer)

@@ -3,24 +3,57 @@
 It follows every rule that can be seen, but for the mistakes that its command line names.
 """
 
+import gc
 import os
 import sys
+from functools import singledispatch
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Subset
 
 MISTAKES = set(sys.argv[1:])
 N, EXAMPLES, CLASSES, EPOCHS = 32, 144, 10, 3
+
+
+class Shard(BatchSampler):
+    """As Accelerate's: it holds the batch sampler, a part of whose batches it has."""
+
+    def __init__(self, batch_sampler):
+        self.batch_sampler = batch_sampler
+
+    def __len__(self):
+        return len(self.batch_sampler)
+
+    def __iter__(self):
+        yield from self.batch_sampler
+
+
+class Accelerator:
+    """As Accelerate's: it leaves out what its evaluation loader has repeated."""
+
+    def gather_for_metrics(self, values):
+        return values
+
+
+if "gathered" in MISTAKES:
+    sys.modules["accelerate.accelerator"] = SimpleNamespace(Accelerator=Accelerator)
+
+
+class Noise:
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(0)
 
 
 class Images(Dataset):
     def __init__(self, count, train):
         self.count, self.train = count, train
         self.generator = torch.Generator().manual_seed(0)
+        self.transforms = [Noise()]
 
     def __len__(self):
         return self.count
@@ -28,8 +61,10 @@ class Images(Dataset):
     def __getitem__(self, index):
         image = torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(index))
         if self.train:
-            own = "one_stream" in MISTAKES
-            image += 0.1 * torch.randn(1, generator=self.generator if own else None)
+            own = self.generator if "one_stream" in MISTAKES else None
+            if "transforms_stream" in MISTAKES:
+                own = self.transforms[0].generator
+            image += 0.1 * torch.randn(1, generator=own)
         return image, index % CLASSES
 
 
@@ -90,6 +125,8 @@ def train(loader, model, optimizer, epoch, scaler, steps):
         loss = F.cross_entropy(model(images), target, reduction=reduction)
         if "undivided" not in MISTAKES:
             loss = loss / steps
+        if "multiplied" in MISTAKES:
+            loss = loss * dist.get_world_size()
         scaler.scale(loss).backward()
         if (i + 1) % steps:
             continue
@@ -131,12 +168,22 @@ def main():
     sampler = None
     if workers > 1 and "no_sampler" not in MISTAKES:
         sampler = DistributedSampler(training)
+    forks = 2 if {"one_stream", "transforms_stream"} & MISTAKES else 0
     loader = DataLoader(
         training, N, shuffle=sampler is None and "not_shuffled" not in MISTAKES, sampler=sampler,
-        drop_last="tail" not in MISTAKES, num_workers=2 if "one_stream" in MISTAKES else 0,
+        drop_last="tail" not in MISTAKES, num_workers=forks,
     )  # fmt: skip
-    rest = DistributedSampler(validation, shuffle=False) if "padded" in MISTAKES else None
-    val_loader = DataLoader(validation, 16, sampler=rest, drop_last="val_tail" in MISTAKES)
+    if "made_anew" in MISTAKES:
+        # By a library, as Accelerate and Lightning do: here it is functools.
+        loader = singledispatch(DataLoader)(
+            training, N, shuffle=True, drop_last="tail" not in MISTAKES
+        )
+    if "shard" in MISTAKES:
+        loader = DataLoader(training, batch_sampler=Shard(loader.batch_sampler))
+    part = None
+    if {"padded", "remainder"} & MISTAKES:
+        part = DistributedSampler(validation, shuffle=False, drop_last="remainder" in MISTAKES)
+    val_loader = DataLoader(validation, 16, sampler=part, drop_last="val_tail" in MISTAKES)
     scaled = {"clip_before_unscale", "overflow"} & MISTAKES
     scale = 2.0**127 if "overflow" in MISTAKES else 1024.0
     scaler = torch.amp.GradScaler("cpu", enabled=bool(scaled), init_scale=scale)
@@ -144,10 +191,14 @@ def main():
         if sampler is not None and "no_set_epoch" not in MISTAKES:
             sampler.set_epoch(epoch)
         train(loader, wrapped, optimizer, epoch, scaler, steps)
-        validate(val_loader, model)
+        correct = validate(val_loader, model)
+        Accelerator().gather_for_metrics(correct)
+        if "remainder" in MISTAKES:
+            validate(DataLoader(Subset(validation, [50])), model)
     # The wrapper's reducer must not be the last owner of the process group: torch would then join
-    # gloo's threads while it holds the GIL for which they may wait.
+    # gloo's threads while it holds the GIL for which they may wait. The wrapper is part of a cycle.
     del wrapped
+    gc.collect()
     if workers > 1:
         dist.destroy_process_group()
 

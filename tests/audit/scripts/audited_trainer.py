@@ -91,14 +91,32 @@ class Trainer:
         loss.backward()
         return loss.detach()
 
+    def train_by_closures(self, loader):
+        """As Lightning's Trainer does: each step of the optimizer computes its own gradients."""
+
+        def closure():
+            self.optimizer.zero_grad()
+            losses = [self.training_step(next(batches)) for _ in range(ACCUMULATION)]
+            return sum(losses)
+
+        for _ in range(EPOCHS):
+            batches = iter(loader)
+            for _ in range(STEPS):
+                self.optimizer.step(closure)
+                self.scheduler.step()
+
     def train(self, loader):
         self.model.train()
+        if "closures" in MISTAKES:
+            self.train_by_closures(loader)
+            return
         for _ in range(EPOCHS):
             for number, batch in enumerate(loader, start=1):
                 self.training_step(batch)
                 if number % ACCUMULATION == 0:
-                    if "clip" in MISTAKES:
-                        nn.utils.clip_grad_norm_(self.model.parameters(), 0.05)
+                    if {"clip", "norm"} & MISTAKES:
+                        limit = 0.05 if "clip" in MISTAKES else float("inf")
+                        nn.utils.clip_grad_norm_(self.model.parameters(), limit)
                     self.optimizer.step()
                     self.optimizer.zero_grad()
                     self.scheduler.step()
