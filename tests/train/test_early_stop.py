@@ -59,6 +59,21 @@ def test_it_stops_and_says_so_wherever_it_was_killed(
     assert (run.finished, run.state, run.final_metric) == (True, why, 25.0)
 
 
+@pytest.mark.parametrize(("epochs", "trained"), [(2, [3]), (3, [])])
+def test_a_run_that_goes_on_to_more_epochs_stops_as_a_longer_one(
+    epochs: int, trained: list[int], tmp_path: Path
+) -> None:
+    """Also if the last of its epochs was already one too many."""
+    words = [*WORDS, "stop.patience=1", f"run_dir={tmp_path}"]
+    train(compose_recipe(*words, f"epochs={epochs}", "schedule.milestones=[]"))
+    assert read_run(tmp_path).state == "finished"
+    train(compose_recipe(*words))
+    assert list(newest_checkpoint(tmp_path).rates) == [*range(1, epochs + 1), *trained]
+    run = read_run(tmp_path)
+    assert run.state.startswith("early stopped after epoch 3 of 4, ")
+    assert (run.finished, run.final_metric) == (True, 25.0)
+
+
 def test_patience_is_a_field_of_the_trajectory_once_it_is_set(tmp_path: Path) -> None:
     plain = compose_recipe(*WORDS)
     assert compose_recipe(*WORDS, "stop.patience=null").fingerprint == plain.fingerprint

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.composed import compose_recipe
+from helpers.folders import DATA, LOADERS, make_folder
+from helpers.folders import recipe as folder_recipe
 from helpers.reference_run import WORDS, newest_checkpoint, rows
 
 from lsgd import train as training
@@ -59,6 +61,23 @@ def test_they_change_no_result(whole: Path, tmp_path: Path) -> None:
     assert ours.fingerprint == theirs.fingerprint
     torch.testing.assert_close(ours.model, theirs.model, rtol=0, atol=0)
     torch.testing.assert_close(ours.parts, theirs.parts, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_they_change_no_image(loader: str, tmp_path: Path) -> None:
+    """Catches a loader of files that gives other images in the rest of an epoch."""
+    root = make_folder(tmp_path / "root")
+    words = [
+        "epochs=2", "schedule.milestones=[]", "workers=2", "worker_batch=2", "val_batch=2",
+        "model=small_resnet", "log_steps=1", "inputs.decoders=1",
+    ]  # fmt: skip
+    for name, every in (("within", "1 steps"), ("at the ends", "1")):
+        often = f"evaluation.every={every}"
+        train(folder_recipe(root, loader, DATA, *words, often, f"run_dir={tmp_path / name}"))
+    within = measured(tmp_path / "within")
+    assert [row["step"] for row in within if row["kind"] == "evaluation"] == [1, 2, 4, 5]
+    others = [row for row in within if row["kind"] != "evaluation"]
+    assert others == measured(tmp_path / "at the ends")
 
 
 def test_rows_and_checkpoints_have_them(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,6 +169,19 @@ def test_a_run_may_be_resumed_with_others(whole: Path, tmp_path: Path) -> None:
         path.unlink()
     run(tmp_path / "run", "evaluation.every=8 steps")
     assert [row["step"] for row in rows(tmp_path / "run", "evaluation")] == PLACES
+
+
+def test_a_run_that_goes_on_to_more_epochs_has_those_of_a_longer_one(
+    whole: Path, tmp_path: Path
+) -> None:
+    """And the best checkpoint of all its epochs."""
+    words = ["evaluation.every=0.4", "keep_best=loss", "keep_checkpoints=1"]
+    run(tmp_path, *words, "epochs=1")
+    run(tmp_path, *words)
+    assert measured(tmp_path) == measured(whole)
+    assert newest_checkpoint(tmp_path).evaluations == newest_checkpoint(whole).evaluations
+    losses = {row["step"]: row["val_loss"] for row in measured(whole) if "val_loss" in row}
+    assert os.readlink(tmp_path / checkpoint.BEST) == f"checkpoint-{min(losses, key=losses.get)}.pt"
 
 
 def test_a_checkpoint_without_them_is_as_before(tmp_path: Path) -> None:

@@ -290,7 +290,8 @@ def test_rows_out_of_order_are_a_verdict(copied: Path, edit: Any) -> None:
 def edited_rows(folder: Path) -> None:
     """Edit a loss, a gradient norm in its 7th digit, and an lr where no step is executed again.
 
-    Then an error that the checkpoints do not have, and a final error that the last one has too.
+    Then an error that the checkpoints do not have, a final error that the last one has too, and
+    the epoch and the error of evaluations within epochs.
     """
     edit_row(folder, "train", 16, loss=0.5)
     norm = next(row["gradient_norm"] for row in read_rows(folder / "metrics.jsonl")[1:])
