@@ -85,6 +85,7 @@ from lsgd.recipe.own_files import (
 )
 from lsgd.recipe.published_points import PublishedPoints, check_points
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
+from lsgd.recipe.start_file import with_start_hash
 from lsgd.recipe.study import Entry, Study, check_study
 from lsgd.suggestions import did_you_mean
 from lsgd.untrusted_files import read_bounded
@@ -361,6 +362,8 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     _check_loose_types(recipe, [OmegaConf.to_container(source) for source in given])
     if recipe.data.skip_list:
         recipe = replace(recipe, data=without_skipped(recipe.data))
+    if recipe.model.start and not recipe.model.start_sha256:
+        recipe = replace(recipe, model=with_start_hash(recipe.model))
     check_recipe(recipe)
     return recipe
 
@@ -409,6 +412,12 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recip
         raise UsageError(
             "a saved recipe lists its skipped images in data.skip, not in a file as with "
             "data.skip_list; remove data.skip_list there"
+        )
+    model = plain.get("model")
+    if isinstance(model, dict) and model.get("start") and not model.get("start_sha256"):
+        raise UsageError(
+            "a saved recipe with model.start has the hash of that file in model.start_sha256; "
+            "remove model.start there"
         )
     before = OmegaConf.create()
     for key, value in as_before_values(Recipe).items():

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -30,6 +30,7 @@ from lsgd.rules.averaging import mean_of_states
 from lsgd.rules.metric import METRICS
 from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
+from lsgd.start_weights import bare_state_dict
 from lsgd.trained_model import (
     build_trained,
     load_class_names,
@@ -146,27 +147,14 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
         raise UsageError(
             f"{path} is a checkpoint of lsgd, which contains its recipe; leave out +recipe="
         )
-    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
+    try:
+        tensors, _ = bare_state_dict(weights)
+    except ValueError:
         raise UsageError(
             f"{path} holds no weights by name; give a file that torch.save made of a state_dict"
-        )
-    size, bare = recipe.data.image_size, _bare_state_dict(weights)
-    return _SavedModel(recipe, str(path), bare, parts={}, data={}, trained_size=size)
-
-
-def _bare_state_dict(weights: dict[str, Any]) -> dict[str, Tensor]:
-    """Extract a state_dict from loaded weights, without name prefixes of wrapper modules.
-
-    It is taken out of a checkpoint as many scripts write it, and the prefixes of
-    DistributedDataParallel and torch.compile are removed.
-    """
-    for key in ("state_dict", "model"):
-        if isinstance(weights.get(key), dict):
-            weights = weights[key]
-    for prefix in ("module.", "_orig_mod.", "module."):
-        if all(str(name).startswith(prefix) for name in weights):
-            weights = {name.removeprefix(prefix): value for name, value in weights.items()}
-    return weights
+        ) from None
+    size = recipe.data.image_size
+    return _SavedModel(recipe, str(path), tensors, parts={}, data={}, trained_size=size)
 
 
 def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResult:

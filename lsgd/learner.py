@@ -1,11 +1,12 @@
 """The state that a training step changes: model, optimizer state, carried state and counts."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,18 +32,28 @@ from lsgd.workloads import compute_metrics, open_workload
 class Learner:
     """The training state of this process: its model, strategy, carried state and metric sums.
 
-    Its initial state is the same on every process, since only the recipe determines it.
+    Its initial state is the same on every process, since only the recipe determines it, and the
+    weights that the recipe starts from.
     """
 
     def __init__(
-        self, recipe: Recipe, comm: Comm, device: torch.device, data: Digests | None = None
+        self,
+        recipe: Recipe,
+        comm: Comm,
+        device: torch.device,
+        data: Digests | None = None,
+        start: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        """Create the model and strategy of a run before step 0; `data` has dataset digests."""
+        """Create the model and strategy of a run before step 0.
+
+        `data` has dataset digests. The tensors of `start` replace initial weights of the same name.
+        """
         self.recipe, self.comm, self.device, self.data = recipe, comm, device, data or {}
         choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
         preemption.block_stop_signals_in_compilers()
         self.workload = open_workload(recipe, device)
         self.model = self.workload.network().to(device)
+        self.model.load_state_dict(start, strict=False)
         if recipe.compile:
             compile_children(self.model, graphs=recipe.cuda_graphs)
         self.metric_sums = MetricSums(len(self.workload.count_names), device)

@@ -13,7 +13,9 @@ from pathlib import Path
 from lsgd.errors import UsageError
 from lsgd.paths import expand_home
 
-PATH_FIELDS = ("data.root", "data.index", "data.skip_list", "strategy.order", "run_dir")
+PATH_FIELDS = (
+    "data.root", "data.index", "data.skip_list", "model.start", "strategy.order", "run_dir",
+)  # fmt: skip
 """The fields of a recipe that name a file or folder."""
 
 ALIASES = {"dry_run": "rehearse", "compared_seeds": "holdout_seeds"}

@@ -35,6 +35,7 @@ from lsgd.recipe.checks import check_world_size
 from lsgd.run import checkpoint, metrics
 from lsgd.run.folder import open_run
 from lsgd.run.saver import CheckpointSaver
+from lsgd.start_weights import read_start_weights
 from lsgd.step import train_step
 from lsgd.workloads import open_workload
 
@@ -53,13 +54,14 @@ def train(recipe: Recipe) -> float:
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
         inputs, data = open_consistent_inputs(comm, lambda: open_workload(recipe, device).inputs())
+        start = read_start_weights(recipe, comm)
         with open_run(recipe, comm) as run:
             recipe, choices = resolve_auto_fields(recipe, run.execution, comm, device)
-            learner = Learner(recipe, comm, device, data)
+            learner = Learner(recipe, comm, device, data, start.tensors)
             if run.content:
                 learner.restore(checkpoint.decode_checkpoint(run.content, run.checkpoint_path))
             with metrics.open_log(learner, run.folder) as log:
-                log.start(learner, inputs.name, *choices)
+                log.start(learner, inputs.name, *start.notes, *choices)
                 if run.warning:
                     log.warn(learner.next_step, run.warning)
                 saver = CheckpointSaver(

@@ -15,6 +15,7 @@ from lsgd.check.papers import apply_rules
 from lsgd.comm.single import SingleComm
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
+from lsgd.start_weights import read_start_weights
 
 __all__ = ["Observation", "RuleResult", "apply_rules", "build_learner", "observe", "rule_results"]
 
@@ -22,10 +23,13 @@ __all__ = ["Observation", "RuleResult", "apply_rules", "build_learner", "observe
 def build_learner(recipe: Recipe) -> Learner:
     """Build a recipe's model, optimizer and strategy in one CPU process, without apex.
 
-    Where the recipe has apex's fused updates, torch's are used.
+    Where the recipe has apex's fused updates, torch's are used. The weights that it starts from are
+    read, so that the rules of initialisation are applied to them.
     """
     recipe = replace(recipe, optim=replace(recipe.optim, fused="torch"))
-    return Learner(recipe, SingleComm(), torch.device("cpu"))
+    comm = SingleComm()
+    start = read_start_weights(recipe, comm)
+    return Learner(recipe, comm, torch.device("cpu"), start=start.tensors)
 
 
 def rule_results(learner: Learner) -> list[RuleResult]:

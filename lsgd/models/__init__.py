@@ -1,5 +1,7 @@
 """Networks as plain modules, and their initial weights, precision and memory layout."""
 
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -7,8 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lsgd.errors import UsageError
 from lsgd.recipe import Recipe
-from lsgd.rules.batchnorm import WorkerBatchNorm2d
+from lsgd.recipe.fields import as_override
+from lsgd.rules.batchnorm import WorkerBatchNorm2d, worker_batch_norms
+from lsgd.rules.optim import trained_parameters
 
 DTYPES = {
     "float32": torch.float32,
@@ -38,7 +43,55 @@ def make_network(recipe: Recipe) -> nn.Module:
             hidden=recipe.model.hidden,
             seed=recipe.seed,
         )
+    freeze_parameters(model, recipe)
     return model.to(DTYPES[recipe.precision], memory_format=memory_format(recipe))  # type: ignore[call-overload,no-any-return]
+
+
+def head_parameters(recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of the parameters of a network's last layer, which gives the logits.
+
+    They are those whose shape depends on the number of classes, also where a network has several
+    such layers.
+    """
+    data = replace(recipe.data, classes=recipe.data.classes + 1)
+    with torch.device("meta"):
+        own, other = make_network(recipe), make_network(replace(recipe, data=data))
+    shapes = {name: parameter.shape for name, parameter in other.named_parameters()}
+    return tuple(n for n, parameter in own.named_parameters() if parameter.shape != shapes[n])
+
+
+def freeze_parameters(model: nn.Module, recipe: Recipe) -> None:
+    """Freeze the parameters that model.frozen means, and BN layers without any other parameter.
+
+    Raises UsageError for a pattern that means no parameter, and if all parameters are frozen.
+    """
+    patterns, parameters = recipe.model.frozen, dict(model.named_parameters())
+    if not patterns:
+        return
+    for pattern in patterns:
+        if not any(_is_meant(name, pattern) for name in parameters):
+            layers = dict.fromkeys(name.partition(".")[0] for name in parameters)
+            raise UsageError(
+                f"model.frozen has {pattern}, which is not a parameter or layer of "
+                f"model={recipe.model.name}; write some of {', '.join(layers)}, or longer names "
+                f"such as {next(iter(parameters))}"
+            )
+    for name, parameter in parameters.items():
+        frozen = any(_is_meant(name, pattern) for pattern in patterns)
+        parameter.requires_grad_(parameter.requires_grad and not frozen)
+    if not trained_parameters(model):
+        raise UsageError(
+            f"model.frozen={as_override(patterns)} means all parameters of "
+            f"model={recipe.model.name}, and leaves none to train; write fewer patterns"
+        )
+    for layer in worker_batch_norms(model):
+        layer.is_frozen = not any(each.requires_grad for each in layer.parameters())
+        layer.train(layer.training)
+
+
+def _is_meant(name: str, pattern: str) -> bool:
+    """Return whether a pattern means a parameter, by its name or by that of a layer around it."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def memory_format(recipe: Recipe) -> torch.memory_format:

@@ -213,8 +213,10 @@ def _build(recipe: Recipe) -> nn.Module:
         raise UsageError(f"model={recipe.model.name} does not exist; {did_you_mean(name, known)}")
     if loads := sorted(LOADING_OPTIONS & recipe.model.options.keys()):
         raise UsageError(
-            f"model.options.{loads[0]} makes {library} load weights from a file, but a network "
-            "must be initialised from the recipe's seed alone; leave it out"
+            f"model.options.{loads[0]} makes {library} fetch or load weights, which a run reads "
+            f"from a file that identifies them; leave it out, save the weights once where the "
+            f"network is reachable, by {_saving_code(library, name)}, and write "
+            f"model.start={name}.pth"
         )
     given |= {"num_classes": recipe.data.classes} | builder_options(recipe)
     with torch.random.fork_rng(devices=[]):
@@ -228,6 +230,16 @@ def _build(recipe: Recipe) -> nn.Module:
                 "options that its library takes"
             ) from None
     return network
+
+
+def _saving_code(library: str, name: str) -> str:
+    """Return the line of Python that downloads a network's trained weights into a file."""
+    maker = (
+        f"timm.create_model('{name}', pretrained=True)"
+        if library == "timm"
+        else f"torchvision.models.get_model('{name}', weights='DEFAULT')"
+    )
+    return f"torch.save({maker}.state_dict(), '{name}.pth')"
 
 
 def _build_on_device(build: Any, name: str, given: dict[str, Any]) -> nn.Module:

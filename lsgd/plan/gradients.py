@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lsgd.comm.single import SingleComm
 from lsgd.models import make_network
 from lsgd.recipe import Recipe
+from lsgd.rules.optim import trained_parameters
 from lsgd.strategy.reducer import Reducer
 
 UNFUSED = 1e-9
@@ -36,7 +37,7 @@ def gradient_buckets(recipe: Recipe, *, fused: bool) -> list[GradientBucket]:
     """
     model = _model(recipe)
     reducer = Reducer(
-        model.parameters(),
+        trained_parameters(model),
         SingleComm(),
         bucket_mb=recipe.comm.bucket_mb if fused else UNFUSED,
         compression=recipe.gradient_compression,
@@ -53,7 +54,7 @@ def gradient_buckets(recipe: Recipe, *, fused: bool) -> list[GradientBucket]:
 
 def parameter_sizes(recipe: Recipe) -> list[int]:
     """Return the number of elements of each parameter of the recipe's model, in model order."""
-    return [parameter.numel() for parameter in _model(recipe).parameters()]
+    return [parameter.numel() for parameter in trained_parameters(_model(recipe))]
 
 
 def multiply_adds(model: nn.Module, channels: int, image_size: int) -> dict[nn.Module, int]:
@@ -98,4 +99,4 @@ def _ready(model: nn.Module, channels: int, image_size: int) -> list[float]:
         done += work.get(layer, 0)
         # The gradient of a shared parameter is complete after the first layer that uses it.
         ready |= dict.fromkeys(layer.parameters(recurse=False), done / total)
-    return [ready[parameter] for parameter in list(model.parameters())[::-1]]
+    return [ready[parameter] for parameter in trained_parameters(model)[::-1]]

@@ -492,7 +492,7 @@ class Recipe(RunSettings):
     def without_paths(self) -> "Recipe":
         """The recipe without the file paths of the machine that trained it, for publication."""
         data = replace(self.data, root=None, index=None, skip_list=None)
-        return replace(self, data=data, run_dir=None)
+        return replace(self, data=data, model=replace(self.model, start=None), run_dir=None)
 
     def summary(self) -> str:
         """Describe the run in a few lines of text: network, dataset, steps, batch size and lr."""

@@ -1,6 +1,7 @@
 """Checks that raise UsageError for recipe fields beyond their limits or in contradiction."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import Field, fields, is_dataclass
 from functools import cache
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
-from lsgd.recipe import MODELS, BatchGrowth, Optim, Recipe, Schedule
+from lsgd.recipe import MODELS, BatchGrowth, Model, Optim, Recipe, Schedule
 from lsgd.recipe.fields import (
     AUTO,
     WORKLOAD,
@@ -36,6 +37,7 @@ def check_recipe(recipe: Recipe) -> None:
     _check_target(recipe)
     _check_goal(recipe)
     _check_bn_statistics(recipe)
+    _check_start(recipe.model)
     _check_optim(recipe.optim)
     _check_fused(recipe)
     _check_workload(recipe)
@@ -110,6 +112,19 @@ def _check_model(recipe: Recipe) -> None:
                 f"model.options.{key}={option} is neither a number nor a text, which is all that "
                 "a configuration keeps; write one, or leave it out"
             )
+
+
+def _check_start(model: Model) -> None:
+    if model.start_sha256 and not re.fullmatch("[0-9a-f]{64}", model.start_sha256):
+        raise UsageError(
+            f"model.start_sha256={model.start_sha256} is not a SHA-256 of 64 hexadecimal digits; "
+            "leave it out, and it is computed from model.start"
+        )
+    if model.new_head and not model.start_sha256:
+        raise UsageError(
+            "model.new_head=true has no effect without model.start, as all layers start from the "
+            "seed then; leave it out, or write model.start=PATH"
+        )
 
 
 def _check_optim(optim: Optim) -> None:

@@ -79,6 +79,16 @@ def _model(recipe: Recipe) -> tuple[Model, str]:
     if recipe.model.is_from_library:
         return recipe.model, "stays"
     if recipe.data.workload == "images":
-        return replace(recipe.model, name="small_resnet"), "-> small_resnet"
+        small = replace(
+            recipe.model,
+            name="small_resnet",
+            start=None,
+            start_sha256="",
+            new_head=False,
+            frozen=[],
+        )
+        left_out = " without the weights of model.start" * bool(recipe.model.start_sha256)
+        left_out += " without model.frozen" * bool(recipe.model.frozen)
+        return small, f"-> small_resnet{left_out}"
     small = replace(recipe.model, embedding=WIDTH, width=WIDTH)
     return small, f"-> the same of {WIDTH} units"

@@ -144,6 +144,24 @@ class Model:
     """The units of LeNet-5's first fully connected layer."""
     options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | added_later({}))
     """Further keyword arguments for a library's network, such as {drop_path_rate: 0.1}."""
+    start: str | None = field(
+        default=None,
+        metadata=EXECUTION | IMAGES | not_empty("write model.start=PATH, or leave it out"),
+    )
+    """The initial weights of the network, for fine-tuning: a file, a run folder or an export.
+    A file is a checkpoint of lsgd, or a state dict, such as torchvision's or timm's, by torch.save
+    or as safetensors. By default the recipe's seed determines the weights."""
+    start_sha256: str = field(default="", metadata=IMAGES | added_later(""))
+    """The SHA-256 of the file of `start`, in hexadecimal.
+    It identifies the weights, and lsgd.config computes it if it is empty."""
+    new_head: bool = field(default=False, metadata=IMAGES | added_later(False))
+    """Whether the last layer, whose size is the number of classes, starts anew from the seed.
+    All other layers start from the weights of `start`."""
+    frozen: list[str] = field(default_factory=list, metadata=IMAGES | added_later([]))
+    """Patterns of the parameters that keep their initial values, such as [conv1, "layer1.*"].
+    A pattern is the name of a parameter or of a layer, all of whose parameters it means; * stands
+    for any text. BN whose gamma and beta are both frozen normalises by its running statistics,
+    which do not change."""
     embedding: int = field(default=0, metadata=TEXT | at_least(1))
     """The dimension of a word embedding."""
     width: int = field(default=0, metadata=TEXT | at_least(1))

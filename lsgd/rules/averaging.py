@@ -34,14 +34,14 @@ class AveragedWeights:
     """The base class of carried states that average a model's weights over a run.
 
     Every process holds all of it, since all update the model equally. `stored` is a tensor per
-    parameter, in the order of the model's parameters.
+    trained parameter, in the order of the model's parameters.
     """
 
     name = "averaging"
     stored: list[Tensor]
 
     def __init__(self, model: nn.Module) -> None:
-        self.weights = [parameter.detach() for parameter in model.parameters()]
+        self.weights = [each.detach() for each in model.parameters() if each.requires_grad]
         self.pending_update = self.weights[0].new_empty(0)
         self.updates = 0
 

@@ -7,7 +7,7 @@ k grows; statistics are never shared between workers (Goyal et al. 2017, section
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,12 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     In a network that makes several rows of each image, such as tokens, `rows_per_image` is their
     number, and the rows of one image are adjacent.
+
+    A layer with `is_frozen` stays in evaluation mode: it normalises by its running statistics,
+    which do not change.
     """
 
+    is_frozen: bool = False
     workers: int = 1
     rows_per_image: int = 1
     seen: Tensor
@@ -57,6 +61,10 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
         if images is input:
             return output
         return output.view(of_images.shape).transpose(1, 2).flatten(0, 1)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of this layer: training, or evaluation, which a frozen layer always has."""
+        return super().train(mode and not self.is_frozen)
 
 
 class WorkerBatchNorm1d(WorkerBatchNorm, nn.BatchNorm1d):
@@ -214,8 +222,15 @@ def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def worker_batch_norms(model: nn.Module) -> list[WorkerBatchNorm]:
-    """Return all batch norm layers of a model that normalise per virtual worker."""
-    return [module for module in model.modules() if isinstance(module, WorkerBatchNorm)]
+    """Return all batch norm layers of a model that normalise per virtual worker.
+
+    Those that are frozen do not.
+    """
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, WorkerBatchNorm) and not module.is_frozen
+    ]
 
 
 class RunningStatistics:

@@ -35,10 +35,15 @@ LARS_DECAY = "lars_decay"
 """The key of a LARS group's weight decay, which is added before the gradient is scaled."""
 
 
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a model that are trained, in its order; the others are frozen."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def parameter_groups(
     model: nn.Module, weight_decay: float, decay_bias: bool = True, adapts: str | None = None
 ) -> list[dict[str, Any]]:
-    """Split the parameters of a model into groups with and without weight decay (section 5.1).
+    """Split the trained parameters of a model by weight decay (Goyal et al. 2017, section 5.1).
 
     gamma and beta of norms do not decay. They are found by the type of their module, since the
     names of shortcut BNs do not contain "bn". A library's network may name further parameters in
@@ -50,6 +55,8 @@ def parameter_groups(
     members: dict[tuple[bool, bool], list[nn.Parameter]] = {kind: [] for kind in kinds}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.requires_grad:
+                continue
             norm = parameter in still
             weight = not norm and "bias" not in name
             scaled = adapts == "all" or (adapts == "weights" and weight)

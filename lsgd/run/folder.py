@@ -146,6 +146,17 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[OpenRun, list[Path]]:
                 "at model.last_gamma, scales and position embeddings do not decay, and BN of "
                 "rows that are not images keeps workers apart; write another run_dir"
             )
+        if (
+            other
+            and other.model.start_sha256
+            and _with_start_of(recipe, other).fingerprint == theirs
+        ):
+            raise UsageError(
+                f"model.start={recipe.model.start} has changed since run_dir={folder} started from "
+                f"it (SHA-256 {other.model.start_sha256[:12]}…, now "
+                f"{recipe.model.start_sha256[:12]}…); write the path of the original file, or "
+                "another run_dir"
+            )
         old, new = _differing(recipe, other)
         raise UsageError(
             f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}{old}, "
@@ -165,6 +176,12 @@ def shorter_recipe(saved: Checkpoint, recipe: Recipe) -> Recipe | None:
         return None
     is_earlier = earlier.fingerprint == saved.fingerprint and is_longer_run(recipe, earlier)
     return earlier if is_earlier else None
+
+
+def _with_start_of(recipe: Recipe, other: Recipe) -> Recipe:
+    """Return a recipe with the start weights of another one, as their hash identifies them."""
+    model = replace(recipe.model, start_sha256=other.model.start_sha256)
+    return replace(recipe, model=model)
 
 
 def _recipe_of(folder: Path) -> Recipe | None:

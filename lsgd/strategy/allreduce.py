@@ -52,7 +52,7 @@ class AllReduce:
         """Create the reducer that all-reduces the model's gradients, and the model's optimizer."""
         compression = self.recipe.gradient_compression
         reducer = Reducer(
-            model.parameters(),
+            optim.trained_parameters(model),
             self.comm,
             bucket_mb=self.recipe.comm.bucket_mb,
             compression=compression,
@@ -152,7 +152,7 @@ class NoiseScaleAllReduce(AllReduce):
         super().__init__(recipe, workload, model, comm, tally)
         sums = tally.add_sum(noise_scale.STATE_KEY, noise_scale.SUM_COUNT)
         self.noise = noise_scale.NoiseScaleSums(
-            model.parameters(), sums, whole_steps=comm.rank == 0
+            optim.trained_parameters(model), sums, whole_steps=comm.rank == 0
         )
 
     def backward(self, loss: Tensor) -> None:

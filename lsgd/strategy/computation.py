@@ -111,7 +111,7 @@ class LocalStepsComputation:
         hosted: range,
     ) -> None:
         self.recipe, self.parts = recipe, parts
-        parameters = list(model.parameters())
+        parameters = optim.trained_parameters(model)
         self.parameters = [parameter.detach() for parameter in parameters]
         self.gradient = zero_push(parameters, [])[:-NUM_FLAGS]
         for parameter, gradient in zip(parameters, views(self.gradient, parameters), strict=True):
@@ -169,7 +169,7 @@ def open_computation(
     """Create the computation of pushes for a recipe, which takes over the model's gradients."""
     if recipe.strategy.pushes_deltas:
         return LocalStepsComputation(recipe, model, parts, hosted)
-    return GradientComputation(list(model.parameters()), parts)
+    return GradientComputation(optim.trained_parameters(model), parts)
 
 
 def zero_push(parameters: Sequence[Tensor], parts: Sequence[CarriedState]) -> Tensor:

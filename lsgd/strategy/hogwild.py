@@ -56,7 +56,7 @@ class Hogwild:
     def __init__(
         self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: MetricSums
     ) -> None:
-        self.parameters = list(model.parameters())
+        self.parameters = optim.trained_parameters(model)
         device = self.parameters[0].device
         if device.type != "cpu":
             raise UsageError(

@@ -28,6 +28,7 @@ from lsgd.job.device import to_device, to_host
 from lsgd.job.parent import parent_has_ended
 from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
+from lsgd.rules import optim
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
 from lsgd.strategy.computation import NUM_FLAGS, open_computation
@@ -86,7 +87,7 @@ class LiveStrategy:
         self.carried_states: tuple[CarriedState, ...] = workload.carried_states(
             model, carried, comm
         )
-        self.parameters = list(model.parameters())
+        self.parameters = optim.trained_parameters(model)
         sizes = [parameter.numel() for parameter in self.parameters]
         self.begins = list(accumulate(sizes, initial=0))
         self.work = open_computation(recipe, model, self.carried_states, self.hosted)

@@ -46,7 +46,7 @@ class LocalSGD(AllReduce):
         super().__init__(recipe, workload, model, comm, tally)
         self.settings = recipe.strategy
         self.elastic = self.settings.outer == "elastic"
-        self.parameters = [parameter.detach() for parameter in model.parameters()]
+        self.parameters = [parameter.detach() for parameter in optim.trained_parameters(model)]
         size = sum(parameter.numel() for parameter in self.parameters)
         self.copies = self.parameters[0].new_empty(len(self.hosted), size)
         """Copies of the hosted workers, shape (workers, elements).
@@ -76,7 +76,9 @@ class LocalSGD(AllReduce):
     def _make(self, model: nn.Module) -> tuple[Reducer, torch.optim.Optimizer]:
         """Create the reducer of one worker's gradients, and the optimizer of its local updates."""
         bucket_mb = self.recipe.comm.bucket_mb
-        reducer = Reducer(model.parameters(), SingleComm(), bucket_mb=bucket_mb, compression="none")
+        reducer = Reducer(
+            optim.trained_parameters(model), SingleComm(), bucket_mb=bucket_mb, compression="none"
+        )
         # A copy, since NonFiniteGuard reads the flag of all processes, one step late, in `flags`.
         reducer.found_inf = reducer.found_inf.clone()
         settings = asdict(self.recipe.optim)

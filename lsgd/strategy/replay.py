@@ -26,7 +26,7 @@ from lsgd.errors import DivergedError, PreemptedError, UsageError
 from lsgd.files import atomic_write
 from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
-from lsgd.rules import sampler
+from lsgd.rules import optim, sampler
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
 from lsgd.strategy.computation import open_computation, state_sections, zero_push
@@ -73,7 +73,7 @@ class ReplayStrategy:
         # Process 0 has the carried states of all workers; pushes carry their changes.
         carried = range(recipe.workers) if comm.rank == 0 else range(0)
         self.carried_states = workload.carried_states(model, carried, comm)
-        parameters = list(model.parameters())
+        parameters = optim.trained_parameters(model)
         sizes = [parameter.numel() for parameter in parameters]
         self.begins = list(accumulate(sizes, initial=0))
         self.work = open_computation(recipe, model, self.carried_states, self.hosted)

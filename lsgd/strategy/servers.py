@@ -20,6 +20,7 @@ from lsgd.errors import UsageError
 from lsgd.job.device import needs_pinned_memory, synchronize
 from lsgd.metric_sums import MetricSums
 from lsgd.recipe import Recipe
+from lsgd.rules import optim
 from lsgd.strategy import StepTask
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.strategy.placement import Slice, place
@@ -138,7 +139,7 @@ class SyncServers(AllReduce):
         self.messenger = cast(MessagingComm, comm)  # never called by a single process
         self.processes = range(comm.world_size)
         self.pushing = self.processes[: recipe.strategy.worker_processes(comm.world_size)]
-        sizes = [parameter.numel() for parameter in model.parameters()]
+        sizes = [parameter.numel() for parameter in optim.trained_parameters(model)]
         whole = place(sizes, recipe.strategy.servers, recipe.strategy.placement)
         for number in self.tables:
             sizes[number] = 0
@@ -156,7 +157,9 @@ class SyncServers(AllReduce):
         self.tables = sparse_tables(model) if self.recipe.strategy.sparse_rows else {}
         """Parameters of which only rows are sent, by parameter number."""
         dense = [
-            each for number, each in enumerate(model.parameters()) if number not in self.tables
+            each
+            for number, each in enumerate(optim.trained_parameters(model))
+            if number not in self.tables
         ]
         size = self.recipe.comm.bucket_mb
         reducer = Reducer(dense, SingleComm(), bucket_mb=size, compression="none")
@@ -166,7 +169,7 @@ class SyncServers(AllReduce):
         """Create the servers, on the processes without workers or, if there are none, on all."""
         gradients = {
             number: flat_view(cast(Tensor, parameter.grad))
-            for number, parameter in enumerate(model.parameters())
+            for number, parameter in enumerate(optim.trained_parameters(model))
             if number not in self.tables
         }
         dtype, device = self.reducer.flag.dtype, self.reducer.flag.device

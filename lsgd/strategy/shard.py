@@ -32,7 +32,7 @@ class Shard:
         norm: Callable[[], Tensor],
     ) -> None:
         self.whole = whole
-        self.parameters = list(model.parameters())
+        self.parameters = optim.trained_parameters(model)
         self.slices = slices
         self.values = [
             flat_view(self.parameters[each.parameter])[each.begin : each.end] for each in slices
@@ -139,7 +139,7 @@ def make_shards(
     """
     served = replace(recipe, optim=recipe.server_optim)
     whole = make_model_optimizer(model, served)
-    sizes = [parameter.numel() for parameter in model.parameters()]
+    sizes = [parameter.numel() for parameter in optim.trained_parameters(model)]
     slices = place_on_all(sizes, recipe.strategy.servers, recipe.strategy.placement)
     return whole, [
         Shard(model, whole, each, served, found_inf, norm=partial(norm, server))

@@ -63,7 +63,7 @@ def sparse_tables(model: nn.Module) -> dict[int, nn.Parameter]:
     weights = {id(layer.weight) for layer in embeddings}
     return {
         number: parameter
-        for number, parameter in enumerate(model.parameters())
+        for number, parameter in enumerate(optim.trained_parameters(model))
         if id(parameter) in weights
     }
 

@@ -63,6 +63,7 @@ from lsgd.run.verification import (
     verification_path,
     write_verification,
 )
+from lsgd.start_weights import read_start_weights
 from lsgd.tables import markdown_table
 from lsgd.trained_model import for_this_machine
 from lsgd.verify import records
@@ -122,6 +123,7 @@ def verify(
         here = {"device": device_name(device)}
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
         records.check_loader(run, inputs.name, evidence)
+        start = read_start_weights(recipe, comm)
         files = _check_files(run, recipe, workload, data, here, evidence)
         saved_at = files.saved_at
         recipe, _ = resolve_auto_fields(recipe, files.timed, comm, device)
@@ -135,7 +137,7 @@ def verify(
         )
         if comm.rank == 0:
             print(_plan(run, recipe, drawn, steps, evidence, drawn_seed, progress.all), flush=True)
-        new = partial(Learner, recipe, comm, device, data)
+        new = partial(Learner, recipe, comm, device, data, start.tensors)
         executed: set[int] = set()
         for place, last in last_steps.items():
             executed |= _verify_place(new, inputs, run, saved_at, place, last, evidence, progress)

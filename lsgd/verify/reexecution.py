@@ -25,6 +25,7 @@ from lsgd.learner import Learner
 from lsgd.metric_sums import named_by_set
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
+from lsgd.rules.optim import trained_parameters
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Meter, TimedBatches
@@ -78,8 +79,9 @@ def restore(learner: Learner, path: Path, evidence: Evidence) -> None:
 def norm_rounding(size: int, precision: str) -> float:
     """Measure the relative effect of rounding on a gradient norm of `size` numbers.
 
-    One sum over all gradients, as several processes compute it, loses more digits than the sums of
-    single tensors: 1e-4 of 5 million in float32. The numbers measured are normal, on one thread.
+    One sum over all gradients, as several processes computed it on a CPU in older versions of lsgd,
+    loses more digits than the sums of single tensors: 1e-4 of 5 million in float32. The numbers
+    measured are normal, on one thread.
     """
     dtype = torch.float64 if precision == "float64" else torch.float32
     numbers = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=dtype)
@@ -97,7 +99,7 @@ def norm_rounding(size: int, precision: str) -> float:
 
 @torch.no_grad()
 def perturb(learner: Learner, norm_rounding: float) -> None:
-    """Change each parameter of a learner in its last bits, by signs that are always the same.
+    """Change each trained parameter in its last bits, by signs that are always the same.
 
     The difference that this makes later is that of rounding: of another order of sums. Gradients
     that are clipped by their norm are changed as its rounding changes them.
@@ -109,7 +111,7 @@ def perturb(learner: Learner, norm_rounding: float) -> None:
         )
     size = PERTURBATIONS[learner.recipe.precision]
     signs = torch.Generator().manual_seed(0)
-    for parameter in learner.model.parameters():
+    for parameter in trained_parameters(learner.model):
         sign = torch.randint(2, parameter.shape, generator=signs).mul_(2).sub_(1)
         parameter.mul_(1 + size * sign.to(parameter.device, parameter.dtype))
 

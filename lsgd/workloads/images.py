@@ -87,12 +87,15 @@ class ImageClassification:
     def inputs(self) -> Inputs:
         """Open the recipe's image loader and check its dataset against the recipe's counts.
 
-        A network from a library is checked first. Raises UsageError.
+        A network from a library and frozen parameters are checked first. Raises UsageError.
         """
         if self.recipe.model.is_from_library:
             from lsgd.models.library_networks import check_library_network
 
             check_library_network(self.recipe)
+        if self.recipe.model.frozen:
+            with torch.device("meta"):
+                make_network(self.recipe)  # refuses a pattern that means no parameter
         return open_inputs(self.recipe, self.device)
 
     def example_order(self, epoch: int) -> NDArray[np.int64]:

@@ -37,8 +37,28 @@ WORDS = [
     "log_steps=5", "inputs=synthetic", "data.train_examples=1200", "data.val_examples=20",
     "device=cpu", "schedule.milestones=[]", "schedule.warmup_epochs=0", "comm.timeout=3600",
 ]  # fmt: skip
-LONG = "data.train_examples=6000"
-"""3000 batches in an epoch: who comes back is in time for it on any machine."""
+LONG = "data.train_examples=3000"
+"""1500 batches in an epoch: who comes back is in time for it, since the server is halted then."""
+# Started in place of Python: process 1 of the first start is killed in its first evaluation.
+KILLED_IN_EVALUATION = """#!/bin/sh
+if [ "$RANK" = 1 ] && [ "$2" = lsgd.train ] && mkdir {folder}/killed 2>/dev/null; then
+    shift 2
+    exec {python} {folder}/killed.py {checkpoint} "$@"
+fi
+exec {python} "$@"
+"""
+KILLED = """
+import os, signal, sys, time
+from lsgd import train
+
+def evaluate(*_):
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+train.evaluate = evaluate
+sys.exit(train.main(sys.argv[2:]))
+"""
 
 
 def live(folder: Path, *words: str, supervised: bool = True, launcher: str = "singly") -> list[str]:
@@ -128,7 +148,7 @@ def assert_each_batch_once(folder: Path, *words: str) -> None:
 def test_workers_are_killed_and_come_back(tmp_path: Path, kills: int, soak: FaultSeries) -> None:
     """No batch is lost or used twice, the others go on, and the order says what has come out."""
     draw = random.Random(f"{soak.seed} {kills}")
-    words, folder = (f"epochs={2 + kills // 10}", LONG), tmp_path / "run"
+    words, folder = (f"epochs={2 + kills // 5}", LONG), tmp_path / "run"
     with start_job(live(folder, *words), folder) as job:
         job.until(lambda: written(job)[0] > 2)
         for number in range(1, kills + 1):
@@ -197,14 +217,19 @@ def test_told_to_leave_the_others_save_without_a_stopped_worker(
 
 def test_a_worker_killed_while_all_evaluate_costs_no_epoch(tmp_path: Path) -> None:
     """The job starts again, evaluates, and goes on: the epoch has one order."""
-    folder, words = tmp_path / "run", ("epochs=2", "data.val_examples=20000", "val_batch=2")
-    with start_job(live(folder, *words), folder) as job:
-        job.until(lambda: (folder / "checkpoint-600.pt").exists())
-        process_of(1, job).kill()
+    folder, python = tmp_path / "run", tmp_path / "python"
+    (tmp_path / "killed.py").write_text(KILLED)
+    checkpoint = folder / "checkpoint-600.pt"
+    python.write_text(
+        KILLED_IN_EVALUATION.format(folder=tmp_path, python=sys.executable, checkpoint=checkpoint)
+    )
+    python.chmod(0o755)
+    with start_job(live(folder, "epochs=2"), folder, PYTHON=str(python)) as job:
         assert job.wait() == 0, job.output_text[-3000:]
         assert job.output_text.count("supervise: starts ") == 2
+    assert (tmp_path / "killed").exists()
     assert [len(orders) for orders in load_orders(folder / "orders.npz").epochs.values()] == [1, 1]
-    again(folder, tmp_path / "again", *words)
+    again(folder, tmp_path / "again", "epochs=2")
 
 
 @pytest.mark.ray

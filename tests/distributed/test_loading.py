@@ -117,14 +117,14 @@ def test_a_file_that_cannot_be_read_ends_all_processes_with_a_sentence(
     """Never a hang; the checkpoint is whole, and once it is put right the run goes on."""
     run, content = tmp_path / "run", file.read_bytes()
     os.truncate(file, 700)
-    done = launch("torch", 2, *words(root, run, loader))
+    done = launch("forked", 2, *words(root, run, loader))
     assert done.returncode != 0
     text = done.stdout + done.stderr
     assert f"{file} cannot be read (it has 700 bytes" in text
     needed = re.search(r"needed in step (\d+) of epoch 1\b", text)
     assert needed, text
     assert "another process has exited" in text
-    assert "Traceback" not in text.partition("lsgd: process")[0]
+    assert "Traceback" not in text
     assert 4 <= newest_checkpoint(run).step < int(needed[1])
     file.write_bytes(content)
     done = launch("forked", 2, *words(root, run, loader))

@@ -15,7 +15,11 @@ from helpers.pages import PAGES, REPOSITORY, PageCommand, first_missing_line, li
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
 PATIENCE = 3600
 """Seconds after which a page hangs; it takes a minute or two where nothing else runs."""
-RUN = {page: there for page in PAGES if (there := [x for x in lines(page) if not x.needs])}
+RUN = {
+    page: there
+    for page in PAGES
+    if (there := [x for x in lines(page) if not x.needs and not x.tested_elsewhere])
+}
 """The lines that are run, by their pages."""
 MARK = "\x01"
 """Begins what a line has printed; the number of the line follows, and later its exit code."""
@@ -51,10 +55,12 @@ def run(page: list[PageCommand], folder: Path, python: Path) -> dict[int, tuple[
         command = line.command
         if line.language == "python":
             command = f"python - <<'END OF PROGRAM'\n{line.text}\nEND OF PROGRAM"
-        elif line.text.endswith("&") or "ulimit" in line.text or "-m pytest" in line.text:
-            # Signals and limits are for the process itself, and a client would keep them; pytest
-            # has to import by itself what it rewrites.
+        elif line.text.endswith("&") or "ulimit" in line.text:
+            # Signals and limits are for the process itself, and a client would keep them.
             command = command.replace("python ", f"{sys.executable} ", 1)
+        # The server has imported plugins of pytest already, which pytest then cannot rewrite.
+        quiet = "-W ignore::pytest.PytestAssertRewriteWarning"
+        command = command.replace("-m pytest", f"-m pytest {quiet}")
         # What stands on a page is also printed there, and jobs that are killed are real ones.
         shown = line.language == "console" and "--print" in line.text
         served = line.language != "python" and not shown and not line.text.endswith("&")
@@ -91,8 +97,12 @@ def checkout(tmp_path: Path) -> Path:
         if (REPOSITORY / name).exists() and not name.startswith(("tests/fixtures", "tests/faults")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPOSITORY / name, folder / name)
-            # Older than the environment, into which make would install the copy otherwise.
-            os.utime(folder / name, (0, 0))
+    with (folder / "lsgd/study/cost.py").open("a") as file:
+        # Else each printed plan times a step in new processes, as it does in tests/study.
+        file.write("\n\ndef _timed(trial, processes):\n    return 100.0\n")
+    for path in filter(Path.is_file, folder.rglob("*")):
+        # Older than the environment, into which make would install the copy otherwise.
+        os.utime(path, (0, 0))
     (folder / ".venv").symlink_to(Path(sys.executable).parents[1])
     return folder
 

@@ -4,12 +4,15 @@ Deaths of any process at any moment are in test_kills.py.
 """
 
 import os
+import re
 import signal
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from helpers import sparse
 from helpers.composed import compose_recipe
 from helpers.launching import command
 from helpers.reference_run import LINGERING, WORDS, assert_equal
@@ -23,12 +26,31 @@ from lsgd.train import train
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
 
 
-def supervised(library: str, folder: Path, *words: str, size: int, options=()) -> list[str]:
+TRAIN = ["-m", "lsgd.train"]
+STOPPING = [sparse.__file__, "stop-new", "3"]
+"""The program whose process 0 stops itself after step 3, in a start that resumes nothing."""
+
+
+def supervised(
+    library: str, folder: Path, *words: str, size: int, options=(), program=TRAIN
+) -> list[str]:
     """The command line of a supervised job that begins with `size` processes."""
-    train = ["-m", "lsgd.train", *WORDS, *words, f"run_dir={folder}"]
-    launch = command(library, "{np}", *train)
+    launch = command(library, "{np}", *program, *WORDS, *words, f"run_dir={folder}")
     options = ["--processes", str(size), *options]
     return [sys.executable, "-m", "lsgd.supervise", *options, "--", *launch]
+
+
+def first_process(job: Job) -> psutil.Process:
+    """Process 0 of the job, once it has made steps."""
+    job.until(lambda: job.step)
+    return psutil.Process(members.process_records(job.folder)[0].pid)
+
+
+def has_pending(process: psutil.Process, number: int) -> bool:
+    """Whether a stopped process will receive this signal as soon as it is resumed."""
+    status = Path(f"/proc/{process.pid}/status").read_text("utf-8")
+    [pending] = re.findall(r"^ShdPnd:\s*(\w+)$", status, re.MULTILINE)
+    return bool(int(pending, 16) >> number - 1 & 1)
 
 
 def sizes(job: Job) -> list[int]:
@@ -39,10 +61,11 @@ def sizes(job: Job) -> list[int]:
 @pytest.mark.horovod
 def test_four_processes_lose_one_and_three_go_on(tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "run"
-    with start_job(supervised("horovod-gloo", folder, LINGERING, size=4), folder) as job:
-        job.until(lambda: job.step >= 3)
-        victim = members.process_records(folder)[2]
-        os.kill(victim.pid, signal.SIGKILL)
+    start = supervised("horovod-gloo", folder, size=4, program=STOPPING)
+    with start_job(start, folder) as job:
+        with job.stopped(first_process(job), 3):
+            victim = members.process_records(folder)[2]
+            os.kill(victim.pid, signal.SIGKILL)
         assert job.wait() == 0, job.output_text
         assert sizes(job) == [4, 3]
         assert f"process 2 on {victim.host} (pid {victim.pid}) was killed" in job.output_text
@@ -57,10 +80,11 @@ def test_a_killed_supervisor_leaves_nothing_and_the_same_words_go_on(
     library: str, tmp_path: Path, undisturbed: Path
 ) -> None:
     folder = tmp_path / "run"
-    words = supervised(library, folder, LINGERING, size=2)
+    words = supervised(library, folder, size=2, program=STOPPING)
     with start_job(words, folder) as job:
-        job.until(lambda: job.step >= 3)
-        job.process.kill()
+        with job.stopped(first := first_process(job), 3):
+            job.process.kill()
+            job.until(lambda: has_pending(first, signal.SIGTERM), ended=True)
         job.wait_until_no_processes()
         assert job.step < 20
         job.start(words)

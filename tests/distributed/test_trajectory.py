@@ -46,6 +46,8 @@ from lsgd.strategy.reducer import Reducer
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
 PROCESSES = 3
+FINISHED = Path(__file__).parents[1] / "fixtures/0.1/finished"
+"""A run folder of lsgd 0.1 with the network of the digits."""
 ANY = [
     "precision=float64", "device=cpu", "log_steps=1", "inputs=synthetic", "epochs=2", "tail=keep",
     "schedule.reference_batch=8", "evaluation.every=0.3",
@@ -96,6 +98,11 @@ KINDS = {
     "library without BN": [
         *LIBRARY, "model=timm/test_convnext", "model.options.drop_path_rate=0.2", "optim=adamw",
         "schedule.reference_lr=0.001",
+    ],
+    # From trained weights, of which the first layers stay and the last one is new.
+    "fine-tuned": [
+        *IMAGES, f"model.start={FINISHED}", "model.new_head=true",
+        "model.frozen=[conv1,bn1,layer1]",
     ],
     "servers": [*IMAGES, *SERVERS, "strategy.placement=round_robin"],
     "rows": [

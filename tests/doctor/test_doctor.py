@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from helpers.broken_machine import broken_environment, doctor, remaining_processes
+from helpers.pages import PAGES, first_missing_line
+from helpers.pages import lines as page_commands
 
 from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem
 from lsgd.doctor import __main__ as command
@@ -27,6 +29,12 @@ NAMES = [
     "all-reduce torch NCCL", "all-reduce Horovod Gloo", "all-reduce Horovod MPI",
     "all-reduce Horovod NCCL",
 ]  # fmt: skip
+
+
+def shown_in_docs() -> tuple[str, ...]:
+    """What a page shows of the output of this command, which the tests of pages do not run."""
+    [found] = [each for page in PAGES for each in page_commands(page) if each.tested_elsewhere]
+    return found.shown
 
 
 @pytest.mark.slow
@@ -67,6 +75,8 @@ def test_faults_that_a_run_can_do_without_are_named_with_their_fix(tmp_path: Pat
     assert summed.numbers["mb_per_s"] > 0
     for name in ("Gloo", "MPI", "NCCL"):
         assert items[f"all-reduce Horovod {name}"].status == ABSENT
+    printed = [*map(command.line, items.values()), command.verdict([*items.values()])]
+    assert first_missing_line(shown_in_docs()[1:], "\n".join(printed)) is None
 
 
 def test_without_torch_and_a_place_to_write_no_run_is_possible(tmp_path: Path) -> None:
@@ -76,6 +86,7 @@ def test_without_torch_and_a_place_to_write_no_run_is_possible(tmp_path: Path) -
     done = doctor(tmp_path, environment=faults)
     assert (done.returncode, done.stderr) == (1, "")
     assert "\033" not in done.stdout
+    assert first_missing_line(shown_in_docs()[:1], done.stdout) is None
     lines = {line[6:29].strip(): line for line in done.stdout.splitlines()}
     assert lines["torch"].startswith("FAIL")
     assert lines["torch"].endswith("ModuleNotFoundError: No module named 'torch'")

@@ -3,11 +3,11 @@
     python -m helpers.pages     # in tests/: list all of them, and how the tests run each
 
 The tests run a fenced block of `sh` command by command. They append `--print` to launchers other
-than local and singly, and run `make` targets other than train as dry runs. What `make train` starts
-and a whole run of `digits` by local.sh are given fewer epochs. A command that ends in
-`# needs …` runs only where that is available. In a block of `console` the tests run the lines after
-`$ `, even if these fail; their output must contain the lines below, in that order. There `…` stands
-for any text, and a number for any number, as times and last digits differ. A block of `python` is a
+than local and singly, and run `make` targets other than train as dry runs. Whole runs of `digits`
+get fewer epochs. A command that ends in `# needs …` runs only where that is available, and one in
+TESTED_ELSEWHERE in another test. In a block of `console` the tests run the lines after `$ `, even
+if these fail; their output must contain the lines below, in that order. There `…` stands for any
+text, and a number for any number, as times and last digits differ. A block of `python` is a
 program.
 """
 
@@ -30,6 +30,14 @@ HERE = re.compile(r"<<'(\w+)'")
 """The pattern of a here-document, with its end marker."""
 SHORT = "epochs=2 'schedule.milestones=[1]' schedule.warmup_epochs=0.5"
 """The overrides that shorten a whole run of digits where no page shows its outcome."""
+DIGITS = re.compile(r"lsgd\.train recipe=(digits\w*|\./mine\.yaml)(?=[ ;]|$)")
+"""The pattern of a whole run of a recipe of digits, if it has no other number of epochs."""
+OWN_LENGTH = re.compile(r"\bepochs=|\$few|--cfg|metric\.stop")
+"""The pattern of commands that set the length of their run, or train nothing."""
+FEWER = "epochs=8 'schedule.milestones=[5,6,7]'"
+"""The overrides that shorten a run of DIGITS, which keeps as many milestones and its warmup."""
+TESTED_ELSEWHERE = {"python -m lsgd.doctor": "tests/doctor"}
+"""Commands that take long, whose whole run another test compares with the page."""
 NUMBER = re.compile(r"[-−]?\d[\d,]*(\.\d+)?(e-?\d+)?")
 
 
@@ -51,16 +59,29 @@ class PageCommand:
         return found[1] if found else None
 
     @property
+    def tested_elsewhere(self) -> str | None:
+        """The place of the test that runs this command, if it is in TESTED_ELSEWHERE."""
+        return TESTED_ELSEWHERE.get(self.text)
+
+    @property
     def command(self) -> str:
         """The command that the tests run in place of this one."""
         words = shlex.split(self.text, comments=True)
         if self.language == "python" or not words:
             return self.text
         text = self.text
+        if not OWN_LENGTH.search(text):
+            text = DIGITS.sub(rf"\g<0> {FEWER}", text)
         if PRINTED.search(text) and "--print" not in words:
             return f"{text.partition('  #')[0]} --print"
         if words == ["make", "train"]:
-            return f'eval "$(make --no-print-directory --dry-run train | tail -n 1) {SHORT}"'
+            # Without its setting of PYTHON, which the tests set.
+            printed = (
+                "make --no-print-directory --dry-run train | tail -n 1 | sed 's/^PYTHON=[^ ]* //'"
+            )
+            return f'eval "$({printed}) {SHORT}"'
+        if words[:3] == ["python", "-m", "benchmarks.gpu"] and "--print" not in words:
+            return f"{text.partition('  #')[0]} --print"
         if words[0] == "make":
             return f"make --dry-run {shlex.join(words[1:])}"
         if words[:2] == ["launch/local.sh", "digits"] and "epochs=" not in text:
@@ -72,9 +93,13 @@ class PageCommand:
         """A short description of how the tests run this command."""
         if self.needs:
             return f"needs {self.needs}"
+        if self.tested_elsewhere:
+            return f"in {self.tested_elsewhere}"
         if self.command == self.text:
             return "runs"
-        return "runs, shortened" if SHORT in self.command else "prints"
+        if self.command.endswith("--print") or self.command.startswith("make "):
+            return "prints"
+        return "runs, shortened"
 
 
 def tokens(page: Path) -> list[Token]:

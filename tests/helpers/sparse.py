@@ -6,7 +6,7 @@ Process 0 is killed before the evaluation at that step (`evaluate`), between the
 that ends there and its checkpoint (`save`), or after the row of that step (`step`). Or it receives
 SIGUSR1 after that row (`leave`), and the job stops two steps later, or in the evaluation at that
 step (`leave-evaluation`). With `stop` it receives SIGSTOP after the rows of several steps, such as
-4,6, and waits for SIGCONT.
+4,6, and waits for SIGCONT; with `stop-new` only in a start that resumes nothing.
 """
 
 import os
@@ -26,6 +26,8 @@ from lsgd.run.saver import CheckpointSaver
 
 evaluate, save, write = train.evaluate, CheckpointSaver.save, RunLog.write
 what, at = "never", set[int]()
+written: list[int] = []
+"""The steps of the training rows that this process has written."""
 
 
 def noted_evaluate(
@@ -47,10 +49,18 @@ def noted_write(self: RunLog, kind: str, step: int, **values: Any) -> None:
     note("leave", step)
     note("step", step)
     if kind == "train":  # a row of kind "warning" may have the same step
+        written.append(step)
         note("stop", step)
+        if written[0] == 1:
+            note("stop-new", step)
 
 
-SIGNALS = {"leave": signal.SIGUSR1, "leave-evaluation": signal.SIGUSR1, "stop": signal.SIGSTOP}
+SIGNALS = {
+    "leave": signal.SIGUSR1,
+    "leave-evaluation": signal.SIGUSR1,
+    "stop": signal.SIGSTOP,
+    "stop-new": signal.SIGSTOP,
+}
 
 
 def note(now: str, step: int) -> None:

@@ -81,7 +81,7 @@ class Job:
             assert time.monotonic() - since < HANG_TIMEOUT, (
                 f"{self.alive} hang: {self.output_text[-5000:]}"
             )
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     def wait(self) -> int:
         """Wait for the end of the job and return its exit code."""

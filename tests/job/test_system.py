@@ -119,6 +119,8 @@ def test_no_other_file_asks_linux() -> None:
     ids=["train", "demo", "doctor"],
 )
 def test_the_quick_start_runs_elsewhere(tmp_path: Path, command: list[str], says: str) -> None:
+    if command[0] == "doctor":  # whose sums over Horovod ask the system for no more than torch's
+        (tmp_path / "horovod.py").write_text("raise ImportError('not here')")
     said, words = "", [sys.executable, "-m", f"lsgd.{command[0]}", *command[1:]]
     with subprocess.Popen(
         words,

@@ -190,7 +190,7 @@ def test_taken(network: str) -> None:
         ),
         (["timm/resnet10t", "model.options.drop_rate=0.1"], "draws random numbers"),
         *(
-            ([name, f"model.options.{option}"], r"load weights from a file.*leave it out")
+            ([name, f"model.options.{option}"], r"fetch or load weights.*leave it out")
             for name, option in (
                 ("timm/resnet10t", "checkpoint_path=evil.pth"),
                 ("timm/resnet10t", "pretrained=true"),

@@ -1,0 +1,201 @@
+"""The weights of a trained network that a run starts from: read as data, checked by name and shape.
+
+The field model.start names a checkpoint or run folder of lsgd, an export, or a state dict that
+another script saved by torch.save or as safetensors.
+"""
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from lsgd.comm import Comm, all_or_raise
+from lsgd.errors import UsageError
+from lsgd.installation import install_command, is_installed
+from lsgd.models import head_parameters, make_network
+from lsgd.recipe import Model, Recipe
+from lsgd.recipe.start_file import start_file, unreadable_start
+from lsgd.run.checkpoint import DamagedCheckpointError, decode_checkpoint, load_numbers
+from lsgd.untrusted_files import open_regular
+
+MOST_NAMED = 3
+"""The largest number of tensors that an error about another network names."""
+
+
+@dataclass(frozen=True)
+class StartWeights:
+    """The tensors that replace a network's initial weights, by name; empty if the seed decides."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """Text for the log: the file, its hash, and how the tensors were found in it."""
+
+
+def read_start_weights(recipe: Recipe, comm: Comm) -> StartWeights:
+    """Read the weights that a recipe's network starts from, on every process of a job.
+
+    Raises UsageError, on all processes, if the file is not the one whose hash the recipe has, has
+    other contents than weights of the recipe's network, or differs between processes.
+    """
+    model = recipe.model
+    if not model.start_sha256:
+        return StartWeights()
+    start = all_or_raise(comm, lambda: _read(recipe))
+    hosts = comm.gather_objects((model.start_sha256, platform.node()))
+    for rank, (digest, host) in enumerate(hosts):
+        if digest != hosts[0][0]:
+            raise UsageError(
+                f"model.start={model.start} is another file for process {rank} on {host} than for "
+                f"process 0 on {hosts[0][1]}; copy the same file to all machines"
+            )
+    return start
+
+
+def _read(recipe: Recipe) -> StartWeights:
+    """Read and check the weights of a recipe's start file; raises UsageError."""
+    model = recipe.model
+    if model.start is None:
+        raise UsageError(
+            "model.start_sha256 identifies weights, but model.start does not say where they are; "
+            "write model.start=PATH of their file"
+        )
+    file = start_file(model.start)
+    try:
+        with open_regular(file) as opened:
+            content = opened.read()
+    except (OSError, ValueError) as error:
+        raise unreadable_start(model.start, error) from None
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != model.start_sha256:
+        raise UsageError(
+            f"model.start={model.start} has changed: its SHA-256 is {digest[:12]}…, and the "
+            f"recipe's model.start_sha256 is {model.start_sha256[:12]}…; write the path of the "
+            "original file, or leave model.start_sha256 out to start another run from this one"
+        )
+    try:
+        tensors, found = _state_dict(content, str(file))
+    except (ValueError, DamagedCheckpointError) as error:
+        why = str(error).partition(";")[0]
+        raise UsageError(
+            f"model.start={model.start} holds no weights ({why}); give a checkpoint of lsgd, or a "
+            "state dict by torch.save or as safetensors"
+        ) from None
+    _check_tensors(tensors, recipe)
+    anew = ", and a new last layer" * model.new_head
+    note = f"model.start={model.start}: {len(tensors)} tensors{found}{anew}, SHA-256 {digest[:12]}…"
+    return StartWeights(tensors, (note,))
+
+
+def _state_dict(content: bytes, name: str) -> tuple[dict[str, Tensor], str]:
+    """Decode the tensors in a file of weights by name; return them with a note on what was removed.
+
+    Raises ValueError, or UsageError if a newer lsgd wrote the file.
+    """
+    if _is_safetensors(content):
+        loaded = _load_safetensors(content)
+    else:
+        loaded = load_numbers(content)
+        if isinstance(loaded, dict) and "fingerprint" in loaded:
+            saved = decode_checkpoint(content, name)
+            return bare_state_dict(saved.model)[0], f" of the checkpoint after step {saved.step}"
+    return bare_state_dict(loaded)
+
+
+def bare_state_dict(loaded: Any) -> tuple[dict[str, Tensor], str]:
+    """Extract a state dict from loaded values; return it with a note on what was removed.
+
+    It is taken out of a checkpoint as many scripts write it, and the name prefixes of
+    DistributedDataParallel and torch.compile are removed. Raises ValueError if there are values
+    other than tensors by name.
+    """
+    removed = ""
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded, removed = loaded[key], f"{removed} of {key}"
+    if not isinstance(loaded, dict) or not loaded or not all(isinstance(n, str) for n in loaded):
+        raise ValueError("it has no tensors by name")
+    for prefix in ("module.", "_orig_mod.", "module."):
+        if all(name.startswith(prefix) for name in loaded):
+            loaded = {name.removeprefix(prefix): value for name, value in loaded.items()}
+            removed += f" without the prefix {prefix}"
+    for name, value in loaded.items():
+        dense = isinstance(value, Tensor) and value.layout == torch.strided
+        if not dense or value.is_quantized or value.device.type != "cpu":
+            raise ValueError(f"its {name:.80} is not a dense tensor")
+    return loaded, removed
+
+
+def _is_safetensors(content: bytes) -> bool:
+    """Return whether a file begins as safetensors do: the length of its header, then JSON."""
+    return int.from_bytes(content[:8], "little") < len(content) and content[8:9] == b"{"
+
+
+def _load_safetensors(content: bytes) -> dict[str, Tensor]:
+    """Decode the tensors of a safetensors file; raises ValueError if it is damaged."""
+    if not is_installed("safetensors"):
+        raise UsageError(
+            "model.start is a safetensors file, which needs safetensors, which is not installed; "
+            f"run {install_command('export')}"
+        )
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(content)
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"it is a damaged safetensors file: {error}") from None
+
+
+def _check_tensors(tensors: dict[str, Tensor], recipe: Recipe) -> None:
+    """Raise UsageError unless the tensors are finite and have the network's names and shapes.
+
+    With model.new_head those of the last layer are removed instead, so that it keeps the weights
+    that the seed determines.
+    """
+    model = recipe.model
+    with torch.device("meta"):
+        own = make_network(recipe).state_dict()
+    head = head_parameters(recipe)
+    if model.new_head:
+        for name in head:
+            own.pop(name, None)
+            tensors.pop(name, None)
+    # torch 0.4 and older saved no counters of batches, which no result depends on.
+    lacking = [n for n in own.keys() - tensors.keys() if not n.endswith("num_batches_tracked")]
+    unknown = tensors.keys() - own.keys()
+    if lacking or unknown:
+        _refuse_network(model, _listed("lacks", lacking) + _listed("also has", unknown))
+    other = [name for name, value in tensors.items() if value.shape != own[name].shape]
+    if other and set(other) <= set(head):
+        raise UsageError(
+            f"model.start={model.start} was trained for other classes: {other[0]} is of shape "
+            f"{tuple(tensors[other[0]].shape)}, and data.classes={recipe.data.classes} needs "
+            f"{tuple(own[other[0]].shape)}; write model.new_head=true"
+        )
+    if other:
+        shapes = tuple(tensors[other[0]].shape), tuple(own[other[0]].shape)
+        _refuse_network(model, f", whose {other[0]} is of shape {shapes[0]} and not {shapes[1]}")
+    for name, value in tensors.items():
+        if not torch.isfinite(value).all():
+            raise UsageError(
+                f"model.start={model.start} has values in {name} that are not finite; give the "
+                "weights of a run that did not diverge"
+            )
+
+
+def _listed(verb: str, names: Any) -> str:
+    """Return a clause that names the first of some tensors, or nothing if there are none."""
+    shown = sorted(names)[:MOST_NAMED]
+    more = " …" * (len(names) > MOST_NAMED)
+    return f", which {verb} {', '.join(f'{name:.60}' for name in shown)}{more}" if shown else ""
+
+
+def _refuse_network(model: Model, how: str) -> NoReturn:
+    raise UsageError(
+        f"model.start={model.start} has weights of another network than model={model.name}{how}; "
+        "write model=NAME and its options as the weights have them"
+    )

@@ -1,0 +1,357 @@
+"""Runs that start from trained weights: every form of file, the new last layer, what is refused."""
+
+import hashlib
+import io
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.composed import compose_recipe
+from helpers.reference_run import newest_checkpoint
+from helpers.threaded import run_on_threads
+from torch import Tensor
+
+from lsgd import config
+from lsgd.check import build_learner, observe
+from lsgd.comm.single import SingleComm
+from lsgd.errors import PreemptedError, UsageError
+from lsgd.evaluate import evaluate_path
+from lsgd.export.__main__ import write
+from lsgd.export.network import load_exported_network
+from lsgd.learner import Learner
+from lsgd.models import head_parameters
+from lsgd.recipe import Recipe
+from lsgd.recipe.dry_run import make_dry_run
+from lsgd.start_weights import read_start_weights
+from lsgd.train import train
+
+CPU = torch.device("cpu")
+WORDS = [
+    "+recipe=digits", "workers=4", "worker_batch=4", "data.train_examples=48", "device=cpu",
+    "precision=float64", "epochs=1", "schedule.milestones=[]", "schedule.warmup=none",
+    "inputs=synthetic",
+    "data.val_examples=4", "schedule.reference_batch=16",
+]  # fmt: skip
+FINISHED = Path(__file__).parents[1] / "fixtures/0.1/finished"
+"""A run folder of lsgd 0.1 with the small network on the digits."""
+HEAD = ("fc.weight", "fc.bias")
+
+
+def recipe(*words: str) -> Recipe:
+    return compose_recipe(*WORDS, *words)
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Tensor]:
+    """The tensors of the trained network by name."""
+    return newest_checkpoint(FINISHED).model
+
+
+def started(*words: str) -> dict[str, Tensor]:
+    """The initial tensors of the network of a run with these overrides."""
+    made = recipe(*words)
+    start = read_start_weights(made, SingleComm())
+    return Learner(made, SingleComm(), CPU, start=start.tensors).model.state_dict()
+
+
+def saved(path: Path, value: Any, *, zipped: bool = True) -> Path:
+    torch.save(value, path, _use_new_zipfile_serialization=zipped)
+    return path
+
+
+def write_export(form: str) -> Callable[[Path, Any], Path]:
+    def written(path: Path, _: Any) -> Path:
+        write(load_exported_network(FINISHED, [], form), form, path)
+        return path
+
+    return written
+
+
+FORMS: dict[str, tuple[Callable[[Path, Any], Path], str]] = {
+    "run folder": (lambda *_: FINISHED, " of the checkpoint after step 20"),
+    "checkpoint": (lambda *_: FINISHED / "checkpoint-20.pt", " of the checkpoint after step 20"),
+    "state dict": (saved, ""),
+    "of DDP": (
+        lambda path, tensors: saved(path, {f"module.{k}": v for k, v in tensors.items()}),
+        " without the prefix module.",
+    ),
+    "compiled, within a script's checkpoint": (
+        lambda path, tensors: saved(
+            path,
+            {"epoch": 3, "state_dict": {f"_orig_mod.module.{k}": v for k, v in tensors.items()}},
+        ),
+        " of state_dict without the prefix _orig_mod. without the prefix module.",
+    ),
+    "legacy file, no counters": (
+        lambda path, tensors: saved(
+            path, {k: v for k, v in tensors.items() if "num_batches" not in k}, zipped=False
+        ),
+        "",
+    ),
+    "torchvision's export": (write_export("torchvision"), ""),
+    "safetensors": (write_export("safetensors"), ""),
+    "Hub's folder": (write_export("hub"), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_file_gives_the_same_weights(
+    form: str, trained: dict[str, Tensor], tmp_path: Path
+) -> None:
+    if form in ("safetensors", "Hub's folder"):
+        pytest.importorskip("safetensors")
+    make, note = FORMS[form]
+    path = make(tmp_path / "weights", trained)
+    start = read_start_weights(recipe(f"model.start={path}"), SingleComm())
+    assert start.notes[0].startswith(f"model.start={path}: {len(start.tensors)} tensors{note}, SHA")
+    weights = {name: trained[name] for name in start.tensors}
+    ours = started(f"model.start={path}", "seed=9")
+    assert bool(ours.keys() - weights) == ("no counters" in form)
+    torch.testing.assert_close({name: ours[name] for name in weights}, weights, rtol=0, atol=0)
+
+
+def test_a_new_last_layer_is_that_of_the_seed(trained: dict[str, Tensor]) -> None:
+    """And all others are those of the file, also with another number of classes."""
+    for words in (["seed=9"], ["seed=9", "data.classes=7"]):
+        ours = started(f"model.start={FINISHED}", "model.new_head=true", *words)
+        anew = started(*words)
+        for name, value in ours.items():
+            expected = anew[name] if name in HEAD else trained[name]
+            assert torch.equal(value, expected.to(value.dtype)), name
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("small_resnet", HEAD),
+        ("lenet5", None),
+        ("torchvision/resnet18", HEAD),
+        ("torchvision/squeezenet1_1", ("classifier.1.weight", "classifier.1.bias")),
+        ("torchvision/vit_b_16", ("heads.head.weight", "heads.head.bias")),
+    ],
+)
+def test_the_last_layer_of_a_network(name: str, head: tuple[str, ...] | None) -> None:
+    made = recipe()
+    size = {"lenet5": 28, "small_resnet": 8}.get(name, 64)
+    data = replace(made.data, image_size=size, channels=1 if size < 64 else 3)
+    made = replace(made, data=data, model=replace(made.model, name=name))
+    found = head_parameters(made)
+    assert found == head if head else len(found) == 2
+
+
+# --- The fingerprint -------------------------------------------------------------------------
+
+
+def test_the_content_is_in_the_fingerprint_and_the_path_is_not(
+    trained: dict[str, Tensor], tmp_path: Path
+) -> None:
+    one = saved(tmp_path / "one.pth", trained)
+    (tmp_path / "copy.pth").write_bytes(one.read_bytes())
+    other = saved(tmp_path / "other.pth", {k: v + 1 for k, v in trained.items()})
+    none, first, copied, second = (
+        recipe(*words)
+        for words in ([], *([f"model.start={tmp_path / name}"] for name in
+                            ("one.pth", "copy.pth", other.name)))
+    )  # fmt: skip
+    assert first.model.start_sha256 == hashlib.sha256(one.read_bytes()).hexdigest()
+    assert first.fingerprint == copied.fingerprint
+    assert len({none.fingerprint, first.fingerprint, second.fingerprint}) == 3
+
+
+def test_a_recipe_that_was_saved_is_read_without_the_file(tmp_path: Path) -> None:
+    (copy := tmp_path / "copy.pt").write_bytes((FINISHED / "checkpoint-20.pt").read_bytes())
+    made = recipe(f"model.start={copy}")
+    copy.unlink()
+    again = config.from_saved(asdict(made))
+    assert again == made
+    assert again.without_paths.fingerprint == made.fingerprint
+    with pytest.raises(UsageError, match=r"model\.start=.*copy\.pt cannot be read \(No such file"):
+        read_start_weights(again, SingleComm())
+    with pytest.raises(UsageError, match=r"start_sha256 identifies weights.*write model\.start="):
+        read_start_weights(again.without_paths, SingleComm())
+    values = asdict(made)
+    values["model"]["start_sha256"] = ""
+    with pytest.raises(UsageError, match=r"a saved recipe with model\.start has the hash"):
+        config.from_saved(values)
+
+
+# --- Runs ------------------------------------------------------------------------------------
+
+
+def test_a_run_resumes_from_the_same_file_only(tmp_path: Path) -> None:
+    """It is evaluated, too, where the file is gone."""
+    (start := tmp_path / "start.pt").write_bytes((FINISHED / "checkpoint-20.pt").read_bytes())
+    words = [f"model.start={start}", f"run_dir={tmp_path / 'run'}"]
+    train(config.load_recipe([*WORDS, *words]))
+    train(config.load_recipe([*WORDS, *words]))
+    torch.save(torch.load(start, weights_only=True)["model"], start)
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    with pytest.raises(UsageError, match=r"model\.start=.*start\.pt has changed since run_dir="):
+        train(config.load_recipe([*WORDS, *words]))
+    other = config.read_recipe(tmp_path / "run/config.yaml")
+    with pytest.raises(UsageError, match=r"model\.start=.*start\.pt has changed: its SHA-256 is"):
+        train(replace(other, run_dir=str(tmp_path / "run")))
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+    start.unlink()
+    assert evaluate_path(tmp_path / "run")["val"].counts["images"] == 4
+
+
+class Code:
+    """An object whose unpickling would write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def _pickled(value: Any) -> bytes:
+    torch.save(value, buffer := io.BytesIO())
+    return buffer.getvalue()
+
+
+WRONG: dict[str, tuple[Callable[[dict[str, Tensor], Path], bytes], str]] = {
+    "other network": (
+        lambda tensors, _: _pickled({f"x.{k}": v for k, v in tensors.items()}),
+        r"another network than model=small_resnet, which lacks .* …, which also has x\..* …; write",
+    ),
+    "other width": (
+        lambda tensors, _: _pickled(tensors | {"conv1.weight": torch.ones(4, 1, 3, 3)}),
+        r"whose conv1\.weight is of shape \(4, 1, 3, 3\) and not \(8, 1, 3, 3\); write model=NAME",
+    ),
+    "other classes": (
+        lambda tensors, _: _pickled(tensors | {"fc.weight": torch.ones(7, 32)}),
+        r"trained for other classes: .*\(7, 32\), and data\.classes=10 .*model\.new_head=true",
+    ),
+    "half": (lambda tensors, _: _pickled(tensors)[:9000], r"holds no weights \(it is not a compl"),
+    "half a checkpoint": (
+        lambda *_: (FINISHED / "checkpoint-20.pt").read_bytes()[:-9], "holds no weights",
+    ),
+    "code": (
+        lambda tensors, path: _pickled(tensors | {"fc.bias": Code(path)}),
+        r"objects other than tensors.*could run code\); give",
+    ),
+    "a pickle of code": (
+        lambda _, path: pickle.dumps(Code(path)), r"objects other than tensors.*could run code",
+    ),
+    "no tensor": (
+        lambda tensors, _: _pickled(tensors | {"fc.bias": 1.0}), r"its fc\.bias is not a dense",
+    ),
+    "sparse": (
+        lambda tensors, _: _pickled(tensors | {"fc.bias": torch.zeros(10).to_sparse()}),
+        "holds no weights",
+    ),
+    "list": (lambda tensors, _: _pickled(list(tensors.values())), "it has no tensors by name"),
+    "empty": (lambda *_: b"", "holds no weights"),
+    "safetensors": (lambda *_: (9).to_bytes(8, "little") + b"{damaged}" * 3, "safetensors"),
+    "diverged": (
+        lambda tensors, _: _pickled(tensors | {"fc.bias": torch.full((10,), torch.nan)}),
+        r"values in fc\.bias that are not finite",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_file_is_refused_before_anything_is_written(
+    what: str, trained: dict[str, Tensor], tmp_path: Path
+) -> None:
+    make, sentence = WRONG[what]
+    (file := tmp_path / "start").write_bytes(make(trained, tmp_path / "touched"))
+    made = recipe(f"model.start={file}", f"run_dir={tmp_path / 'run'}")
+    with pytest.raises(UsageError, match=rf"^model\.start.*{sentence}") as refused:
+        train(made)
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["start"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            "model.start=missing.pt",
+            r"model\.start=missing\.pt cannot be read \(No such file.*write",
+        ),
+        ("model.start=/dev/null", r"cannot be read \(it is not a regular file\)"),
+        ("model.start=.", r"is a folder without checkpoint\.pt or model\.safetensors; write"),
+        ("model.start=''", r"model\.start= is empty; write model\.start=PATH"),
+        ("model.new_head=true", r"no effect without model\.start.*leave it out, or write"),
+        ("model.start_sha256=abc", r"is not a SHA-256 of 64 hexadecimal digits; leave it out"),
+    ],
+)
+def test_refused_as_the_recipe_is_read(
+    words: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=sentence):
+        config.load_recipe([*WORDS, words])
+
+
+def test_processes_with_different_files_are_refused(
+    trained: dict[str, Tensor], tmp_path: Path
+) -> None:
+    paths = [saved(tmp_path / f"{rank}.pth", {k: v + rank for k, v in trained.items()})
+             for rank in range(2)]  # fmt: skip
+    recipes = [recipe(f"model.start={path}") for path in paths]
+
+    def refusal(comm: Any) -> str:
+        with pytest.raises(UsageError) as refused:
+            read_start_weights(recipes[comm.rank], comm)
+        return str(refused.value)
+
+    for text in run_on_threads(2, refusal):
+        assert "is another file for process 1 on" in text
+
+
+def test_a_dry_run_of_another_network_leaves_the_weights_out() -> None:
+    made = recipe(f"model.start={FINISHED}", "model.new_head=true", "model.frozen=[conv1]")
+    small = make_dry_run(made)
+    assert small.model == recipe().model
+    left_out = "without the weights of model.start without model.frozen"
+    assert f"model small_resnet -> small_resnet {left_out}" in "\n".join(small.replaced)
+    assert make_dry_run(recipe()).replaced == make_dry_run(recipe()).replaced
+
+
+def test_other_words_for_the_weights_of_a_library() -> None:
+    """What downloads weights is answered with how to save them once."""
+    made = recipe()
+    data = replace(made.data, image_size=64, channels=3)
+    model = replace(made.model, name="torchvision/resnet18", options={"weights": "DEFAULT"})
+    with pytest.raises(UsageError, match=r"get_model\('resnet18', weights='DEFAULT'\).*and write "
+                                         r"model\.start=resnet18\.pth"):  # fmt: skip
+        train(replace(made, data=data, model=model))
+
+
+def test_a_check_finds_weights_that_are_not_those_of_the_paper() -> None:
+    """And layers that are not trained."""
+    made = recipe(f"model.start={FINISHED}", "model.frozen=[conv1]")
+    found = {each.rule: each for each in observe(build_learner(made))}
+    plain = {each.rule: each for each in observe(build_learner(recipe()))}
+    for rule in ("fc_init", "last_gamma", "weight_decay"):
+        assert found[rule].run != plain[rule].run, rule
+    assert found["weight_decay"].run.endswith("; 1 are not trained")
+
+
+def test_a_run_stopped_at_once_begins_from_the_file_again(tmp_path: Path) -> None:
+    """Before its first checkpoint a run has nothing but its recipe."""
+    made = recipe(f"model.start={FINISHED}", "model.new_head=true")
+    made = replace(made, run_dir=str(tmp_path / "run"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("lsgd.train.train_epochs", _stopped)
+        with pytest.raises(PreemptedError):
+            train(made)
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])["step"] == 0
+    undisturbed = replace(made, run_dir=str(tmp_path / "other"))
+    train(made)
+    train(undisturbed)
+    one, other = (newest_checkpoint(tmp_path / name).model for name in ("run", "other"))
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def _stopped(*_: Any) -> None:
+    raise PreemptedError("at once")
