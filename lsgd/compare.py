@@ -25,7 +25,7 @@ from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
 from lsgd.recipe import differing_fields
 from lsgd.run.read import NotARunError, Run, read_run
-from lsgd.run.rows import PER_SECOND, WAITS, Row, RowReader
+from lsgd.run.rows import MEASURED, PER_SECOND, WAITS, Row, RowReader
 from lsgd.tables import markdown_table
 
 LAST_STEP_KEYS = {"epoch", "lr", "gradient_norm"}
@@ -117,13 +117,13 @@ def is_not_compared(key: str) -> bool:
 
 
 class ComparedRow(NamedTuple):
-    """A train or epoch row of a run, with the place at which the other run's is looked for."""
+    """A row of measurements of a run, with the place at which the other run's is looked for."""
 
-    place: tuple[int, bool]
-    """The step, and whether it is an epoch's row, which stands behind that of its last step."""
+    place: tuple[int, int]
+    """The step, and the number of the row's kind in MEASURED, as rows of one step are ordered."""
     row: Row
     begin: int | None
-    """The first step that the means of a train row cover; None for an epoch row."""
+    """The first step that the means of a train row cover; None for other rows."""
 
 
 def _rows_of(run: Run) -> Iterator[ComparedRow]:
@@ -131,15 +131,15 @@ def _rows_of(run: Run) -> Iterator[ComparedRow]:
 
 
 def compared_rows(rows: Iterable[Row], folder: Path) -> Iterator[ComparedRow]:
-    """Yield the train and epoch rows of the run in a folder, each with its place in the run.
+    """Yield the rows with measurements of the run in a folder, each with its place in the run.
 
     Raises UsageError if the rows are not in the order of their steps.
     """
-    begin, before = 0, (-1, False)
+    begin, before = 0, (-1, 0)
     for row in rows:
         kind, step = row["kind"], row["step"]
-        if kind in ("train", "epoch"):
-            place = step, kind == "epoch"
+        if kind in MEASURED:
+            place = step, MEASURED.index(kind)
             if place <= before:
                 raise UsageError(
                     f"metrics.jsonl of {folder} has a {kind} row of step {step} behind one of "

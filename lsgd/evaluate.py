@@ -3,9 +3,11 @@
 Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
 """
 
+import re
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,35 +15,52 @@ from torch import Tensor
 
 from lsgd import config, paths
 from lsgd.comm import joined
+from lsgd.confusion import ConfusionMatrix, counting
 from lsgd.errors import UsageError
 from lsgd.evaluation import EvaluationProgress, evaluate, ignore_progress
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
-from lsgd.job.command import Parser, run_command
+from lsgd.job.command import Parser, integer_from, run_command
 from lsgd.job.device import choose_kernels, pick_device
 from lsgd.job.launcher import detect_launch
 from lsgd.metric_sums import Scores
 from lsgd.override_syntax import canonical
 from lsgd.recipe import Recipe
+from lsgd.recipe.checks import check_supported
+from lsgd.rules.averaging import mean_of_states
 from lsgd.rules.metric import METRICS
 from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
 from lsgd.start_weights import bare_state_dict
-from lsgd.trained_model import build_trained, load_trained
+from lsgd.trained_model import (
+    build_trained,
+    load_class_names,
+    load_trained,
+    trained_image_size,
+)
+
+
+class _EvaluationResult(NamedTuple):
+    """The result of an evaluation."""
+
+    scores: dict[str, Scores]
+    """The scores by evaluation set."""
+    confusion: ConfusionMatrix | None
+    """The confusion matrix of the first set, if it was asked for."""
 
 
 def evaluate_path(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scores]:
     """Evaluate a checkpoint or, with `+recipe=NAME`, plain weights; return scores by set."""
-    return _evaluate(*_load(path, overrides))
+    return _evaluate(_load(path, overrides)).scores
 
 
 def evaluate_checkpoint(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scores]:
     """Evaluate a checkpoint, or the newest one of a run folder, on each whole evaluation set.
 
-    `overrides` change execution fields of its recipe, such as data.root=… or val_batch=…. Raises
-    UsageError if the checkpoint is damaged, the data is missing, or an override changes the
-    trajectory.
+    `overrides` change execution fields of its recipe, such as data.root=… or val_batch=…, and the
+    size of the evaluated images, data.image_size. Raises UsageError if the checkpoint is damaged,
+    the data is missing, or an override changes the trajectory.
     """
-    return _evaluate(*_load_checkpoint(path, overrides))
+    return _evaluate(_load_checkpoint(path, overrides)).scores
 
 
 def evaluate_weights(path: Path, overrides: Sequence[str]) -> dict[str, Scores]:
@@ -49,7 +68,7 @@ def evaluate_weights(path: Path, overrides: Sequence[str]) -> dict[str, Scores]:
 
     Raises UsageError if the file holds no weights, or those of another model.
     """
-    return _evaluate(*_load_weights(path, overrides))
+    return _evaluate(_load_weights(path, overrides)).scores
 
 
 class _SavedModel(NamedTuple):
@@ -61,6 +80,8 @@ class _SavedModel(NamedTuple):
     weights: dict[str, Tensor]
     parts: dict[str, dict[str, Tensor]]
     data: Digests
+    trained_size: int
+    """The side of an image of the run that saved them, in pixels; 0 without images."""
 
 
 def _load(path: Path, overrides: Sequence[str]) -> _SavedModel:
@@ -75,8 +96,42 @@ def _load_checkpoint(path: Path, overrides: Sequence[str]) -> _SavedModel:
         "give another, or, for a file of plain weights, add a recipe for the data and the model, "
         "such as +recipe=bs256"
     )
-    recipe, saved = load_trained(path, overrides, remedy=remedy)
-    return _SavedModel(recipe, str(path), saved.model, saved.parts, saved.data)
+    recipe, saved = load_trained(path, overrides, remedy=remedy, any_image_size=True)
+    size = trained_image_size(saved)
+    return _SavedModel(recipe, str(path), saved.model, saved.parts, saved.data, size)
+
+
+def _load_average(folder: Path, count: int, overrides: Sequence[str]) -> _SavedModel:
+    """Load the mean of the weights of a run folder's newest checkpoints, to be evaluated.
+
+    BN statistics are measured on training images with these weights, as for averages in training.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"--average {count} is for a run folder; give the folder of {folder}")
+    steps: dict[int, Path] = {}
+    for path in checkpoint.checkpoint_files(folder):
+        if number := re.search(r"-(\d+)\.pt$", path.name):
+            steps.setdefault(int(number[1]), path)  # a milestone goes before a checkpoint
+    if len(steps) < count:
+        raise UsageError(
+            f"--average {count} needs the checkpoints of {count} steps, and {folder} has those of "
+            f"{len(steps)}; write less, or train with keep_checkpoints={count}"
+        )
+    newest = _load_checkpoint(folder, overrides)
+    recipe = newest.recipe
+    what = "an average over checkpoints"
+    check_supported(
+        recipe, what, "leave out --average", workloads=["images"], strategies=["allreduce", "sync"]
+    )
+    if recipe.averaging.name != "none":
+        raise UsageError(
+            f"--average {count} is for runs without averaged weights, and {folder} has "
+            f"averaging={recipe.averaging.name}; leave it out to evaluate its own average"
+        )
+    paths = [*steps.values()][:count]
+    weights = mean_of_states(_load_checkpoint(path, overrides).weights for path in paths)
+    measured = replace(recipe, bn_statistics=replace(recipe.bn_statistics, name="precise"))
+    return newest._replace(recipe=measured, weights=weights, parts={})
 
 
 def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
@@ -98,25 +153,25 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
         raise UsageError(
             f"{path} holds no weights by name; give a file that torch.save made of a state_dict"
         ) from None
-    return _SavedModel(recipe, str(path), tensors, parts={}, data={})
+    size = recipe.data.image_size
+    return _SavedModel(recipe, str(path), tensors, parts={}, data={}, trained_size=size)
 
 
-def _evaluate(
-    recipe: Recipe,
-    name: str,
-    weights: dict[str, Tensor],
-    parts: dict[str, dict[str, Tensor]],
-    data: Digests,
-) -> dict[str, Scores]:
+def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResult:
+    recipe = saved.recipe
     device = pick_device(recipe.device)
     choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
     with joined(recipe.comm, device) as comm:
-        trained = build_trained(recipe, name, weights, parts, comm, device)
+        trained = build_trained(recipe, saved.name, saved.weights, saved.parts, comm, device)
         inputs, here = open_consistent_inputs(comm, trained.workload.inputs)
-        check_same_data(data, here)
-        return evaluate(
-            trained, inputs, on_progress=_progress_lines() if comm.rank == 0 else ignore_progress
-        )
+        check_same_data(saved.data, here)
+        watch = _progress_lines() if comm.rank == 0 else ignore_progress
+        if not confusion:
+            return _EvaluationResult(evaluate(trained, inputs, on_progress=watch), None)
+        with counting(trained, inputs, recipe.data.classes) as (labelled, counts):
+            scores = evaluate(trained, labelled, on_progress=watch)
+        names = load_class_names(Path(saved.name), recipe) if comm.rank == 0 else []
+        return _EvaluationResult(scores, counts.matrix(comm, names))
 
 
 def _progress_lines() -> EvaluationProgress:
@@ -162,17 +217,63 @@ def main(argv: Sequence[str]) -> int:
         "torchvision's resnet50-0676ba61.pth",
     )
     parser.add_argument(
-        "words", nargs="*", default=[], metavar="key=value", help="such as data.root=/data/imagenet"
+        "words",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="such as data.root=/data/imagenet, or data.image_size=288 for larger images",
+    )
+    parser.add_argument(
+        "--average",
+        type=integer_from(1),
+        default=1,
+        metavar="N",
+        help="evaluate the mean of the weights of the newest N checkpoints of a run folder, with "
+        "BN statistics measured on training images",
+    )
+    parser.add_argument(
+        "--per-class",
+        action="store_true",
+        help="print the classes of images with the highest errors, and what they are taken for",
+    )
+    parser.add_argument(
+        "--confusion",
+        type=paths.parse_path,
+        metavar="FILE.csv",
+        help="write the confusion matrix of all classes: a row for each, a column for each guess",
     )
 
     def command() -> None:
-        arguments = parser.parse_args(argv)
-        saved = _load(arguments.checkpoint, arguments.words)
-        by_set = _evaluate(*saved)
+        arguments = parser.parse_intermixed_args(argv)
+        if arguments.average > 1:
+            saved = _load_average(arguments.checkpoint, arguments.average, arguments.words)
+        else:
+            saved = _load(arguments.checkpoint, arguments.words)
+        asked = arguments.per_class or arguments.confusion is not None
+        if asked:
+            check_supported(
+                saved.recipe,
+                "a confusion matrix",
+                "leave out --per-class and --confusion",
+                workloads=["images"],
+            )
+        if arguments.confusion and not arguments.confusion.parent.is_dir():
+            raise UsageError(
+                f"--confusion {arguments.confusion} is in a folder that does not exist; make the "
+                "folder, or write another file"
+            )
+        by_set, confusion = _evaluate(saved, confusion=asked)
         if detect_launch().rank == 0:
             classes = saved.recipe.data.classes
             for split, of_set in by_set.items():
                 print(_format_scores(split, of_set, classes))
+            if (size := saved.recipe.data.image_size) != saved.trained_size:
+                trained = saved.trained_size
+                print(f"images of {size} x {size} pixels; the run's own are {trained} x {trained}")
+            if confusion and arguments.per_class:
+                print(confusion.table())
+            if confusion and arguments.confusion:
+                confusion.write(arguments.confusion)
 
     return run_command(command)
 

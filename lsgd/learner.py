@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -67,6 +68,8 @@ class Learner:
         """The autocast context of a forward pass in training."""
         self.epoch_metrics: dict[int, dict[str, float]] = {}
         """The metrics of each finished epoch, by its number from 1, as in a Checkpoint."""
+        self.evaluations: dict[int, dict[str, float]] = {}
+        """The metrics of each evaluation within an epoch, by the number of steps made before it."""
 
     @property
     def next_step(self) -> int:
@@ -82,13 +85,28 @@ class Learner:
         """Yield the number of each unfinished epoch, with a list of its remaining steps.
 
         There may be none, if the run was preempted in its last evaluation. They end when the
-        recipe's stop goal is reached.
+        recipe's stop goal is reached, or by its patience.
         """
         for epoch, steps in self.recipe.epochs_from(0):
-            if self.recipe.has_reached_target(self.epoch_metrics):
+            if self.recipe.has_stopped(self.epoch_metrics):
                 return
             if epoch + 1 not in self.epoch_metrics:
                 yield epoch, [step for step in steps if step >= self.next_step]
+
+    def split_at_evaluations(self, epoch: int, steps: list[int]) -> list[list[int]]:
+        """Split an epoch's remaining steps into those before, between and after its evaluations.
+
+        These are the evaluations within the epoch that remain. The first list may be empty, if the
+        run was preempted or killed in such an evaluation.
+        """
+        reached = {self.next_step, *(step + 1 for step in steps)}  # a dry run leaves out steps
+        places = [
+            place
+            for place in self.recipe.evaluation_places(epoch)
+            if place in reached and place not in self.evaluations
+        ]
+        bounds = [-1, *places, self.recipe.first_step(epoch + 1)]
+        return [[step for step in steps if first <= step < end] for first, end in pairwise(bounds)]
 
     def step_metrics(self) -> dict[str, float | list[int]]:
         """Return the epoch, the learning rate and the strategy's metrics of the last step."""
@@ -114,6 +132,10 @@ class Learner:
         """Record the metrics of a finished epoch, counted from 0, and reset the metric sums."""
         self.epoch_metrics[epoch + 1] = metrics
         self.metric_sums.clear()
+
+    def end_evaluation(self, metrics: dict[str, float]) -> None:
+        """Record the metrics of an evaluation within an epoch, which was made at this step."""
+        self.evaluations[self.next_step] = metrics
 
     def evaluation_sets_after(self, epoch: int) -> tuple[str, ...]:
         """Return the names of the evaluation sets due after an epoch, counted from 0."""
@@ -157,6 +179,7 @@ class Learner:
             tally=self.summed_counts(),
             rates=dict(self.epoch_metrics),
             data=self.data,
+            evaluations=dict(self.evaluations),
         )
         # A step checks its loss and gradient; the state that they led to is checked here.
         if not _finite([saved.model, saved.optimizer, saved.parts]):
@@ -185,7 +208,7 @@ class Learner:
         # The saved sums are those of all processes, so that only one may add to them.
         if self.comm.rank == 0:
             self.metric_sums.restore(saved.tally)
-        self.epoch_metrics = dict(saved.rates)
+        self.epoch_metrics, self.evaluations = dict(saved.rates), dict(saved.evaluations)
 
 
 def _finite(states: list[Any]) -> bool:

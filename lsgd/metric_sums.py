@@ -1,6 +1,6 @@
 """Sums of losses and counts of correct results, kept on the device and added up exactly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,12 @@ class Scores:
     def with_prefix(self, split: str) -> dict[str, float]:
         """Return the metrics under names with a split as prefix, such as train_loss."""
         return {f"{split}_{name}": rate for name, rate in self.metrics.items()}
+
+
+def named_by_set(scores: Mapping[str, Scores]) -> dict[str, float]:
+    """Return the metrics of several evaluation sets under names with the set as prefix."""
+    names = (each.with_prefix(split) for split, each in scores.items())
+    return {name: value for metrics in names for name, value in metrics.items()}
 
 
 def widest_float(device: torch.device) -> torch.dtype:

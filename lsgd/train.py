@@ -28,6 +28,7 @@ from lsgd.job import preemption
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.learner import Learner
+from lsgd.metric_sums import named_by_set
 from lsgd.profile import profiling
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_world_size
@@ -63,7 +64,13 @@ def train(recipe: Recipe) -> float:
                 log.start(learner, inputs.name, *start.notes, *choices)
                 if run.warning:
                     log.warn(learner.next_step, run.warning)
-                saver = CheckpointSaver(run.folder, comm, log, keep=recipe.kept_checkpoints)
+                saver = CheckpointSaver(
+                    run.folder,
+                    comm,
+                    log,
+                    keep=recipe.kept_checkpoints,
+                    best_first=recipe.best_first,
+                )
                 with (
                     preemption.defer_stop_signals(run.folder),
                     saver,
@@ -96,13 +103,43 @@ def train_epoch(
     log: metrics.Log,
 ) -> None:
     """Train the remaining steps of an epoch, then evaluate the model and save a checkpoint."""
+    recipe, strategy, meter = learner.recipe, learner.strategy, None
+    *parts, last = learner.split_at_evaluations(epoch, steps)
+    for part in parts:
+        meter = train_steps(learner, inputs, epoch, part, saver, log, meter)
+        evaluate_within_epoch(learner, inputs, saver, log)
+    meter = train_steps(learner, inputs, epoch, last, saver, log, meter)
+
+    due = strategy.synchronize()
+    sums = learner.summed_counts()
+    speed, epoch_metrics = meter.read_epoch(sums), learner.scores(sums).with_prefix("train")
+    if due:
+        saver.save(learner.checkpoint())
+    sets = learner.evaluation_sets_after(epoch)
+    epoch_metrics |= named_by_set(evaluate(learner, inputs, sets, log.watch_evaluation))
+    learner.end_epoch(epoch, epoch_metrics)
+    done = learner.next_step
+    log.write("epoch", done, epoch=epoch + 1, lr=recipe.lr(done - 1), **epoch_metrics, **speed)
+    saver.save(learner.checkpoint(), milestone=recipe.drops_in(epoch))
+
+
+def train_steps(
+    learner: Learner,
+    inputs: Inputs,
+    epoch: int,
+    steps: list[int],
+    saver: CheckpointSaver,
+    log: metrics.Log,
+    before: metrics.Meter | None,
+) -> metrics.Meter:
+    """Train steps of an epoch up to an evaluation; return their meter, which continues `before`."""
     recipe, strategy = learner.recipe, learner.strategy
     # Two iterators over the same tasks, since the loader prefetches some steps.
     tasks, ahead = tee(strategy.tasks(epoch, steps))
     batches = log.watch_training(
         inputs.train(each for task in ahead for each in task.micro_batches), steps
     )
-    meter = metrics.Meter(learner, learner.summed_counts(), batches)
+    meter = metrics.Meter(learner, learner.summed_counts(), batches, before)
     for task in tasks:
         train_step(learner, task, batches)
         done = learner.next_step
@@ -113,19 +150,21 @@ def train_epoch(
         due = strategy.poll() or (recipe.checkpoint_steps and done % recipe.checkpoint_steps == 0)
         if due and done <= steps[-1]:
             saver.save(learner.checkpoint())
+    meter.stop()
+    return meter
 
-    due = strategy.synchronize()
-    sums = learner.summed_counts()
-    speed, epoch_metrics = meter.read_epoch(sums), learner.scores(sums).with_prefix("train")
-    if due:
-        saver.save(learner.checkpoint())
-    sets = learner.evaluation_sets_after(epoch)
-    for split, scores in evaluate(learner, inputs, sets, log.watch_evaluation).items():
-        epoch_metrics |= scores.with_prefix(split)
-    learner.end_epoch(epoch, epoch_metrics)
+
+def evaluate_within_epoch(
+    learner: Learner, inputs: Inputs, saver: CheckpointSaver, log: metrics.Log
+) -> None:
+    """Evaluate the model after a step within an epoch, and save a checkpoint."""
+    learner.strategy.synchronize()
+    sets = learner.workload.evaluation_sets
+    found = named_by_set(evaluate(learner, inputs, sets, log.watch_evaluation))
+    learner.end_evaluation(found)
     done = learner.next_step
-    log.write("epoch", done, epoch=epoch + 1, lr=recipe.lr(done - 1), **epoch_metrics, **speed)
-    saver.save(learner.checkpoint(), milestone=recipe.drops_in(epoch))
+    log.write("evaluation", done, epoch=learner.recipe.epoch(done), **found)
+    saver.save(learner.checkpoint())
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """Loading of a trained model from a checkpoint or from weights, for evaluation and export."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,15 @@ from lsgd.run.class_names import read_class_names
 from lsgd.workloads import open_workload
 
 
-def load_trained(path: Path, overrides: Sequence[str], *, remedy: str) -> tuple[Recipe, Checkpoint]:
+def load_trained(
+    path: Path, overrides: Sequence[str], *, remedy: str, any_image_size: bool = False
+) -> tuple[Recipe, Checkpoint]:
     """Read a checkpoint, or the newest one of a run folder, and adapt its recipe to this machine.
 
-    `overrides` change execution fields of the recipe, such as data.root=… or val_batch=…. Raises
-    UsageError if the checkpoint is missing, if an override changes the trajectory, or, with the
-    remedy at the end of the sentence, if the file is no complete checkpoint.
+    `overrides` change execution fields of the recipe, such as data.root=… or val_batch=…, and with
+    `any_image_size` data.image_size. Raises UsageError if the checkpoint is missing, if an override
+    changes the trajectory, or, with the remedy at the end of the sentence, if the file is no
+    complete checkpoint.
     """
     if path.is_dir():
         found = checkpoint.checkpoint_files(path)
@@ -44,14 +47,23 @@ def load_trained(path: Path, overrides: Sequence[str], *, remedy: str) -> tuple[
     except checkpoint.DamagedCheckpointError as error:
         raise UsageError(f"{str(error).partition(';')[0]}; {remedy}") from None
     recipe = config.from_saved(for_this_machine(saved.recipe), *overrides)
+    trained = recipe
+    if any_image_size:
+        trained = replace(recipe, data=replace(recipe.data, image_size=trained_image_size(saved)))
     # An earlier fingerprint differs only in initialisation and decay, which do not matter here.
-    if saved.fingerprint not in (recipe.fingerprint, recipe.earlier_fingerprint):
+    if saved.fingerprint not in (trained.fingerprint, trained.earlier_fingerprint):
         raise UsageError(
             f"{' '.join(overrides)} would change the run of {path}; a checkpoint is evaluated as "
             "it was trained, and only these may differ: data.root, device, val_batch, "
-            "comm.library"
+            "comm.library" + ", data.image_size" * any_image_size
         )
     return recipe, saved
+
+
+def trained_image_size(saved: Checkpoint) -> int:
+    """Return the image size of the run that saved a checkpoint; 0 if it has no images."""
+    size: int = saved.recipe["data"].get("image_size", 0)
+    return size
 
 
 def for_this_machine(saved: Mapping[str, Any]) -> dict[str, Any]:

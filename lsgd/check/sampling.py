@@ -51,7 +51,7 @@ def _tail(recipe: Recipe, first: list[MicroBatch], last: list[MicroBatch]) -> Ob
 def _evaluation_epochs(recipe: Recipe) -> Observation:
     """Observe the numbers of epochs between evaluations, without the final evaluation."""
     after = [epoch for epoch in range(recipe.epochs - 1) if recipe.evaluates_after(epoch)]
-    gaps = set(np.diff(after).tolist()) or {recipe.evaluation.every}
+    gaps = set(np.diff(after).tolist()) or {recipe.evaluation.epochs}
     every = " or ".join(map(str, sorted(gaps)))
     run = "every epoch" if gaps == {1} else f"every {every} epochs, and the last one"
     return Observation("evaluation_epochs", f"after {run}", gaps)

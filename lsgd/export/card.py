@@ -160,10 +160,11 @@ def front_matter(exported: ExportedNetwork) -> dict[str, Any]:
 def validation_metrics(exported: ExportedNetwork) -> dict[str, float]:
     """Return the validation metrics that the run measured at the exported training step, by name.
 
-    There are none in the middle of an epoch, or if the run did not evaluate after it.
+    There are none if the run did not evaluate after it.
     """
-    epoch, step = exported.recipe.locate_step(exported.checkpoint.step)
-    rates = exported.checkpoint.rates.get(epoch, {}) if step == 0 else {}
+    saved = exported.checkpoint
+    epoch, step = exported.recipe.locate_step(saved.step)
+    rates = saved.evaluations.get(saved.step, {}) if step else saved.rates.get(epoch, {})
     return {name: rate for name, rate in rates.items() if name.startswith("val_")}
 
 
@@ -203,11 +204,14 @@ def _scores(exported: ExportedNetwork) -> str:
         if not (metric := METRICS[key.removeprefix("val_")]).is_always_0(recipe.data.classes)
     ]
     rows = [[metric.label_on("validation"), metric.format_value(rate)] for metric, rate in known]
+    lower = ", in bfloat16" if recipe.evaluation.bfloat16 else ""
+    epoch = recipe.epoch(exported.checkpoint.step)
+    after = (
+        f"After epoch {epoch:g} of {recipe.epochs}, over {recipe.data.val_examples} images{lower}:"
+    )
+    text = f"{after}\n\n{markdown_table(['metric', 'value'], rows)}"
+    if not exported.checkpoint.rates:  # saved within the first epoch
+        return text
     metric = recipe.final_metric(TOP1)
     number = recipe.format_result(metric, metric.final_metric(exported.checkpoint.rates))
-    epoch, _ = recipe.locate_step(exported.checkpoint.step)
-    lower = ", in bfloat16" if recipe.evaluation.bfloat16 else ""
-    after = (
-        f"After epoch {epoch} of {recipe.epochs}, over {recipe.data.val_examples} images{lower}:"
-    )
-    return f"{after}\n\n{markdown_table(['metric', 'value'], rows)}\n\nFinal metric: {number}."
+    return f"{text}\n\nFinal metric: {number}."

@@ -29,6 +29,7 @@ from lsgd.recipe.settings import (
     BNStatistics,
     CommSettings,
     Data,
+    EarlyStopping,
     Evaluation,
     InputsSettings,
     Model,
@@ -40,8 +41,9 @@ from lsgd.recipe.settings import (
 )
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.recipe.wording import UNITS
-from lsgd.rules import sampler, schedule
-from lsgd.rules.metric import TOP1, Metric
+from lsgd.rules import evaluation_interval, sampler, schedule
+from lsgd.rules.early_stopping import EarlyStop, early_stop
+from lsgd.rules.metric import METRICS, TOP1, Metric
 
 __all__ = [
     "LIBRARIES",
@@ -57,6 +59,7 @@ __all__ = [
     "CommSettings",
     "Data",
     "DifferingField",
+    "EarlyStopping",
     "Evaluation",
     "InputsSettings",
     "Model",
@@ -358,20 +361,68 @@ class Recipe(RunSettings):
             made = dict(self.epochs_from(step))
             return sum(map(len, made.values())), sum(map(self.evaluates_after, made))
         epochs = range(self.locate_step(step)[0], self.epochs)
-        return self.total_steps - step, sum(map(self.evaluates_after, epochs))
+        evaluations = sum(map(self.evaluates_after, epochs))
+        if self.evaluation.is_within_epochs:
+            evaluations += sum(
+                place > step for epoch in epochs for place in self.evaluation_places(epoch)
+            )
+        return self.total_steps - step, evaluations
 
     def evaluates_after(self, epoch: int) -> bool:
         """Return whether the run is evaluated at the end of this epoch, counted from 0."""
         rule, done = self.evaluation, epoch + 1
-        return done == self.epochs or done % rule.every == rule.offset
+        return done == self.epochs or done % rule.epochs == rule.offset
+
+    def evaluation_places(self, epoch: int) -> list[int]:
+        """Return the numbers of steps made at which the run is evaluated within an epoch."""
+        first, end = self.first_step(epoch), self.first_step(epoch + 1)
+        return evaluation_interval.places_within(self.evaluation.every, first, end)
+
+    def best_first(
+        self,
+        epochs: Mapping[int, Mapping[str, float]],
+        evaluations: Mapping[int, Mapping[str, float]],
+    ) -> list[int]:
+        """Return the steps of a run's evaluations from the best to the worst, by keep_best.
+
+        The metrics are given by epoch, counted from 1, and by step within epochs. There are none
+        without keep_best.
+        """
+        if self.keep_best is None:
+            return []
+        by_step = {self._end(epoch - 1): metrics for epoch, metrics in epochs.items()}
+        return METRICS[self.keep_best].best_first(by_step | dict(evaluations))
+
+    def _end(self, epoch: int) -> int:
+        """Return the number of steps of the run at the end of an epoch, counted from 0."""
+        if self.rehearse:
+            return dict(self.epochs_from(0))[epoch][-1] + 1
+        return self.first_step(epoch + 1)
 
     def final_metric(self, rate: Metric) -> Metric:
         """Return the definition of the run's final metric, given its workload's default metric."""
         return self.metric.final_metric(rate, self.first_step)
 
-    def has_reached_target(self, rates: Mapping[int, Mapping[str, Any]]) -> bool:
-        """Return whether the run must stop: its metrics by epoch have reached its target."""
-        return self.metric.stop and math.isfinite(self.final_metric(TOP1).final_metric(rates))
+    def has_stopped(self, rates: Mapping[int, Mapping[str, Any]]) -> bool:
+        """Return whether the run must stop: by its metrics by epoch, or by its patience."""
+        reached = self.metric.stop and math.isfinite(self.final_metric(TOP1).final_metric(rates))
+        return reached or self.early_stop(rates) is not None
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether the run may end before its last epoch: at its target, or by its patience."""
+        return self.metric.stop or self.stop.patience is not None
+
+    def early_stop(self, rates: Mapping[int, Mapping[str, Any]]) -> EarlyStop | None:
+        """Return where the run was stopped early by its patience, by its metrics by epoch."""
+        if self.stop.patience is None:
+            return None
+        stop = early_stop(rates, METRICS[self.stop.metric].key, self.stop.patience)
+        return stop if stop and stop.epoch < self.epochs else None
+
+    def describe_early_stop(self, rates: Mapping[int, Mapping[str, Any]]) -> str:
+        """Describe in a few words where and why the run stopped early; empty if it did not."""
+        return wording.describe_early_stop(self, stop) if (stop := self.early_stop(rates)) else ""
 
     def drops_in(self, epoch: int) -> bool:
         """Return whether the lr drops at a milestone within this epoch, or at its end.
@@ -394,7 +445,9 @@ class Recipe(RunSettings):
 
     def trajectory(self) -> dict[str, Any]:
         """Return the fields that decide what a run computes (trajectory) as a nested dictionary."""
-        fields = trajectory(self, self.data.workload)
+        # Evaluations within epochs change neither the parameters nor the final metric.
+        hashed = replace(self.evaluation, every=self.evaluation.epochs)
+        fields = trajectory(replace(self, evaluation=hashed), self.data.workload)
         # The loader is execution, but these examples are not the dataset's.
         fields["data"]["synthetic"] = self.inputs.loader == "synthetic"
         # Servers that wait for all workers compute the same sums as an all-reduce.

@@ -187,7 +187,12 @@ WORKLOAD_METRICS = {
 
 def _check_goal(recipe: Recipe) -> None:
     rule, goal, rates = recipe.evaluation, recipe.metric, WORKLOAD_METRICS[recipe.data.workload]
-    if rule.offset >= rule.every and rule.offset:
+    if rule.offset >= rule.epochs and rule.offset:
+        if rule.is_within_epochs:
+            raise UsageError(
+                f"evaluation.offset={rule.offset} has no effect with evaluation.every={rule.every},"
+                " which includes the end of each epoch; leave it out"
+            )
         raise UsageError(
             f"evaluation.offset={rule.offset} is the first of every {rule.every} epochs that is "
             f"followed by an evaluation; write less than evaluation.every={rule.every}"
@@ -209,6 +214,16 @@ def _check_goal(recipe: Recipe) -> None:
                 f"{key}={target:g} can never be reached, or always is; write a number of 0 or more"
                 + ("" if highest is None else f", and at most {highest:g}")
             )
+    for key, metric in (("keep_best", recipe.keep_best), ("stop.metric", recipe.stop.metric)):
+        if metric is not None and metric not in rates:
+            raise UsageError(
+                f"{key}={metric} is not a metric of these runs; write one of {', '.join(rates)}"
+            )
+    if recipe.stop.metric != "loss" and recipe.stop.patience is None:
+        raise UsageError(
+            f"stop.metric={recipe.stop.metric} has no effect without a patience; write one, such "
+            "as stop.patience=5, or leave it out"
+        )
     if goal.stop and not targets:
         raise UsageError(
             "metric.stop=true has no target to stop at; write one, such as "
@@ -487,17 +502,26 @@ def _check_order(recipe: Recipe) -> None:
         )
     if not strategy.has_live_order:
         return
-    if recipe.checkpoint_steps:
-        raise UsageError(
-            f"checkpoint_steps={recipe.checkpoint_steps} would halt all workers of strategy.order="
-            "live, which saves at each epoch's end; leave it out"
-        )
+    _refuse_halts(recipe, "strategy.order=live")
     if strategy.name == "backup" and recipe.optim.clip_norm is not None and strategy.servers > 1:
         raise UsageError(
             f"optim.clip_norm={recipe.optim.clip_norm:g} is for the norm of a whole update, "
             "which no server has with strategy.order=live and "
             f"strategy.servers={strategy.servers}; write strategy.servers=1"
         )
+
+
+def _refuse_halts(recipe: Recipe, strategy: str) -> None:
+    """Raise UsageError for checkpoints and evaluations within an epoch, which a strategy lacks."""
+    for key, value, is_set in (
+        ("checkpoint_steps", recipe.checkpoint_steps, recipe.checkpoint_steps > 0),
+        ("evaluation.every", recipe.evaluation.every, recipe.evaluation.is_within_epochs),
+    ):
+        if is_set:
+            raise UsageError(
+                f"{key}={value} would halt all workers of {strategy}, which saves and evaluates "
+                "at each epoch's end; leave it out"
+            )
 
 
 def _check_hogwild(recipe: Recipe) -> None:
@@ -509,11 +533,7 @@ def _check_hogwild(recipe: Recipe) -> None:
             f"optim.name={optim.name} with optim.momentum={optim.momentum:g}; write optim=sgd "
             "optim.momentum=0 optim.nesterov=false, or strategy=async"
         )
-    if recipe.checkpoint_steps:
-        raise UsageError(
-            f"checkpoint_steps={recipe.checkpoint_steps} would halt all workers of strategy="
-            "hogwild, which saves at each epoch's end; leave it out"
-        )
+    _refuse_halts(recipe, "strategy=hogwild")
 
 
 def _check_outer(strategy: StrategySettings, workers: int) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lsgd.recipe import UNITS, Data, Evaluation, Model, Recipe, TimeToTargetSettings
+from lsgd.recipe import UNITS, Data, EarlyStopping, Evaluation, Model, Recipe, TimeToTargetSettings
 
 N = 2
 """The number of examples of a worker in a step."""
@@ -37,6 +37,7 @@ def make_dry_run(recipe: Recipe) -> Recipe:
         inputs=replace(recipe.inputs, loader="synthetic"),
         evaluation=Evaluation(),
         metric=TimeToTargetSettings(),
+        stop=EarlyStopping(),
         log_steps=1,
         target=None,
         replaced=[

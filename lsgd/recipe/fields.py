@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, get_args
 
 from lsgd.errors import UsageError
+from lsgd.rules import evaluation_interval
 
 AUTO = "auto"
 TIMED = ("workers_per_pass", "channels_last")
@@ -192,6 +193,19 @@ def at_least_or(least: int, word: str) -> FieldMetadata:
             raise UsageError(f"{key}={value} is not possible; write {MOST} or less, or {word}")
 
     return {"at_least_or": FieldLimit(f"{least} or more, or {word}", limit)}
+
+
+def evaluation_places() -> FieldMetadata:
+    """Return metadata that limits a recipe field to an interval between evaluations."""
+
+    def limit(key: str, value: Any) -> None:
+        if not evaluation_interval.is_interval(value) or (isinstance(value, int) and value > MOST):
+            raise UsageError(
+                f"{key}={value} is not possible; write a whole number of epochs, a fraction below "
+                "1 such as 0.5, or a number of steps such as '500 steps'"
+            )
+
+    return {"evaluation_places": FieldLimit("whole epochs, a fraction of one, or 'N steps'", limit)}
 
 
 def above_0() -> FieldMetadata:

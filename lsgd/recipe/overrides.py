@@ -192,6 +192,7 @@ def refuse_key(key: str, given: str) -> NoReturn:
 _TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {
     int: ("a whole number", "=30"),
     int | str: ("a whole number or auto", "=8"),
+    int | float | str: ("a whole number of epochs, a fraction of one, or steps", "=0.5"),
     float: ("a number", "=0.5"),
     bool: ("true or false", "=true"),
     bool | str: ("true, false or auto", "=true"),

@@ -25,6 +25,7 @@ from lsgd.recipe.fields import (
     at_least_or,
     at_most,
     below,
+    evaluation_places,
     finite,
     folder_name,
     is_within,
@@ -35,7 +36,7 @@ from lsgd.recipe.fields import (
 )
 from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
-from lsgd.rules import schedule
+from lsgd.rules import evaluation_interval, schedule
 from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
 
 MODELS = {
@@ -314,14 +315,26 @@ class Evaluation:
     The last epoch is always evaluated.
     """
 
-    every: int = field(default=1, metadata=added_later(1) | at_least(1))
-    """The number of epochs between evaluations."""
+    every: int | float | str = field(default=1, metadata=added_later(1) | evaluation_places())
+    """The interval between evaluations: a number of epochs, a fraction of one, or '500 steps'.
+    A fraction, or steps of the run, add evaluations within epochs to those at the end of each. Only
+    whole numbers of epochs are hashed, since evaluations within epochs change no result."""
     offset: int = field(default=0, metadata=added_later(0) | at_least(0))
     """The number of epochs before the first evaluation; 0 for `every`."""
     bfloat16: bool = field(default=False, metadata=IMAGES | added_later(False))
     """Whether evaluation runs its forward passes in bfloat16, by autocast.
     Training does so with precision=bfloat16. Otherwise evaluation runs in the precision of the
     parameters."""
+
+    @property
+    def is_within_epochs(self) -> bool:
+        """Whether the run is evaluated within epochs too, beside the end of each."""
+        return evaluation_interval.is_within_epochs(self.every)
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs between two evaluations at the end of an epoch."""
+        return self.every if isinstance(self.every, int) else 1
 
 
 @dataclass(frozen=True)
@@ -400,6 +413,17 @@ class TimeToTargetSettings:
                     METRICS[name], target, time_unit=counted, first_step=first_step
                 )
         return rate
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """The settings of early stopping: a run ends once its validation metric no longer improves."""
+
+    patience: int | None = field(default=None, metadata=added_later(None) | at_least(1))
+    """The number of evaluated epochs without an improvement after which the run stops.
+    Only the evaluations at the ends of epochs count. None trains all epochs."""
+    metric: str = field(default="loss", metadata=added_later("loss"))
+    """The validation metric that has to improve; lower is better."""
 
 
 @dataclass(frozen=True)
@@ -539,6 +563,7 @@ class RunSettings:
     metric: TimeToTargetSettings = field(
         default_factory=TimeToTargetSettings, metadata=added_later({})
     )
+    stop: EarlyStopping = field(default_factory=EarlyStopping, metadata=added_later({}))
     bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=added_later({}))
     averaging: Averaging = field(default_factory=Averaging, metadata=added_later({}))
     batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=added_later({}))
@@ -600,6 +625,9 @@ class RunSettings:
     """The number of newest checkpoints that are kept, or verify; those at lr drops always are.
     With verify, at most 12 are kept for lsgd.verify: the newest two, and the first two saves of
     each fifth of the run."""
+    keep_best: str | None = field(default=None, metadata=EXECUTION)
+    """The validation metric whose best checkpoint is kept too, such as top1_error; None for none.
+    The link best.pt leads to it. Lower is better, and the first of equal ones is kept."""
     log_steps: int = field(default=20, metadata=EXECUTION | at_least(1))
     """The number of steps between two rows of metrics."""
     noise_scale: bool = field(default=False, metadata=EXECUTION | IMAGES)

@@ -4,7 +4,8 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from lsgd.recipe.settings import TARGET_DATA, Target
-from lsgd.rules.metric import Metric
+from lsgd.rules.early_stopping import EarlyStop
+from lsgd.rules.metric import METRICS, Metric
 
 if TYPE_CHECKING:
     from lsgd.recipe import Recipe
@@ -73,6 +74,16 @@ def format_result(recipe: "Recipe", metric: Metric, number: float) -> str:
     if recipe.target and recipe.target.metric == metric and on_its_data:
         return f"{outcome}; {describe_difference(recipe.target, number)}"
     return outcome
+
+
+def describe_early_stop(recipe: "Recipe", stop: EarlyStop) -> str:
+    """Describe where and why a run stopped early."""
+    metric = METRICS[recipe.stop.metric]
+    since = f"since epoch {stop.best_epoch}" if stop.best_epoch else "at all"
+    return (
+        f"early stopped after epoch {stop.epoch} of {recipe.epochs}, no lower "
+        f"{metric.label_on('validation')} {since}"
+    )
 
 
 def describe_difference(target: Target, number: float) -> str:

@@ -252,7 +252,7 @@ def _judged(findings: Findings) -> list[Block]:
             group.label,
             group.recipe.batch_size,
             [run.final_metric if run.finished else math.inf for run in group.runs],
-            EvaluationEpochs(group.recipe.evaluation.every, group.recipe.evaluation.offset),
+            EvaluationEpochs(group.recipe.evaluation.epochs, group.recipe.evaluation.offset),
         )
         for group in groups
     ]

@@ -4,13 +4,30 @@ Polyak and Juditsky 1992 average over all updates; an exponential moving average
 and the mean over the ends of the last epochs (Kaddour 2022) takes a few that are far apart.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from lsgd.rules.sampler import MicroBatch
+
+
+def mean_of_states(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the mean of several state_dicts of one network, each of which is read once.
+
+    The mean is taken in float64. Integers, such as counts of batches, are those of the first.
+    """
+    means: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for number, state in enumerate(states, 1):
+        for key, value in state.items():
+            if key not in means:
+                dtypes[key] = value.dtype
+                means[key] = value.double() if value.is_floating_point() else value
+            elif value.is_floating_point():
+                means[key] = means[key] + (value.double() - means[key]) / number
+    return {key: mean.to(dtypes[key]) for key, mean in means.items()}
 
 
 class AveragedWeights:

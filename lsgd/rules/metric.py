@@ -130,6 +130,20 @@ class Metric:
         """
         return f"{text}, {self.unit}" if self.unit else text
 
+    def best_first(self, metrics: Mapping[int, Mapping[str, Any]]) -> list[int]:
+        """Return the steps of the evaluations that have the metric, from the best to the worst.
+
+        `metrics` has those of each evaluation by its step. The first of equal ones is the best.
+
+        >>> errors = {10: 9.0, 20: 7.0, 30: math.nan, 40: 7.0, 50: 8.0}
+        >>> metrics = {step: {"val_top1_error": error} for step, error in errors.items()}
+        >>> METRICS["top1_error"].best_first(metrics)
+        [20, 40, 50, 10]
+        """
+        values = {step: each[self.key] for step, each in metrics.items() if self.key in each}
+        finite = [step for step, value in values.items() if math.isfinite(value)]
+        return sorted(finite, key=lambda step: (values[step], step))
+
     def final_metric(
         self, metrics: Mapping[int, Mapping[str, Any]], evaluation_set: str = MAIN_SET
     ) -> float:

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, get_origin
@@ -24,6 +25,8 @@ from lsgd.untrusted_files import check_unzipped_size, open_regular
 
 FILE = "checkpoint.pt"
 """The name of the link to the newest checkpoint."""
+BEST = "best.pt"
+"""The name of the link to the checkpoint of the best evaluation, if the recipe has keep_best."""
 FORMAT = 2
 """The format number that `write` uses. Adding a field with a default does not change it."""
 DIGEST = hashlib.sha256().digest_size
@@ -67,6 +70,11 @@ class Checkpoint:
     """
     data: dict[str, str] = dataclasses.field(default_factory=dict)
     """Digests of the training data, from lsgd.inputs.consistency; empty in older files."""
+    evaluations: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
+    """The metrics of each evaluation within an epoch, by the number of steps made before it.
+
+    It is left out of the file while it is empty, so that earlier versions can read the file.
+    """
 
 
 class DamagedCheckpointError(UsageError):
@@ -84,20 +92,22 @@ def write(
     *,
     milestone: bool = False,
     keep: Retention = newest_steps,
+    best_first: Sequence[int] = (),
 ) -> None:
     """Write a checkpoint file into a run folder atomically, then delete those that `keep` omits.
 
     The file is checkpoint-STEP.pt, or milestone-STEP.pt, which is kept for good; a kill leaves a
-    complete file or none. Then the link `checkpoint.pt` is moved to it. The file ends with the
-    SHA-256 of torch's archive, which torch.load ignores, so that no manifest is needed. Raises
-    OSError and leaves the folder unchanged if the file cannot be written.
+    complete file or none. Then the link `checkpoint.pt` is moved to it, and `best.pt` to the first
+    file of the steps in `best_first`; the file of this link is kept as long as it leads there. The
+    file ends with the SHA-256 of torch's archive, which torch.load ignores, so that no manifest is
+    needed. Raises OSError and leaves the folder unchanged if the file cannot be written.
     """
     target = folder / f"{'milestone' if milestone else 'checkpoint'}-{checkpoint.step}.pt"
     temporary = Path(f"{target}.tmp")
     try:
         with create_empty(temporary) as file:
             archive = _Hashed(file)
-            torch.save({"format": FORMAT} | vars(checkpoint), archive)  # type: ignore[arg-type]
+            torch.save({"format": FORMAT} | _fields(checkpoint), archive)  # type: ignore[arg-type]
             if archive.error:
                 raise archive.error
             file.write(archive.hash.digest())
@@ -108,11 +118,34 @@ def write(
         raise
     os.replace(temporary, target)
     point_to(target)
+    best = _link_best(folder, best_first)
     steps = _numbered(folder, "checkpoint")
     kept = {checkpoint.step, *keep(steps.values())}
     for path, step in steps.items():
-        if step not in kept:
+        if step not in kept and path.name != best:
             path.unlink()
+
+
+def _link_best(folder: Path, best_first: Sequence[int]) -> str:
+    """Move the link `best.pt` to the first file of these steps; return the name to which it leads.
+
+    The name is empty without such a link.
+    """
+    # By the files that exist: a full disk or a kill may have lost that of the best evaluation.
+    files = {step: path for path, step in reversed(_numbered(folder).items())}
+    best = next((files[step] for step in best_first if step in files), None)
+    link = folder / BEST
+    kept = os.readlink(link) if link.is_symlink() else ""
+    if best is None or best.name == kept:
+        return kept
+    point_to(best, BEST)
+    return best.name
+
+
+def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the fields of a checkpoint to write into its file."""
+    fields = vars(checkpoint)
+    return {key: value for key, value in fields.items() if value or key != "evaluations"}
 
 
 class _Hashed:
@@ -138,9 +171,9 @@ class _Hashed:
         """Do nothing: torch flushes at the end of its archive, before the hash is appended."""
 
 
-def point_to(target: Path) -> None:
-    """Replace the symlink checkpoint.pt by one to this checkpoint file, and fsync its folder."""
-    link = target.parent / FILE
+def point_to(target: Path, name: str = FILE) -> None:
+    """Replace the symlink of this name by one to this checkpoint file, and fsync its folder."""
+    link = target.parent / name
     temporary = Path(f"{link}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target.name)

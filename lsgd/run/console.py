@@ -44,7 +44,7 @@ class Console:
         self._quiet_since = time.monotonic()
 
     def show(self, kind: str, step: int, row: Row) -> None:
-        """Show a row of metrics.jsonl: an epoch's as a line, a training row in the progress bar.
+        """Show a row of metrics.jsonl: an evaluation as a line, a training row in the progress bar.
 
         Without a bar, a training row is a line too.
         """
@@ -57,15 +57,22 @@ class Console:
         if kind == "epoch":
             self._move_bar(step)  # it may still show the evaluation, and an earlier step
             self.print_text(f"epoch {row['epoch']}: {', '.join([*self._rates(row), *_speed(row)])}")
+        if kind == "evaluation":
+            self._move_bar(step)
+            self.print_text(f"epoch {row['epoch']:.4g}: {', '.join(self._rates(row))}")
 
     def _rates(self, row: Row) -> Iterator[str]:
-        """Yield, as text, the main metric of an epoch's row, then its other evaluation metrics."""
+        """Yield, as text, the main metric of a row, then its other evaluation metrics.
+
+        An evaluation within an epoch has no metric of training.
+        """
         metric = self.metric
-        trained = f"(train {metric.format_value(_shown(row, f'train_{metric.name}'))})"
+        main = "not evaluated"
         if metric.key in row:
-            yield f"{metric.format_labelled(_shown(row, metric.key))} {trained}"
-        else:
-            yield f"not evaluated {trained}"
+            main = metric.format_labelled(_shown(row, metric.key))
+        if (trained := f"train_{metric.name}") in row:
+            main += f" (train {metric.format_value(_shown(row, trained))})"
+        yield main
         for key in row:
             evaluation_set, _, name = key.partition("_")
             if evaluation_set == "train" or name in ("", "loss") or name not in METRICS:

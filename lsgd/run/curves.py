@@ -1,6 +1,7 @@
 """The rows of a run as TensorBoard curves, drawn so that runs of any minibatch size overlay.
 
-Training is drawn against examples seen and validation against epochs. A run has one event file.
+Training, and evaluations within epochs, are drawn against examples seen, and validation at the ends
+of epochs against epochs. A run has one event file.
 metrics.jsonl is the source of truth: a resume continues the event file behind the event of the last
 row that is left, and without such an event it rebuilds the file from all rows. TensorBoard's own
 rule for a restart, which drops all points from a step on, is of no use here, since the curves have
@@ -27,7 +28,7 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 from lsgd.files import AppendOnlyFile
 from lsgd.rules.metric import METRICS
-from lsgd.run.rows import Row, RowReader, read_last_rows
+from lsgd.run.rows import MEASURED, Row, RowReader, read_last_rows
 from lsgd.untrusted_files import open_regular
 
 FILES = "events.out.tfevents.*"
@@ -47,10 +48,14 @@ def tag(kind: str, key: str, rate: str) -> str:
 
     >>> tag("epoch", "val_top1_error", "top1_error"), tag("train", "lr", "top1_error")
     ('1_result/val_top1_error', '4_more_by_examples/lr')
+    >>> tag("evaluation", "val_top1_error", "top1_error")
+    '2_training_by_examples/val_top1_error'
     """
     if kind == "train":
         return f"{'2_training' if key in METRICS else '4_more'}_by_examples/{key}"
     split, _, name = key.partition("_")
+    if kind == "evaluation":
+        return f"{'2_training' if name == rate else '4_more'}_by_examples/{key}"
     if name == rate and split != "train":
         return f"1_result/{key}"
     return f"{'3_rates' if name in METRICS else '5_more'}_by_epoch/{key}"
@@ -88,7 +93,7 @@ class Curves:
         if not paths:
             return False
         newest = paths[-1]
-        last = [row for row in read_last_rows(rows) if row["kind"] in ("train", "epoch")]
+        last = [row for row in read_last_rows(rows) if row["kind"] in MEASURED]
         numbers = {self._event(row).SerializeToString(): number for number, row in enumerate(last)}
         size = newest.stat().st_size
         try:
@@ -144,13 +149,13 @@ class Curves:
         self._put_in_place()
 
     def _record(self, row: Row) -> None:
-        if row["kind"] in ("train", "epoch"):
+        if row["kind"] in MEASURED:
             self._add(self._event(row))
 
     def _event(self, row: Row) -> Event:
-        """Convert a train or epoch row into a TensorBoard event, without a time."""
+        """Convert a row of measurements into a TensorBoard event, without a time."""
         kind = row["kind"]
-        position = self.examples(row["step"]) if kind == "train" else row["epoch"]
+        position = row["epoch"] if kind == "epoch" else self.examples(row["step"])
         values = [
             Summary.Value(tag=tag(kind, key, self.rate), simple_value=value)
             for key, value in row.items()

@@ -9,7 +9,7 @@ import platform
 import shutil
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -80,6 +80,7 @@ class LoggedRun(Protocol):
     comm: Comm
     device: torch.device
     epoch_metrics: dict[int, dict[str, float]]
+    evaluations: dict[int, dict[str, float]]
 
     @property
     def workload(self) -> CountedNames:
@@ -113,7 +114,7 @@ class Log:
         """Write one metrics.jsonl row: its kind, the number of steps made so far, and values."""
 
     def watch_training(self, batches: Iterator[Any], steps: Sequence[int]) -> "TimedBatches":
-        """Wrap an epoch's batches in an iterator that times waits for data and shows progress."""
+        """Wrap the batches of some steps of an epoch, to time waits for data and show progress."""
         return TimedBatches(batches)
 
     def watch_evaluation(self, split: str, done: int, passes: int) -> None:
@@ -151,7 +152,8 @@ class RunLog(Log):
         from lsgd.run.curves import Curves
 
         path = folder / "metrics.jsonl"
-        self.damage = _drop_rows_after(path, run.next_step, run.epoch_metrics)
+        made = {"epoch": run.epoch_metrics, "evaluation": run.evaluations}
+        self.damage = _drop_rows_after(path, run.next_step, made)
         self.run = run
         self.folder, self.first_step, self.last_step = folder, run.next_step, run.next_step
         self.rows = AppendOnlyFile(path)
@@ -165,7 +167,7 @@ class RunLog(Log):
         )
         self.remaining = RemainingTime()
         self.steps: Sequence[int] = ()
-        """The steps of the epoch that is being trained."""
+        """The steps of the epoch that is being trained, from the first watched one on."""
         self.slowness = SlownessCheck()
         self._evaluation_shown = -math.inf
         self.listener = _listener.get()
@@ -194,9 +196,7 @@ class RunLog(Log):
         self.write("start", self.first_step, **parts, **versions)
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
         lines += _of_speed(run.recipe, run.device)
-        if self.first_step == self.console.total_steps or run.recipe.has_reached_target(
-            run.epoch_metrics
-        ):
+        if self.first_step == self.console.total_steps or run.recipe.has_stopped(run.epoch_metrics):
             lines.append("it is complete; nothing is left to train")
         elif self.first_step:
             lines.append(f"resumes after step {self.first_step}")
@@ -208,6 +208,8 @@ class RunLog(Log):
 
     def end(self, outcome: str) -> None:
         """Write the outcome of the run, one line of text, to TensorBoard and the console."""
+        if early := self.run.recipe.describe_early_stop(self.run.epoch_metrics):
+            outcome = f"{outcome}; {early}"
         self.curves.add_text("outcome", outcome)
         self.console.print_text(f"{outcome}, run folder {self.folder}")
 
@@ -216,8 +218,9 @@ class RunLog(Log):
         self.last_step = step
         if kind == "train" and self.steps:
             self._update_remaining(step)
-        if kind == "epoch":
+        if kind in ("epoch", "evaluation"):
             self.remaining.end_evaluation(time.perf_counter())
+        if kind == "epoch":
             with converting_disk_full(f"the record of the run in {self.folder}"):
                 values |= self.run.save_artifacts(self.folder)
         row = {"kind": kind, "step": step} | {
@@ -230,9 +233,10 @@ class RunLog(Log):
             self.listener(row)
 
     def watch_training(self, batches: Iterator[Any], steps: Sequence[int]) -> "TimedBatches":
-        """Wrap the batches of one epoch's steps so that progress is shown about once a second."""
-        self.steps = steps
-        self.remaining.start_epoch()
+        """Wrap the batches of some steps so that progress is shown about once a second."""
+        # The evaluation that follows these steps may be within their epoch.
+        self.steps = next(self.run.recipe.epochs_from(steps[0]))[1] if steps else ()
+        self.remaining.start_training()
         return TimedBatches(batches, self._report)
 
     def _report(self, timed: "TimedBatches") -> None:
@@ -256,7 +260,7 @@ class RunLog(Log):
         done = position - step
         of_epoch = remaining.seconds(len(self.steps) - bisect_left(self.steps, step) - done)
         of_run = remaining.seconds(steps - done, evaluations)
-        self.console.set_time_left(of_epoch, of_run, at_most=recipe.metric.stop)
+        self.console.set_time_left(of_epoch, of_run, at_most=recipe.may_stop_early)
         return of_run
 
     def watch_evaluation(self, split: str, done: int, passes: int) -> None:
@@ -326,14 +330,32 @@ class TimedBatches:
 
 
 class Meter:
-    """A meter of loss, metric and speed between two readings of an epoch's cumulative sums."""
+    """A meter of loss, metric and speed between two readings of an epoch's cumulative sums.
 
-    def __init__(self, run: LoggedRun, counts: MetricSumsState, batches: TimedBatches) -> None:
+    A meter of the steps after an evaluation within an epoch continues the one of the steps before
+    it, without the time between them.
+    """
+
+    def __init__(
+        self,
+        run: LoggedRun,
+        counts: MetricSumsState,
+        batches: TimedBatches,
+        before: "Meter | None" = None,
+    ) -> None:
         self.run, self.batches = run, batches
-        self.begin = self.last = self._reading(counts)
+        self.begin = self.last = self.end = self._reading(counts)
+        if before:
+            self.begin, self.last = (
+                _delayed(reading, before.end, self.end) for reading in (before.begin, before.last)
+            )
 
     def _reading(self, counts: MetricSumsState) -> MeterReading:
         return counts, time.perf_counter(), self.batches.waited, seconds_waited()
+
+    def stop(self) -> None:
+        """Stop the clocks, at an evaluation within the epoch."""
+        self.end = self._reading(self.last[0])
 
     def read(self, counts: MetricSumsState) -> Row:
         """Return a training row's values since the last reading: loss, metric, speed, noise scale.
@@ -365,17 +387,31 @@ class Meter:
         return row
 
 
-def _drop_rows_after(path: Path, step: int, epochs: Collection[int]) -> str:
-    """Rewrite metrics.jsonl without rows of later steps or other epochs, in one pass.
+def _delayed(reading: MeterReading, stop: MeterReading, start: MeterReading) -> MeterReading:
+    """Return a reading as if its clocks had not run between `stop` and `start`, of another meter.
 
-    If rows follow a damaged line, the file is first copied to a backup, and a warning is returned;
-    else the text is empty.
+    The waits for data are those of another iterator, and begin at 0 again.
+    """
+    counts, *clocks = reading
+    now, data, processes = (
+        clock + begin - end for clock, end, begin in zip(clocks, stop[1:], start[1:], strict=True)
+    )
+    return counts, now, data, processes
+
+
+def _drop_rows_after(path: Path, step: int, made: Mapping[str, Collection[int]]) -> str:
+    """Rewrite metrics.jsonl without rows of later steps, in one pass.
+
+    `made` has the finished epochs and the evaluations made, by the kinds of their rows; rows of
+    others are dropped too. If rows follow a damaged line, the file is first copied to a backup, and
+    a warning is returned; else the text is empty.
     """
     rows = RowReader(path)
     warning = ""
     with atomic_write(path) as file:
         for row in rows:
-            if row["step"] <= step and (row["kind"] != "epoch" or row.get("epoch") in epochs):
+            place = row.get("epoch") if row["kind"] == "epoch" else row["step"]
+            if row["step"] <= step and place in made.get(row["kind"], (place,)):
                 # A kill may have cut off the newline alone.
                 file.write(rows.line.removesuffix(b"\n") + b"\n")
         if rows.damaged_line:

@@ -11,7 +11,7 @@ from lsgd import config
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import MAIN_SET, METRICS, TOP1, Metric
-from lsgd.run.rows import Row, RowReader, finite_number, read_rows, speed_unit, start_time
+from lsgd.run.rows import MEASURED, Row, RowReader, finite_number, read_rows, speed_unit, start_time
 
 SUPERVISOR_LOG = "supervise.log"
 """The file in the run folder in which the supervisor logs every start and its end."""
@@ -62,9 +62,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are finished or the stop goal is reached; never true for a dry run."""
+        """Whether all epochs are finished or the run stopped early; never true for a dry run."""
         every = set(range(1, self.recipe.epochs + 1))
-        over = every <= self.epochs.keys() or self.recipe.has_reached_target(self.epochs)
+        over = every <= self.epochs.keys() or self.recipe.has_stopped(self.epochs)
         return over and not self.recipe.rehearse
 
     @property
@@ -76,15 +76,15 @@ class Run:
     @property
     def begun(self) -> bool:
         """Whether the run's rows show that a step was made; the first follows `log_steps` steps."""
-        return any(row["kind"] in ("train", "epoch", "diverged") for row in self.rows)
+        return any(row["kind"] in (*MEASURED, "diverged") for row in self.rows)
 
     @property
     def state(self) -> str:
-        """The state of the run in words: finished, diverged, a dry run, or the epochs done."""
+        """The state of the run in words: finished, early stopped, diverged, or the epochs done."""
         if self.recipe.rehearse:
             return "a dry run"
         if self.finished:
-            return "finished"
+            return self.recipe.describe_early_stop(self.epochs) or "finished"
         if self.diverged is not None:
             return f"diverged in epoch {self.epoch + 1} of {self.recipe.epochs}"
         return f"{len(self.epochs)} of {self.recipe.epochs} epochs done"

@@ -21,10 +21,10 @@ class RemainingTime:
         self._seen: deque[tuple[float, float]] = deque()
         self._evaluating_since: float | None = None
 
-    def start_epoch(self) -> None:
-        """Start an epoch: discard the recorded positions, from which training speed is measured.
+    def start_training(self) -> None:
+        """Discard the recorded positions, from which training speed is measured.
 
-        An evaluation and a checkpoint lie between two epochs.
+        This is called after an evaluation and its checkpoint, and at the start of a run.
         """
         self._seen.clear()
 

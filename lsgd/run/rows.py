@@ -11,9 +11,14 @@ from typing import Any
 from lsgd.untrusted_files import open_regular, parse_json
 
 Row = dict[str, Any]
-"""One row: `kind` (start, train, epoch, warning, diverged), `step` and the values of that kind.
+"""One row: `kind` (start, train, evaluation, epoch, warning, diverged), `step` and its values.
 
 `step` is the number of steps that the run had made.
+"""
+MEASURED = ("train", "evaluation", "epoch")
+"""The kinds of rows with measurements, in the order of such rows of one step.
+
+An evaluation is one within an epoch; that at the end of an epoch is in the epoch's row.
 """
 
 LONGEST = 2**20

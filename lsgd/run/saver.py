@@ -1,7 +1,7 @@
 """The writer of a run's checkpoints: one write at a time, in a background thread of process 0."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,15 @@ class _Failure:
     full: bool
 
 
+MetricsByNumber = Mapping[int, Mapping[str, float]]
+"""The metrics of epochs by their numbers, or of evaluations within epochs by their steps."""
+
+
+def _keep_no_best(epochs: MetricsByNumber, evaluations: MetricsByNumber) -> Sequence[int]:
+    """Return no steps, so that no checkpoint is kept as the best one."""
+    return ()
+
+
 class CheckpointSaver:
     """The background writer of a run's checkpoint files; all processes make the same calls.
 
@@ -39,8 +48,21 @@ class CheckpointSaver:
     manager it lets no process exit before its write has ended.
     """
 
-    def __init__(self, folder: Path, comm: Comm, log: Log, *, keep: Retention) -> None:
-        self.folder, self.comm, self.log, self.keep = folder, comm, log, keep
+    def __init__(
+        self,
+        folder: Path,
+        comm: Comm,
+        log: Log,
+        *,
+        keep: Retention,
+        best_first: Callable[[MetricsByNumber, MetricsByNumber], Sequence[int]] = _keep_no_best,
+    ) -> None:
+        """Create the writer; `keep` and `best_first` decide which checkpoints are kept.
+
+        The latter is Recipe.best_first.
+        """
+        self.folder, self.comm, self.log = folder, comm, log
+        self.keep, self.best_first = keep, best_first
         self.thread = ThreadPoolExecutor(1, "saver")
         self.pending_write: Future[_Failure | None] | None = None
 
@@ -80,7 +102,10 @@ class CheckpointSaver:
     ) -> _Failure | None:
         wait()
         try:
-            checkpoint.write(snapshot, self.folder, milestone=milestone, keep=self.keep)
+            best_first = self.best_first(snapshot.rates, snapshot.evaluations)
+            checkpoint.write(
+                snapshot, self.folder, milestone=milestone, keep=self.keep, best_first=best_first
+            )
         except OSError as error:
             why = f"step {snapshot.step} could not be saved in {self.folder} ({error.strerror}"
             if full := error.errno in DISK_FULL_ERRNOS:

@@ -7,8 +7,9 @@ from lsgd.recipe import Recipe
 from lsgd.run.read import Run
 from lsgd.run.rows import PER_SECOND, Row, finite_number, speed_unit, start_time
 
-GROUPS = {"train": "steps", "epoch": "epochs"}
-"""The prefix of metrics by kind of row: of the steps since the last row, or of an epoch."""
+GROUPS = {"train": "steps", "evaluation": "evaluations", "epoch": "epochs"}
+"""The prefix of metrics by kind of row: of the steps since the last row, of an evaluation within an
+epoch, or of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def tracked_steps(run: Run) -> list[TrackedStep]:
             values[step] = values.get(step, axes) | dict(_numbers(row))
     if values and run.finished:
         values[max(values)]["outcome"] = run.final_metric
-    elif values and _awaits_epoch_row(run):
+    elif values and _awaits_evaluation(run):
         del values[max(values)]
     return [TrackedStep(step, times[step], values[step]) for step in sorted(values)]
 
@@ -48,15 +49,15 @@ def _numbers(row: Row) -> Iterator[tuple[str, float]]:
             yield f"{GROUPS[row['kind']]}/{key}", value
 
 
-def _awaits_epoch_row(run: Run) -> bool:
-    """Return whether the last row is of an epoch's last step and the epoch's own row is missing.
+def _awaits_evaluation(run: Run) -> bool:
+    """Return whether the last row is of the last step before an evaluation, whose row is missing.
 
-    That row follows the evaluation. A tracker that requires steps in order would reject it if the
-    step had been sent before.
+    A tracker that requires steps in order would reject it if the step had been sent before.
     """
     last = [row for row in run.rows if row["kind"] in GROUPS][-1]
-    _, steps = next(run.recipe.epochs_from(last["step"] - 1))
-    return last["kind"] == "train" and last["step"] == steps[-1] + 1 and run.diverged is None
+    epoch, steps = next(run.recipe.epochs_from(last["step"] - 1))
+    places = [*run.recipe.evaluation_places(epoch), steps[-1] + 1]
+    return last["kind"] == "train" and last["step"] in places and run.diverged is None
 
 
 def _times(run: Run) -> Iterator[tuple[int, float]]:

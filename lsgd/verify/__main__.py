@@ -55,6 +55,7 @@ from lsgd.recipe.fields import AUTO
 from lsgd.run import provenance
 from lsgd.run.checkpoint import order_hash
 from lsgd.run.read import NotARunError, Run, read_run
+from lsgd.run.rows import MEASURED
 from lsgd.run.verification import (
     RunVerification,
     check_new,
@@ -101,7 +102,7 @@ def verify(
     Raises UsageError if the run cannot be verified here, as its data are missing.
     """
     recipe = recipe_here(run, overrides)
-    if not any(row["kind"] in ("train", "epoch", "diverged") for row in run.rows):
+    if not run.begun:
         raise UsageError(
             f"{run.path} has no row of a step in metrics.jsonl, so that nothing can be compared; "
             "give the folder of a run that has made some"
@@ -292,11 +293,13 @@ def _require_comparison(
 
     `last_steps` has, for each place, the step before which execution ends.
     """
-    rows = [row for row in run.rows if row["kind"] in ("train", "epoch", "diverged")]
+    rows = [row for row in run.rows if row["kind"] in (*MEASURED, "diverged")]
     known = sorted({row["step"] for row in rows} | saved_at.keys())
     following = {place: known[bisect(known, place)] for place in last_steps if place < known[-1]}
     is_reached = any(step <= last_steps[place] for place, step in following.items())
-    is_evaluated = any(row["kind"] == "epoch" and row["step"] in last_steps for row in rows)
+    is_evaluated = any(
+        row["kind"] in ("epoch", "evaluation") and row["step"] in last_steps for row in rows
+    )
     if following and not is_reached and not is_evaluated:
         needed = min(step - place for place, step in following.items())
         raise UsageError(

@@ -28,11 +28,13 @@ class Work:
 def work_of_place(recipe: Recipe, place: int, last: int) -> Work:
     """Return the work of executing the steps of a run from a place to before step `last`.
 
-    A model restored at the end of an epoch is evaluated too.
+    A model restored where the run was evaluated is evaluated too.
     """
     # An epoch that ends at the place itself counts, unless that is the start.
-    epochs = range(recipe.locate_step(max(0, place - 1))[0], recipe.locate_step(last)[0])
-    evaluated = sum(map(recipe.evaluates_after, epochs))
+    first, end = recipe.locate_step(max(0, place - 1))[0], recipe.locate_step(last)[0]
+    evaluated = sum(map(recipe.evaluates_after, range(first, end)))
+    for epoch in range(first, min(end + 1, recipe.epochs)):
+        evaluated += sum(place <= step <= last for step in recipe.evaluation_places(epoch))
     return Work(EXECUTIONS * (last - place), EXECUTIONS * evaluated)
 
 
@@ -91,7 +93,7 @@ class Progress:
 
     def _start_steps(self) -> None:
         # What is not a step, such as reading a checkpoint, must not count as the time of one.
-        self._remaining.start_epoch()
+        self._remaining.start_training()
         self._remaining.update(self.clock(), self.done.steps)
 
     def _print(self, what: str) -> None:

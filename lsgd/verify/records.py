@@ -14,7 +14,7 @@ from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.folder import shorter_recipe
 from lsgd.run.read import Run
-from lsgd.run.rows import Row
+from lsgd.run.rows import MEASURED, Row
 from lsgd.untrusted_files import read_bounded
 from lsgd.verify.evidence import Evidence
 
@@ -69,28 +69,29 @@ def _loaders(run: Run) -> set[str]:
 
 
 def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> bool:
-    """Compare the place, the epoch and the lr of each train and epoch row with the recipe's.
+    """Compare the place, the epoch and the lr of each row of measurements with the recipe's.
 
     Both are functions of the recipe and the step alone, so every row of the run is checked. Returns
     whether the rows are in the order of the run's steps.
     """
-    before = (0, False)
+    before = (0, 0)
     for row in rows:
         step, kind = row["step"], row["kind"]
-        if kind not in ("train", "epoch"):
+        if kind not in MEASURED:
             continue
         where = f"{kind} row of step {step}"
-        place = (step, kind == "epoch")
+        place = (step, MEASURED.index(kind))
         if not before < place or not 0 < step <= recipe.total_steps:
             evidence.differ(f"{where}: it is not in the order of the run's steps")
             return False
         before = place
-        if kind == "train":
-            evidence.exact("epoch", where, row.get("epoch"), recipe.epoch(step))
-        else:
+        if kind == "epoch":
             evidence.equal("epoch", where, row["epoch"], recipe.locate_step(step - 1)[0] + 1)
             evidence.equal("step", where, step, recipe.first_step(row["epoch"]))
-        evidence.exact("lr", where, row.get("lr"), recipe.lr(step - 1))
+        else:
+            evidence.exact("epoch", where, row.get("epoch"), recipe.epoch(step))
+        if kind != "evaluation":
+            evidence.exact("lr", where, row.get("lr"), recipe.lr(step - 1))
     return True
 
 
@@ -140,21 +141,22 @@ def check_checkpoint(
     if sorted(saved.rates) not in ([finished, finished[:-1]] if at_end else [finished]):
         evidence.differ(f"{where}: it has the metrics of epochs {sorted(saved.rates)[:9]}")
     for number_of, metrics in saved.rates.items():
-        _check_metrics(where, number_of, metrics, run.epochs.get(number_of), evidence)
+        _check_metrics(where, f"epoch {number_of}", metrics, run.epochs.get(number_of), evidence)
+    evaluations = {row["step"]: row for row in run.of_kind("evaluation")}
+    for step, metrics in saved.evaluations.items():
+        _check_metrics(where, f"step {step}", metrics, evaluations.get(step), evidence)
     return belongs
 
 
 def _check_metrics(
-    where: str, epoch: int, metrics: Any, row: Row | None, evidence: Evidence
+    where: str, place: str, metrics: Any, row: Row | None, evidence: Evidence
 ) -> None:
-    """Compare the metrics of an epoch in a checkpoint with the epoch's row, to the bit."""
+    """Compare the metrics of an evaluation in a checkpoint with their row, to the bit."""
     if row is None or not isinstance(metrics, dict):
-        evidence.differ(f"{where}: its metrics of epoch {epoch} have no row in metrics.jsonl")
+        evidence.differ(f"{where}: its metrics of {place} have no row in metrics.jsonl")
         return
     for key, value in metrics.items():
-        evidence.equal(
-            "metric", f"{where} and the row of epoch {epoch}, {key}", row.get(key), value
-        )
+        evidence.equal("metric", f"{where} and the row of {place}, {key}", row.get(key), value)
 
 
 def require_supported(recipe: Recipe) -> None:

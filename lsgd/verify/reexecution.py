@@ -22,6 +22,7 @@ from lsgd.errors import DivergedError
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Inputs
 from lsgd.learner import Learner
+from lsgd.metric_sums import named_by_set
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
 from lsgd.rules.optim import trained_parameters
@@ -150,7 +151,7 @@ def execute(
     """Execute the steps of a run from the learner's next step to before step `last`.
 
     Rows are made after the steps in `logged`, and states are kept after those in `kept`. A restored
-    model at the end of an epoch is evaluated first, as at the end of each epoch. All processes of a
+    model is evaluated first where the run was, as after the executed steps. All processes of a
     job make the same calls.
     """
     done = ExecutedSteps(learner.next_step, learner.next_step, [_row("start", learner.next_step)])
@@ -176,19 +177,32 @@ def _evaluate_restored(
     epoch = max(learner.epoch_metrics, default=0)
     if done.first and learner.recipe.first_step(epoch) == done.first:
         learner.strategy.synchronize()
-        metrics = _evaluated(learner, inputs, epoch - 1, progress)
+        sets = learner.evaluation_sets_after(epoch - 1)
+        metrics = _evaluated(learner, inputs, sets, progress)
         done.rows.append(_row("epoch", done.first, epoch=epoch, **metrics))
+    if done.first in learner.evaluations:
+        learner.strategy.synchronize()
+        _evaluate_within_epoch(learner, inputs, done, progress)
+
+
+def _evaluate_within_epoch(
+    learner: Learner, inputs: Inputs, done: ExecutedSteps, progress: Progress
+) -> None:
+    """Evaluate a model whose carried states are synchronized, and add the evaluation's row."""
+    metrics = _evaluated(learner, inputs, learner.workload.evaluation_sets, progress)
+    learner.end_evaluation(metrics)
+    done.rows.append(_row("evaluation", learner.next_step, **metrics))
 
 
 def _evaluated(
-    learner: Learner, inputs: Inputs, epoch: int, progress: Progress
+    learner: Learner, inputs: Inputs, sets: Sequence[str], progress: Progress
 ) -> dict[str, float]:
-    """Evaluate a model after an epoch, counted from 0; return the metrics for the epoch's row."""
-    if not (sets := learner.evaluation_sets_after(epoch)):
+    """Evaluate a model on these evaluation sets, if any; return the metrics for a row."""
+    if not sets:
         return {}
-    scores = evaluate(learner, inputs, sets, progress.watch_evaluation).items()
+    scores = evaluate(learner, inputs, sets, progress.watch_evaluation)
     progress.end_evaluation()
-    return {key: value for split, each in scores for key, value in each.with_prefix(split).items()}
+    return named_by_set(scores)
 
 
 def _execute_epoch(
@@ -203,15 +217,48 @@ def _execute_epoch(
     progress: Progress,
 ) -> None:
     """Execute the steps of one epoch before step `last`, and evaluate if they end the epoch."""
-    strategy = learner.strategy
+    strategy, meter = learner.strategy, None
     chosen = [step for step in steps if step < last]
-    tasks, ahead = tee(strategy.tasks(epoch, chosen))
+    *parts, after = learner.split_at_evaluations(epoch, chosen)
+    for part in parts:
+        meter = _execute_steps(learner, inputs, epoch, part, meter, logged, kept, done, progress)
+        strategy.synchronize()
+        _evaluate_within_epoch(learner, inputs, done, progress)
+    _execute_steps(learner, inputs, epoch, after, meter, logged, kept, done, progress)
+    strategy.synchronize()
+    if len(chosen) < len(steps):
+        return
+    step = learner.next_step
+    if step in kept:  # the run may have been preempted in the evaluation, and saved this
+        done.states.append(deepcopy(learner.checkpoint()))
+    metrics = learner.scores(learner.summed_counts()).with_prefix("train")
+    metrics |= _evaluated(learner, inputs, learner.evaluation_sets_after(epoch), progress)
+    learner.end_epoch(epoch, metrics)
+    done.rows.append(_row("epoch", step, epoch=epoch + 1, **metrics))
+    if step in kept:
+        done.states.append(deepcopy(learner.checkpoint()))
+
+
+def _execute_steps(
+    learner: Learner,
+    inputs: Inputs,
+    epoch: int,
+    steps: list[int],
+    before: Meter | None,
+    logged: Collection[int],
+    kept: Collection[int],
+    done: ExecutedSteps,
+    progress: Progress,
+) -> Meter:
+    """Execute steps of an epoch up to an evaluation; return their meter, as in lsgd.train."""
+    tasks, ahead = tee(learner.strategy.tasks(epoch, steps))
     loaded = inputs.train(each for task in ahead for each in task.micro_batches)
     batches = TimedBatches(progress.watch_batches(loaded))
-    meter = Meter(learner, learner.summed_counts(), batches)
+    meter = Meter(learner, learner.summed_counts(), batches, before)
+    end = learner.recipe.first_step(epoch + 1)
     for task in tasks:
         train_step(learner, task, batches)
-        strategy.poll()
+        learner.strategy.poll()
         progress.end_step()
         step, values = learner.next_step, learner.step_metrics()
         norm = values["gradient_norm"]
@@ -220,20 +267,9 @@ def _execute_epoch(
         if step in logged:
             values |= meter.read(learner.summed_counts())
             done.rows.append(_row("train", step, **values))
-        if step in kept and step <= steps[-1]:
+        if step in kept and step < end:
             done.states.append(deepcopy(learner.checkpoint()))
-    strategy.synchronize()
-    if len(chosen) < len(steps):
-        return
-    step = learner.next_step
-    if step in kept:  # the run may have been preempted in the evaluation, and saved this
-        done.states.append(deepcopy(learner.checkpoint()))
-    metrics = learner.scores(learner.summed_counts()).with_prefix("train")
-    metrics |= _evaluated(learner, inputs, epoch, progress)
-    learner.end_epoch(epoch, metrics)
-    done.rows.append(_row("epoch", step, epoch=epoch + 1, **metrics))
-    if step in kept:
-        done.states.append(deepcopy(learner.checkpoint()))
+    return meter
 
 
 def compare_steps(
@@ -331,13 +367,14 @@ def _compare_value(
     if key in ("kind", "step", "epoch", "lr"):
         return  # compared for every row of the run, in lsgd.verify.records
     where = f"{our['kind']} row of step {our['step']}"
-    split, _, name = key.partition("_") if our["kind"] == "epoch" else ("", "", key)
+    split, _, name = ("", "", key) if our["kind"] == "train" else key.partition("_")
     if name not in METRICS or METRICS[name].unit != "%":
         evidence.close(key, where, their[key], our[key], rounding)
         return
-    first = begin if begin is not None else recipe.first_step(our["epoch"] - 1)
     sizes = {"val": recipe.data.val_examples, "test": recipe.data.test_examples}
-    examples = sizes.get(split) or recipe.examples(our["step"]) - recipe.examples(first)
+    if not (examples := sizes.get(split)):
+        first = begin if begin is not None else recipe.first_step(our["epoch"] - 1)
+        examples = recipe.examples(our["step"]) - recipe.examples(first)
     evidence.counted(key, where, their[key], our[key], rounding, examples)
 
 

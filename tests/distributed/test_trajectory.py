@@ -50,7 +50,7 @@ FINISHED = Path(__file__).parents[1] / "fixtures/0.1/finished"
 """A run folder of lsgd 0.1 with the network of the digits."""
 ANY = [
     "precision=float64", "device=cpu", "log_steps=1", "inputs=synthetic", "epochs=2", "tail=keep",
-    "schedule.reference_batch=8",
+    "schedule.reference_batch=8", "evaluation.every=0.3",
 ]  # fmt: skip
 # 8 steps an epoch; the last is of 4 + 4 + 3 + 0 + 0 images.
 IMAGES = [
@@ -251,11 +251,12 @@ def test_a_run_goes_on_beyond_its_end_though_killed(undisturbed: Path, tmp_path:
 
 def assert_the_same_run(one: Path, other: Path) -> None:
     """Every row once; and the last state, with momentum and all that workers carry."""
-    for kind in ("train", "epoch"):
+    for kind in ("train", "evaluation", "epoch"):
         assert_equal_rows(rows(one, kind), rows(other, kind))
     ours, theirs = newest_checkpoint(one), newest_checkpoint(other)
     assert distance(ours, theirs) < 1e-10
     assert ours.rates[2] == pytest.approx(theirs.rates[2], rel=1e-10)
+    assert ours.evaluations.keys() == theirs.evaluations.keys()
 
 
 @pytest.fixture(params=KINDS)

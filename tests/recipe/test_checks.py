@@ -34,7 +34,7 @@ LIVE = "strategy.name=async strategy.order=live"
 WRONG = {
     "one_of": "nothing", "some_of": ["nothing"], "at_least": -1, "at_least_or": -1,
     "above_0": 0.0, "finite": float("nan"), "below": 10**30, "at_most": 10**6,
-    "folder_name": "../run", "not_empty": "",
+    "folder_name": "../run", "not_empty": "", "evaluation_places": 1.5,
 }  # fmt: skip
 """A value outside of each kind of limit, of which test_fields.py has the sentences."""
 
@@ -101,6 +101,10 @@ REFUSED = [
         ("schedule.warmup_epochs=0", "=0 does not end .* schedule.warmup=none"),
         # Evaluation and its numbers.
         ("evaluation.offset=4 evaluation.every=4", "offset=4 is the first .* less than "),
+        ("evaluation.offset=1 evaluation.every=0.5", "offset=1 has no effect .*=0.5.*leave it out"),
+        ("keep_best=perplexity", "keep_best=perplexity is not .*; write one of loss, top1_error"),
+        ("stop.metric=f1_error stop.patience=5", "stop.metric=f1_error is not a metric of"),
+        ("stop.metric=top1_error", "stop.metric=top1_error has no effect .*stop.patience=5, or le"),
         ("metric.stop=true", "metric.stop=true has no target .*epochs_to={top1_error: 24.1}"),
         ('metric.epochs_to={"perplexity":9.0}', "epochs_to.perplexity is not a metric .* top1_err"),
         ('metric.steps_to={"top1_error":101.0}', "=101 can never be reached, .* at most 100"),
@@ -145,6 +149,7 @@ REFUSED = [
          "moving_rate=0.01 of workers=256 moves .* at most 1 / 256, .*moving_rate=0.0035"),
         (f"{HOGWILD} optim.momentum=0.9", "^strategy=hogwild is plain SGD, .* optim.momentum=0.9"),
         (f"{HOGWILD} {ADAGRAD}", "not support optim.name=adagrad .*; write optim=s"),
+        (f"{LIVE} evaluation.every=0.5", "evaluation.every=0.5 would halt .* strategy.order=live"),
         (f"{HOGWILD} checkpoint_steps=5", "would halt all workers of strategy=hogwild, which"),
 ]  # fmt: skip
 """Words that make no sense, and what the sentence says that refuses them."""

@@ -23,6 +23,8 @@ def recipe(*words: str) -> Recipe:
         (["schedule.milestones=[]"], []),  # as in the middle of a run, after epoch 1
         ([*SMOOTH, "schedule=cosine"], [*SMOOTH, "schedule=cosine", "schedule.decay_steps=10"]),
         (["evaluation.every=2"], ["evaluation.every=2"]),
+        (["evaluation.every=0.5"], ["evaluation.every=3 steps"]),
+        (["stop.patience=1"], ["stop.patience=1"]),
         (
             ["strategy=async", "strategy.local_steps=3"],
             ["strategy=async", "strategy.local_steps=3"],
@@ -68,7 +70,14 @@ def test_each_local_step_before_a_push_has_its_own_lr() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["epochs=2", "seed=1", "label_smoothing=0.1", "data.augmentation=shift_flip", "rehearse=true"],
+    [
+        "epochs=2",
+        "seed=1",
+        "label_smoothing=0.1",
+        "data.augmentation=shift_flip",
+        "rehearse=true",
+        "stop.patience=1",
+    ],
 )
 def test_any_other_run_is_no_longer_one(word: str) -> None:
     assert not is_longer_run(recipe("epochs=4", word), recipe())

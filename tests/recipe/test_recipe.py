@@ -24,7 +24,7 @@ EXECUTION = {
     "comm.bucket_mb", "comm.timeout", "comm.join_timeout", "data.root", "data.index",
     "data.skip_list", "workers_per_pass", "val_batch", "channels_last", "compile",
     "cuda_graphs", "device", "run_dir", "checkpoint_steps", "checkpoint_minutes",
-    "keep_checkpoints", "log_steps", "profile", "noise_scale", "deterministic", "numa",
+    "keep_checkpoints", "keep_best", "log_steps", "profile", "noise_scale", "deterministic", "numa",
     "model.start", "optim.fused", "trackers",
 }  # fmt: skip
 """Every field that decides how fast and where; a wrong word beside a field shows here."""
@@ -42,6 +42,21 @@ def another(value: Any) -> Any:
         case dict():
             return {"rule": "reason"}
     return f"not {value}"
+
+
+# --- The best evaluation ---------------------------------------------------------------------
+
+
+def test_the_best_evaluation_is_at_the_end_of_an_epoch_or_within_one() -> None:
+    epochs = {1: {"val_loss": 3.0}, 2: {"train_loss": 0.1}, 3: {"val_loss": 2.0}}
+    evaluations = {7: {"val_loss": 1.0}, 9: {"val_loss": 2.0}}
+    steps = BASE.steps_per_epoch
+    best = with_fields(BASE, keep_best="loss").best_first(epochs, evaluations)
+    assert best == [7, 9, 3 * steps, steps]
+    assert BASE.best_first(epochs, evaluations) == []
+    rehearsed = with_fields(BASE, keep_best="loss", rehearse=True)
+    number, made = next(rehearsed.epochs_from(0))
+    assert rehearsed.best_first({number + 1: {"val_loss": 1.0}}, {}) == [made[-1] + 1]
 
 
 # --- The fingerprint -------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DivergedError, UsageError
 from lsgd.learner import Learner
+from lsgd.recipe.retention import Retention, newest_steps
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 
@@ -275,6 +277,45 @@ def test_the_newest_stay_and_every_milestone(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / checkpoint.FILE) == "checkpoint-100.pt"
 
 
+def newest(count: int) -> Retention:
+    return partial(newest_steps, count=count)
+
+
+def file_names(folder: Path) -> list[str]:
+    return [path.name for path in checkpoint.checkpoint_files(folder)]
+
+
+def test_the_best_stays_until_another_is_better(tmp_path: Path) -> None:
+    best_first = {1: [1], 2: [2, 1], 3: [2, 1, 3], 4: [2, 1, 3], 5: [2, 1, 3, 5], 6: [6, 2, 1]}
+    best = []
+    for step, ranked in best_first.items():
+        checkpoint.write(tiny(step), tmp_path, keep=newest(1), best_first=ranked)
+        best.append(os.readlink(tmp_path / checkpoint.BEST))
+    assert best == ["checkpoint-1.pt", *["checkpoint-2.pt"] * 4, "checkpoint-6.pt"]
+    assert file_names(tmp_path) == ["checkpoint-6.pt"]
+    assert os.readlink(tmp_path / checkpoint.FILE) == "checkpoint-6.pt"
+
+
+def test_the_best_whose_file_is_lost_gives_way_to_the_next(tmp_path: Path) -> None:
+    """Step 2 was not written, on a full disk; and a kill came between the file of 3 and its link.
+
+    Without keep_best, what was the best stays where the link leads.
+    """
+    checkpoint.write(tiny(1), tmp_path, keep=newest(1), best_first=[1])
+    checkpoint.write(tiny(3), tmp_path, keep=newest(2))
+    checkpoint.write(tiny(4), tmp_path, keep=newest(1), best_first=[2, 3, 1, 4])
+    assert os.readlink(tmp_path / checkpoint.BEST) == "checkpoint-3.pt"
+    for step in (5, 6):
+        checkpoint.write(tiny(step), tmp_path, keep=newest(1))
+    assert file_names(tmp_path) == ["checkpoint-6.pt", "checkpoint-3.pt"]
+
+
+def test_the_best_of_a_step_is_the_checkpoint_with_its_evaluation(tmp_path: Path) -> None:
+    checkpoint.write(tiny(2), tmp_path)
+    checkpoint.write(tiny(2), tmp_path, milestone=True, best_first=[2])
+    assert os.readlink(tmp_path / checkpoint.BEST) == "milestone-2.pt"
+
+
 def test_only_checkpoints_that_are_not_kept_are_deleted(tmp_path: Path) -> None:
     """A user's files stay, and the checkpoint just written, even beside one of a later step."""
     users = ["best.pt", "checkpoint-2-copy.pt", "checkpoint-2.pt.bak", "milestone-1.pt"]
@@ -320,6 +361,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
 SAVES = """
 import os, random, signal, sys, time, torch
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from lsgd.run import checkpoint
 

@@ -61,6 +61,12 @@ def test_an_epoch_in_a_line(
     assert capsys.readouterr().out == f"{line}\n"
 
 
+def test_an_evaluation_within_an_epoch_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"kind": "evaluation", "step": 3, "epoch": 1 / 3, "val_loss": 1, "val_top1_error": 7.5}
+    Console(0, 20, TOP1).show("evaluation", 3, row | {"val_top5_error": None})
+    assert capsys.readouterr().out == "epoch 0.3333: top-1 error 7.50 %, top-5 error nan %\n"
+
+
 @pytest.mark.parametrize(
     ("row", "line"),
     [

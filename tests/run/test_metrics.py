@@ -40,7 +40,7 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
     recipe = SimpleNamespace(
         trackers=[],
         data=SimpleNamespace(workload="language", classes=10),
-        has_reached_target=lambda rates: False,
+        has_stopped=lambda rates: False,
         examples=lambda steps: 10 * steps,
         total_steps=20,
         summary=lambda: "a run\nof two lines",
@@ -51,6 +51,7 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
         device=torch.device("cpu"),
         next_step=first_step,
         epoch_metrics={epoch: {} for epoch in epochs},
+        evaluations={7: {}},
         workload=IMAGES,
         scores=partial(compute_metrics, IMAGES),
         save_artifacts=lambda folder: {},
@@ -148,6 +149,17 @@ def test_after_a_resume_no_step_is_there_twice(tmp_path: Path) -> None:
     assert points(tmp_path) == drawn(rows)
 
 
+def test_an_evaluation_that_no_checkpoint_has_is_made_anew(tmp_path: Path) -> None:
+    """Of those after steps 7 and 8, the checkpoint of step 8 has the first."""
+    with log_in(tmp_path) as log:
+        for step in (7, 8):
+            log.write("evaluation", step, epoch=step / 20, val_top1_error=9.0)
+    with log_in(tmp_path, first_step=8):
+        pass
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [7]
+    assert [at for at, _ in points(tmp_path)["2_training_by_examples/val_top1_error"]] == [70]
+
+
 @given(st.data())
 def test_a_line_cut_short_is_left_out(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -160,7 +172,7 @@ def test_a_line_cut_short_is_left_out(
     path.write_text(cut)
     kept = [row for row in rows if json.dumps(row) in cut]
     assert read_rows(path) == kept
-    metrics._drop_rows_after(path, 2, epochs=())
+    metrics._drop_rows_after(path, 2, {})
     assert [each.name for each in path.parent.iterdir()] == [path.name], "which is no damage"
     with path.open("a") as file:
         file.write(json.dumps(rows[3]) + "\n")
@@ -246,11 +258,12 @@ from lsgd.run.metrics import RunLog
 recipe = SimpleNamespace(
     examples=lambda steps: 10 * steps,
     total_steps=20,
-    has_reached_target=bool,
+    has_stopped=bool,
     data=SimpleNamespace(classes=10),
 )
 workload = SimpleNamespace(metric=TOP1)
-run = SimpleNamespace(recipe=recipe, next_step=0, epoch_metrics={}, workload=workload)
+run = SimpleNamespace(recipe=recipe, next_step=0, workload=workload)
+run.epoch_metrics, run.evaluations = {}, {}
 log = RunLog(run, Path(sys.argv[1]))
 for step in range(1, 9):
     log.write("train", step, loss=1 / step, epoch=step / 10, lr=0.1, images_per_second=1.0)
@@ -328,6 +341,37 @@ def test_rates_are_of_the_time_since_the_last_reading(monkeypatch: pytest.Monkey
     assert meter.read_epoch(state(40, 23, 60.0)) == pytest.approx(whole)
     assert list(timed) == [0]
     assert timed.waited == 3.5
+
+
+def test_a_meter_leaves_out_the_time_since_the_one_before_it_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An evaluation of 100 s is within the epoch, and within the steps of one training row."""
+    clock = [0.0]
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: clock[0])
+
+    def batches() -> Iterator[int]:
+        while True:
+            clock[0] += 2
+            yield 0
+
+    def state(examples: int) -> metrics.MetricSumsState:
+        counts = torch.tensor([examples, 0, examples])
+        return {"counts": counts, "loss": torch.tensor(float(examples))}
+
+    meter, seen = None, 0
+    for _ in range(3):
+        timed = TimedBatches(batches())
+        meter = Meter(progress(), state(seen), timed, meter)
+        next(timed)
+        clock[0] += 2
+        seen += 20
+        meter.stop()
+        clock[0] += 100
+    clock[0] -= 100
+    expected = {"images_per_second": 5.0, "data_wait": 0.5}
+    assert meter.read_epoch(state(60)) == expected
+    assert meter.read(state(60)) == {"loss": 1.0, "top1_error": 100.0, **expected}
 
 
 def test_waits_for_other_processes_are_a_share_of_the_time_between_readings(

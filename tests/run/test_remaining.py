@@ -32,7 +32,7 @@ def test_an_evaluation_and_a_save_between_epochs_are_no_steps() -> None:
     for now in (2.0, 5.0):  # two sets
         remaining.start_evaluation(now)
     remaining.end_evaluation(32.0)
-    remaining.start_epoch()
+    remaining.start_training()
     remaining.update(40.0, 1)
     assert remaining.seconds(1) == pytest.approx(2)  # the speed of the epoch before
     remaining.update(44.0, 3)

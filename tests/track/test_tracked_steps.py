@@ -57,6 +57,16 @@ def test_a_row_at_the_end_of_an_epoch_waits_for_that_of_the_epoch() -> None:
     assert [step.number for step in tracked_steps(run(train(STEPS), over))] == [STEPS]
 
 
+def test_a_row_before_an_evaluation_within_an_epoch_waits_for_that_of_the_evaluation() -> None:
+    made = replace(RECIPE, evaluation=replace(RECIPE.evaluation, every="2 steps"))
+    evaluation = {"kind": "evaluation", "step": 2, "epoch": 0.4, "val_loss": 1.5}
+    assert tracked_steps(replace(run(train(2)), recipe=made)) == []
+    (step,) = tracked_steps(replace(run(train(2), evaluation), recipe=made))
+    assert step.values == {
+        "epoch": 2 / STEPS, "examples": 2 * KN, "steps/loss": 1.0, "evaluations/val_loss": 1.5,
+    }  # fmt: skip
+
+
 def test_the_end_of_an_epoch_of_a_rehearsal_is_where_it_makes_one() -> None:
     recipe = compose_recipe("+recipe=digits", "rehearse=true")
     (_, steps), *_ = recipe.epochs_from(0)

@@ -18,11 +18,13 @@ from lsgd.evaluate import evaluate_checkpoint, evaluate_weights, main
 from lsgd.learner import Learner
 from lsgd.prepare.indexing import index_folder
 from lsgd.run import checkpoint
+from lsgd.trained_model import load_trained
 from lsgd.vision import models, transforms
 from lsgd.workloads import open_workload
 
 pytestmark = pytest.mark.usefixtures("composed_once")
 
+OLD = Path(__file__).parents[1] / "fixtures/0.1"
 IMAGES = ("n02951585_can_opener", "n01871265_tusker", "n02091032_Italian_greyhound")
 
 
@@ -95,6 +97,47 @@ def test_the_command_says_the_error(
     torch.save(models.resnet50().state_dict(), tmp_path / "resnet50.pth")
     assert main([str(tmp_path / "resnet50.pth"), *words(root)]) == 2
     assert "does not have the weights of resnet50 for 3 classes" in capsys.readouterr().err
+
+
+def test_other_sizes_than_the_run_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """The short side is resized in proportion, as in training's own evaluation; by hand with PIL.
+
+    Catches a size that changes the crop but not the resize, and a checkpoint that refuses it.
+    """
+    words = [f"data.root={OLD / 'images'}", "inputs=torchvision", "inputs.decoders=0", "device=cpu"]
+    path, resized = OLD / "images-killed", {16: 18, 24: 27}
+    for side, short in resized.items():
+        recipe, saved = load_trained(
+            path, [f"data.image_size={side}"], remedy="", any_image_size=True
+        )
+        preset = transforms.Compose(
+            [
+                transforms.Resize(short),
+                transforms.CenterCrop(side),
+                transforms.ToTensor(),
+                transforms.Normalize(recipe.data.mean, recipe.data.std),
+            ]
+        )
+        files = sorted(
+            (OLD / "images/val").glob("*/*.jpeg"), key=lambda file: file.relative_to(OLD).as_posix()
+        )
+        images = torch.stack([preset(Image.open(file).convert("RGB")) for file in files])
+        model = open_workload(recipe, torch.device("cpu")).network()
+        model.load_state_dict(saved.model)
+        with torch.inference_mode():
+            logits = model.eval()(images.double())
+        labels = torch.tensor([int(file.parent.name == "n1") for file in files])
+        found = evaluate_checkpoint(path, [*words, f"data.image_size={side}"])["val"]
+        assert found.counts["images"] == len(files) == 8
+        expected = F.cross_entropy(logits, labels).item()
+        assert found.metrics["loss"] == pytest.approx(expected, rel=1e-5)
+    assert main([str(path), *words, "data.image_size=24"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "images of 24 x 24 pixels; the run's own are 16 x 16"
+    assert main([str(path), *words]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(said) - 1
+    with pytest.raises(UsageError, match=r"change the run .* comm.library, data\.image_size$"):
+        evaluate_checkpoint(path, [*words, "data.image_size=24", "seed=1"])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,18 @@ def test_steps_are_executed_twice_and_ends_of_epochs_evaluated() -> None:
     assert work_of_place(rarely, 0, 2 * first) == Work(4 * first, 2)
 
 
+def test_evaluations_within_epochs_count_from_the_place_to_the_last_step() -> None:
+    often = replace(BASE, evaluation=Evaluation(every=0.5))
+    first = often.evaluation_places(0)[0]
+    end = BASE.steps_per_epoch
+    assert work_of_place(often, 0, first - 1) == Work(2 * (first - 1), 0)
+    assert work_of_place(often, 0, first) == Work(2 * first, 2)
+    assert work_of_place(often, first, first + 1) == Work(2, 2)  # the restored model
+    assert work_of_place(often, first, end) == Work(2 * (end - first), 4)
+    assert work_of_place(often, end, end + first) == Work(2 * first, 4)
+    assert work_of_place(often, often.total_steps, often.total_steps) == Work(0, 2)
+
+
 def test_a_line_at_most_every_ten_seconds_with_the_time_left() -> None:
     now, lines = [0.0], list[str]()
     progress = Progress({0: Work(8, 0), 9: Work(8, 4)}, lines.append, lambda: now[0])

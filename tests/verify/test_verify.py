@@ -30,12 +30,13 @@ from lsgd.verify.reexecution import draw_places, load, norm_rounding, perturb
 from lsgd.workloads import open_workload
 from lsgd.workloads.images import ImageClassification
 
-# 2 epochs of 10 steps. Of the checkpoints after each step these are kept.
+# 2 epochs of 10 steps, with evaluations after steps 5 and 15 too. Of the checkpoints after each
+# step these are kept.
 WORDS = (
     "+recipe=digits", "epochs=2", "schedule.milestones=[1]", "schedule.warmup_epochs=0.5",
     "workers=3", "worker_batch=48", "schedule.reference_batch=48", "precision=float64",
     "log_steps=1", "checkpoint_steps=1", "keep_checkpoints=verify", "workers_per_pass=3",
-    "data.augmentation=shift_flip", "schedule.reference_lr=0.02",
+    "data.augmentation=shift_flip", "schedule.reference_lr=0.02", "evaluation.every=0.5",
 )  # fmt: skip
 KEPT = (1, 2, 5, 6, 9, 10, 11, 13, 14, 17, 18, 19, 20)
 SAYING = ("loss", "gradient_norm")
@@ -158,22 +159,22 @@ def test_an_honest_run_is_confirmed_and_its_folder_stays_as_it_is(
     assert (found.compared["lr"], found.compared["loss"]) == (35, 8)
     # The checkpoints 1, 2, 6, 10, 11 and 14 were computed again.
     assert found.compared["model"] == 6 * len(load(copied / "checkpoint-20.pt").model)
-    # The evaluations of the epoch that ends after step 10, and of the last checkpoint.
-    assert found.compared["val_top1_error"] == 2
+    # The evaluations after steps 10 and 15, and of the checkpoints 5 and 20.
+    assert found.compared["val_top1_error"] == 4
     output = capsys.readouterr().out
     assert output.startswith(f"reading {copied}\n")
-    assert "each twice: 16 steps and 4 evaluations\nallowed: " in output
+    assert "each twice: 16 steps and 8 evaluations\nallowed: " in output
     assert output.index("allowed: ") < output.index("Confirmed: 8 of 20 steps (40 %)")
 
 
 @pytest.mark.slow
 def test_a_run_that_went_on_to_more_epochs_is_confirmed(tmp_path: Path) -> None:
     """With its checkpoint of the shorter run, which has another fingerprint."""
-    folder = made_run(tmp_path / "run", "epochs=1", "schedule.milestones=[]", "keep_checkpoints=9")
-    made_run(folder, "keep_checkpoints=9")
+    folder = made_run(tmp_path / "run", "epochs=1", "schedule.milestones=[]")
+    made_run(folder)
     code, verification = verified(folder)
     assert code == 0
-    assert "checkpoint-20.pt was saved while the run had epochs=1" in verification.notes
+    assert "checkpoint-10.pt was saved while the run had epochs=1" in verification.notes
 
 
 def test_rounding_is_measured_where_no_fixed_tolerance_holds(tmp_path: Path) -> None:
@@ -270,7 +271,7 @@ def test_the_steps_to_the_next_row_are_named_before_any_is_executed(
     (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([str(copied), *OPTIONS]) == 2
     output = capsys.readouterr()
-    assert "write --steps 10 to reach its next one" in output.err
+    assert "write --steps 5 to reach its next one" in output.err
     assert "allowed" not in output.out
 
 
@@ -289,7 +290,8 @@ def test_rows_out_of_order_are_a_verdict(copied: Path, edit: Any) -> None:
 def edited_rows(folder: Path) -> None:
     """Edit a loss, a gradient norm in its 7th digit, and an lr where no step is executed again.
 
-    Then an error that the checkpoints do not have, and a final error that the last one has too.
+    Then an error that the checkpoints do not have, a final error that the last one has too, and
+    the epoch and the error of evaluations within epochs.
     """
     edit_row(folder, "train", 16, loss=0.5)
     norm = next(row["gradient_norm"] for row in read_rows(folder / "metrics.jsonl")[1:])
@@ -297,6 +299,8 @@ def edited_rows(folder: Path) -> None:
     edit_row(folder, "train", 8, lr=0.1)
     edit_row(folder, "epoch", 10, val_top1_error=1.0)
     edit_row(folder, "epoch", 20, val_top1_error=2.0)
+    edit_row(folder, "evaluation", 5, epoch=0.4)
+    edit_row(folder, "evaluation", 15, val_top1_error=3.0)
 
     def edit(saved: Checkpoint) -> Checkpoint:
         return replace(saved, rates=saved.rates | {2: saved.rates[2] | {"val_top1_error": 2.0}})
@@ -362,6 +366,9 @@ def another_seed_in_the_configuration(folder: Path) -> None:
                 "train row of step 8: lr is 0.1",
                 "the row of epoch 1, val_top1_error",
                 "epoch row of step 20: val_top1_error is 2.0",
+                "evaluation row of step 5: epoch is 0.4",
+                "evaluation row of step 15: val_top1_error is 3.0",
+                "the row of step 15, val_top1_error",
             ],
         ),
         (rows_cut_out_and_renumbered, (0, 20), ["train row of step 2: loss is"]),

@@ -1,0 +1,99 @@
+"""The confusion matrix of an evaluation: exact on any number of processes and in any batches."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.composed import compose_recipe
+from helpers.threaded import run_on_threads
+from helpers.usage_errors import usage_error
+from test_evaluation import CLASSES, EXAMPLES, Images, Model, candidate
+
+from lsgd.comm import Comm
+from lsgd.comm.single import SingleComm
+from lsgd.confusion import ConfusionMatrix, counting
+from lsgd.evaluate import main
+from lsgd.evaluation import evaluate
+from lsgd.learner import Learner
+from lsgd.run import checkpoint
+
+OLD = Path(__file__).parents[1] / "fixtures/0.1"
+PLAIN = [f"data.root={OLD / 'images'}", "inputs=torchvision", "inputs.decoders=0", "device=cpu"]
+
+
+class NamedImages(Images):
+    """The validation set of test_evaluation.py, with the name that a loader has."""
+
+    name = "random images"
+
+
+def confusion(comm: Comm, batch: int, model: Model | None = None) -> tuple[ConfusionMatrix, int]:
+    """The matrix of the evaluation, and its number of images with the right first guess."""
+    trained = candidate(model or Model(), comm, EXAMPLES, batch)
+    with counting(trained, NamedImages(), CLASSES) as (inputs, counts):
+        scores = evaluate(trained, inputs)["val"]
+    return counts.matrix(comm, []), scores.counts["top1"]
+
+
+def expected() -> np.ndarray:
+    """By hand, all images at once."""
+    inputs = Images()
+    with torch.inference_mode():
+        guesses = Model().eval()(inputs.images.double()).argmax(1)
+    counts = np.zeros((CLASSES, CLASSES + 1), np.int64)
+    np.add.at(counts, (inputs.labels.numpy(), guesses.numpy()), 1)
+    return counts
+
+
+@pytest.mark.parametrize(("processes", "batch"), [(1, 100), (1, 7), (3, 5), (8, 60)])
+def test_every_image_is_counted_once(processes: int, batch: int) -> None:
+    """Catches a process or a batch that is left out, or counted on each process."""
+    for matrix, right in run_on_threads(processes, lambda comm: confusion(comm, batch)):
+        np.testing.assert_array_equal(matrix.counts, expected())
+        assert np.trace(matrix.counts) == right
+
+
+def test_an_output_that_is_not_finite_is_no_guess() -> None:
+    """It is wrong in the top-1 error too; topk takes NaN for the largest value."""
+    model = Model()
+    model.fc.bias.data[3] = torch.nan
+    matrix, right = confusion(SingleComm(), 9, model)
+    assert right == 0
+    assert matrix.counts[:, CLASSES].sum() == EXAMPLES
+
+
+def test_the_table_has_the_classes_of_the_highest_errors_first() -> None:
+    counts = np.array([[3, 1, 0, 0], [1, 1, 4, 2], [0, 0, 0, 0]])
+    lines = ConfusionMatrix(counts, ["cat", "dog", "fox"]).table().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert cells == [
+        ["dog", "8", "87.50 %", "fox (4)"], ["cat", "4", "25.00 %", "dog (1)"], ["fox", "0", "", ""]
+    ]  # fmt: skip
+    many = ConfusionMatrix(np.eye(25, 26, dtype=np.int64), [str(each) for each in range(25)])
+    assert many.table().endswith("\n5 classes of lower error are left out")
+
+
+def test_the_command_prints_and_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "confusion.csv"
+    words = [str(OLD / "images-killed"), *PLAIN, "--per-class", "--confusion", str(file)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("8 images: top-1 error")
+    assert "most often taken for" in printed
+    head, *rows = [line.split(",") for line in file.read_text().splitlines()]
+    assert head[0] == "class"
+    assert head[-1] == "not finite"
+    assert [row[0] for row in rows] == head[1:-1]
+    assert sum(int(cell) for row in rows for cell in row[1:]) == 8
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(OLD / "images-killed"), *PLAIN, "--confusion", str(tmp_path / "no/file.csv")]
+    assert "no/file.csv is in a folder that does not exist" in usage_error(main, capsys, *words)
+    recipe = compose_recipe("+recipe=ptb_small", "inputs=synthetic", "model.width=8")
+    checkpoint.write(Learner(recipe, SingleComm(), torch.device("cpu")).checkpoint(), tmp_path)
+    refusal = usage_error(main, capsys, str(tmp_path), "--per-class")
+    assert "a confusion matrix supports only data.workload=images" in refusal
