@@ -110,7 +110,8 @@ def _pieces(tensor: Tensor) -> Sequence[Tensor]:
     """Split a tensor along its first dimension into pieces of about PIECE elements."""
     if tensor.numel() <= PIECE:
         return (tensor,)
-    return tensor.split(max(1, PIECE // tensor[0].numel()))
+    pieces: Sequence[Tensor] = tensor.split(max(1, PIECE // tensor[0].numel()))
+    return pieces
 
 
 class Reducer:
