@@ -13,6 +13,7 @@ from dataclasses import MISSING, fields, replace
 from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
+from threading import RLock
 from typing import Any, NoReturn, TypeVar, get_args
 
 from hydra import compose, initialize_config_dir
@@ -164,6 +165,8 @@ class ShippedSearchPath(SearchPathPlugin):
 Plugins.instance().register(ShippedConfigs)
 Plugins.instance().register(ShippedSearchPath)
 _yaml_by_recipe: dict[str, str] = {}
+_COMPOSING = RLock()
+"""The lock under which a thread composes a recipe, since Hydra has one state for all threads."""
 _own_configs: dict[str, DictConfig] = {}
 """The configurations from users' own files of the composition at work, by their names in Hydra."""
 _GLOBAL: dict[str, str | None] = {"package": "_global_"}
@@ -878,6 +881,11 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
     _check_overrides(overrides)
+    with _COMPOSING:
+        return _compose_alone(overrides)
+
+
+def _compose_alone(overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         primary, hydra_overrides = "config", overrides

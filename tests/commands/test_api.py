@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,24 @@ def test_the_process_is_left_as_it_was(tmp_path: Path, finished: Path) -> None:
     finally:
         torch.set_num_threads(threads)
         torch.backends.cudnn.benchmark = benchmark
+
+
+def test_threads_load_recipes_at_once() -> None:
+    """Hydra's state belongs to the whole process."""
+    names, interval = ["digits", "bs256", "bs8k"] * 4, sys.getswitchinterval()
+
+    def load(number: int) -> api.Recipe:
+        return api.load_recipe(f"+recipe={names[number]}", f"log_steps={number + 1}")
+
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            loaded = list(pool.map(load, range(len(names))))
+    finally:
+        sys.setswitchinterval(interval)
+    assert [(recipe.name, recipe.log_steps) for recipe in loaded] == [
+        (name, number) for number, name in enumerate(names, 1)
+    ]
 
 
 def test_how_a_run_ends_is_raised(tmp_path: Path, finished: Path) -> None:
