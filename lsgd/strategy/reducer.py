@@ -48,6 +48,8 @@ class _Bucket:
     attached: bool = True
     """Whether the `.grad` of each parameter is its view of `flat`."""
     is_of_large_tensors: bool = field(init=False)
+    is_split: bool = field(init=False)
+    """Whether norms are computed by pieces."""
     left: int = 0
     """Number of gradients still to come in this step, over all micro-batches."""
     on_wire: Tensor | None = None
@@ -55,6 +57,7 @@ class _Bucket:
 
     def __post_init__(self) -> None:
         self.is_of_large_tensors = self.flat.numel() >= LARGE * len(self.owners)
+        self.is_split = self.flat.device.type == "cpu" and self.flat.numel() > PIECE
 
     def parameters(self) -> list[nn.Parameter]:
         """Return strong references to the parameters of this bucket."""
@@ -89,21 +92,15 @@ class _Bucket:
         The parts are the gradients that autograd assigned, or the whole of a flat bucket. On a CPU
         large parts are split, as its sum of millions of squares misses in the fourth digit.
         """
-        if self.attached and self.flat.device.type != "cpu":
-            return [torch.linalg.vector_norm(self.gradients)]
-        parts = [self.gradients] if self.attached else self._assigned()
-        if self.flat.device.type == "cpu":
+        parts = [self.gradients] if self.attached else []
+        if not self.attached:
+            for parameter, view in zip(self.parameters(), self.views, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = view.zero_()
+                parts.append(parameter.grad)
+        if self.is_split:
             parts = [piece for part in parts for piece in _pieces(part)]
         return torch._foreach_norm(parts)
-
-    def _assigned(self) -> list[Tensor]:
-        """Return the gradients that autograd assigned; set missing ones to zeros."""
-        gradients = []
-        for parameter, view in zip(self.parameters(), self.views, strict=True):
-            if parameter.grad is None:
-                parameter.grad = view.zero_()
-            gradients.append(parameter.grad)
-        return gradients
 
 
 def _pieces(tensor: Tensor) -> Sequence[Tensor]:
@@ -201,7 +198,10 @@ class Reducer:
                 bucket.flat.copy_(bucket.on_wire)
                 bucket.on_wire = None
             # Computed while the sums of later buckets are still under way.
-            norms += bucket.norms()
+            if bucket.attached and not bucket.is_split:
+                norms.append(torch.linalg.vector_norm(bucket.gradients))
+            else:
+                norms += bucket.norms()
         self.gradient_norm = torch.linalg.vector_norm(torch.stack(norms))
         # The norm too, since finite gradients of several processes may have an infinite sum.
         doubt = 0 * (self.flag + self.gradient_norm)  # 0 or NaN
