@@ -35,6 +35,9 @@ def work(folder: Path, plan: list[str]) -> None:
             assert not Path("/proc", child.read_text(), "cmdline").read_bytes()
     if action.startswith("child-"):
         started = subprocess.Popen(["sleep", "100"], start_new_session=True)
+        # In the middle of its exec the kernel does not say yet which variables it has.
+        while not Path("/proc", str(started.pid), "environ").read_bytes():
+            time.sleep(0.01)
         child.write_text(str(started.pid))
     (folder / f"{name}.tmp").write_text(f"{os.getpid()} {os.getppid()}")
     os.replace(folder / f"{name}.tmp", folder / name)
