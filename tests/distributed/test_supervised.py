@@ -47,8 +47,14 @@ def first_process(job: Job) -> psutil.Process:
 
 
 def has_pending(process: psutil.Process, number: int) -> bool:
-    """Whether a stopped process will receive this signal as soon as it is resumed."""
-    status = Path(f"/proc/{process.pid}/status").read_text("utf-8")
+    """Whether a stopped process will receive this signal once it is resumed, or was killed since.
+
+    On a busy machine SIGKILL may follow before anybody has looked.
+    """
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text("utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
     [pending] = re.findall(r"^ShdPnd:\s*(\w+)$", status, re.MULTILINE)
     return bool(int(pending, 16) >> number - 1 & 1)
 

@@ -5,7 +5,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +95,16 @@ class Job:
 
     @contextmanager
     def stopped(self, process: psutil.Process, step: int) -> Iterator[None]:
-        """Wait until a process has stopped itself after a step; resume it after this context."""
+        """Wait until a process has stopped itself after a step; resume it after this context.
+
+        Within it the process may be killed.
+        """
         # First the output: after SIGCONT for an earlier stop the status stays `stopped` a moment.
         self.until(lambda: f"step {step}/" in self.output_text)
         self.until(lambda: process.status() == psutil.STATUS_STOPPED)
         yield
-        process.resume()
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 @contextmanager
