@@ -155,9 +155,12 @@ class Grown(Recipe):
 def grown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """lsgd as it will be once it has these fields."""
     monkeypatch.setattr(config, "Recipe", Grown)
-    config._published_recipe.cache_clear()  # recipes of the other kind
+    kept = (config._published_recipe, config._recipe_of_text)  # recipes of the other kind
+    for cached in kept:
+        cached.cache_clear()
     yield
-    config._published_recipe.cache_clear()
+    for cached in kept:
+        cached.cache_clear()
 
 
 AS_BEFORE = "optim.clip_value=null"
