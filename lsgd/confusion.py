@@ -40,7 +40,7 @@ class LabelledInputs:
         """The labels of the batch whose output is awaited; None without one."""
 
     def columns(self) -> ExampleColumns:
-        """Return the metadata columns of the examples, from the loader itself."""
+        """Return names, labels and sizes of all examples, as the wrapped loader has them."""
         return self.inputs.columns()
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
@@ -84,7 +84,9 @@ class ConfusionMatrix:
     """The images of an evaluation by true class (row) and by predicted class (column)."""
 
     counts: NDArray[np.int64]
-    """An array of shape (classes, classes + 1), whose last column has outputs that are not finite.
+    """The number of images by true and by predicted class, of shape (classes, classes + 1).
+
+    The last column counts images for which the network's output was not finite.
     """
     class_names: list[str]
     """The name of each class, or its number."""

@@ -202,8 +202,7 @@ def _format_scores(split: str, scores: Scores, classes: int) -> str:
     return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the `lsgd evaluate` command line and return its exit code."""
+def _make_parser() -> Parser:
     parser = Parser(
         "lsgd.evaluate",
         "Compute the validation error of a checkpoint; each example counts exactly once.",
@@ -242,6 +241,12 @@ def main(argv: Sequence[str]) -> int:
         metavar="FILE.csv",
         help="write the confusion matrix of all classes: a row for each, a column for each guess",
     )
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the `lsgd evaluate` command line and return its exit code."""
+    parser = _make_parser()
 
     def command() -> None:
         arguments = parser.parse_intermixed_args(argv)

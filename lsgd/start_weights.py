@@ -135,7 +135,7 @@ def _is_safetensors(content: bytes) -> bool:
 
 
 def _load_safetensors(content: bytes) -> dict[str, Tensor]:
-    """Decode the tensors of a safetensors file; raises ValueError if it is damaged."""
+    """Return the tensors in the bytes of a safetensors file; raises ValueError if it is damaged."""
     if not is_installed("safetensors"):
         raise UsageError(
             "model.start is a safetensors file, which needs safetensors, which is not installed; "

@@ -12,7 +12,7 @@ damaged."""
 PARTS = 5
 """The number of equal parts of the run's steps from which a spread has checkpoints."""
 OF_PART = 2
-"""The number of first checkpoints of each part that a spread has.
+"""The number of checkpoints that are kept of each part: its first ones.
 
 They are two, since lsgd.verify computes the second again from the first.
 """

@@ -46,7 +46,7 @@ def with_start_hash(model: Model) -> Model:
 
 
 def unreadable_start(start: str, error: OSError | ValueError) -> UsageError:
-    """Return the refusal of a start file that the system cannot read."""
+    """Return the error for a file of start weights (model.start) that cannot be opened or read."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return UsageError(
         f"model.start={start} cannot be read ({why}); write the path of a "

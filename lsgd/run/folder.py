@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lsgd import config
 from lsgd.comm import Comm, ElasticComm, broadcast_from_rank0
@@ -133,37 +133,38 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[OpenRun, list[Path]]:
         longer = f"the run had epochs={earlier.epochs} and is extended to epochs={recipe.epochs}"
         opened = replace(opened, warning="; ".join(filter(None, (opened.warning, longer))))
     elif theirs != recipe.fingerprint:
-        other = _recipe_of(folder)
-        if other and other.rehearse and not recipe.rehearse:
-            raise UsageError(
-                f"run_dir={folder} holds a dry run (dry_run=true), which cannot be resumed as a "
-                "run; write another run_dir"
-            )
-        if theirs == recipe.earlier_fingerprint:
-            raise UsageError(
-                f"run_dir={folder} holds a run of model={recipe.model.name} at step {step} that "
-                "an earlier lsgd started; since then any norm that ends a residual block starts "
-                "at model.last_gamma, scales and position embeddings do not decay, and BN of "
-                "rows that are not images keeps workers apart; write another run_dir"
-            )
-        if (
-            other
-            and other.model.start_sha256
-            and _with_start_of(recipe, other).fingerprint == theirs
-        ):
-            raise UsageError(
-                f"model.start={recipe.model.start} has changed since run_dir={folder} started from "
-                f"it (SHA-256 {other.model.start_sha256[:12]}…, now "
-                f"{recipe.model.start_sha256[:12]}…); write the path of the original file, or "
-                "another run_dir"
-            )
-        old, new = _differing(recipe, other)
-        raise UsageError(
-            f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}{old}, "
-            f"this recipe has {recipe.fingerprint[:12]}{new}); write another run_dir, or the "
-            f"overrides of that run, which are in {folder / 'config.yaml'}"
-        )
+        _refuse_other_run(recipe, folder, theirs, step)
     return opened, damaged
+
+
+def _refuse_other_run(recipe: Recipe, folder: Path, theirs: str, step: int) -> NoReturn:
+    """Raise UsageError for a folder with a run of another fingerprint: how it differs from this."""
+    other = _recipe_of(folder)
+    if other and other.rehearse and not recipe.rehearse:
+        raise UsageError(
+            f"run_dir={folder} holds a dry run (dry_run=true), which cannot be resumed as a "
+            "run; write another run_dir"
+        )
+    if theirs == recipe.earlier_fingerprint:
+        raise UsageError(
+            f"run_dir={folder} holds a run of model={recipe.model.name} at step {step} that "
+            "an earlier lsgd started; since then any norm that ends a residual block starts "
+            "at model.last_gamma, scales and position embeddings do not decay, and BN of "
+            "rows that are not images keeps workers apart; write another run_dir"
+        )
+    if other and other.model.start_sha256 and _with_start_of(recipe, other).fingerprint == theirs:
+        raise UsageError(
+            f"model.start={recipe.model.start} has changed since run_dir={folder} started from "
+            f"it (SHA-256 {other.model.start_sha256[:12]}…, now "
+            f"{recipe.model.start_sha256[:12]}…); write the path of the original file, or "
+            "another run_dir"
+        )
+    old, new = _differing(recipe, other)
+    raise UsageError(
+        f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}{old}, "
+        f"this recipe has {recipe.fingerprint[:12]}{new}); write another run_dir, or the "
+        f"overrides of that run, which are in {folder / 'config.yaml'}"
+    )
 
 
 def shorter_recipe(saved: Checkpoint, recipe: Recipe) -> Recipe | None:

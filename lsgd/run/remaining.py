@@ -22,7 +22,7 @@ class RemainingTime:
         self._evaluating_since: float | None = None
 
     def start_training(self) -> None:
-        """Discard the recorded positions, from which training speed is measured.
+        """Restart the measurement of training speed, so that a pause does not count as slow steps.
 
         This is called after an evaluation and its checkpoint, and at the start of a run.
         """

@@ -50,7 +50,7 @@ def _numbers(row: Row) -> Iterator[tuple[str, float]]:
 
 
 def _awaits_evaluation(run: Run) -> bool:
-    """Return whether the last row is of the last step before an evaluation, whose row is missing.
+    """Return whether a run has trained up to an evaluation whose metrics it has not written yet.
 
     A tracker that requires steps in order would reject it if the step had been sent before.
     """

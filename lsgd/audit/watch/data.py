@@ -22,7 +22,7 @@ from .record import WATCH, Record, is_of_script, place
 MAX_EXAMPLES = 2_000_000
 """The examples of an epoch whose order is recorded."""
 MAX_SUBSET = 10_000
-"""The examples of a Subset that are recorded."""
+"""The largest torch.utils.data.Subset, in examples, whose examples are recorded."""
 MAX_DEPTH, MAX_ITEMS = 6, 64
 """The nesting and length of attributes up to which random generators of a dataset are found."""
 
