@@ -23,7 +23,7 @@ TRIED = (
     ("lsgd", "--version"),
     ("lsgd", "check", "recipe=bs8k"),
     ("lsgd", "train", "recipe=digits", *SHORT),
-    ("lsgd", "report", "run"),
+    ("lsgd", "evaluate", "run"),
 )
 """Commands that a release must run in an empty folder without a checkout."""
 
@@ -89,7 +89,14 @@ def try_out(artifact: Path) -> None:
         folder = Path(name)
         run([sys.executable, "-m", "venv", "venv"], folder)
         bin = folder / "venv/bin"
-        pip = [bin / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        pip: list[str | Path] = [
+            bin / "python",
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "--quiet",
+        ]
         run([*pip, "-c", str(ROOT / "constraints.txt"), str(artifact)], folder)
         for program, *words in TRIED:
             run([bin / program, *words], folder)
