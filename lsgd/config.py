@@ -341,8 +341,8 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
             raise UsageError(missing_message(missing))
         for key in PATH_FIELDS:
             value = OmegaConf.select(merged, key)
-            if isinstance(value, str) and value.startswith("~"):
-                OmegaConf.update(merged, key, paths.expand_home(value))
+            if isinstance(value, str):
+                OmegaConf.update(merged, key, paths.local_path(value))
         recipe = OmegaConf.to_object(merged)
     except MissingMandatoryValue:
         raise UsageError(missing_message(sorted(OmegaConf.missing_keys(merged)))) from None
