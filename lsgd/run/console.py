@@ -18,6 +18,12 @@ WORTH_SAYING = 10.0
 """The shortest remaining time, in seconds, that is printed."""
 
 
+class _Bar(tqdm):  # type: ignore[type-arg]
+    """A progress bar without tqdm's thread, which would outlive the run."""
+
+    monitor_interval = 0
+
+
 class Console:
     """The printer of a run's progress: a bar in a terminal or a notebook, else plain lines."""
 
@@ -25,11 +31,12 @@ class Console:
         self, first_step: int, total_steps: int, metric: Metric, *, classes: int | None = None
     ) -> None:
         """Create the printer of a run; `classes` hides metrics that are always 0."""
-        self.bar = tqdm(
+        self.bar = _Bar(
             total=total_steps,
             initial=first_step,
             unit="step",
             dynamic_ncols=True,
+            miniters=1,
             # The time left is the run's own estimate, which includes evaluations.
             bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
             disable=not _can_redraw(sys.stderr),
