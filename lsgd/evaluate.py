@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lsgd import config, paths
+from lsgd import config, messages, paths
 from lsgd.comm import joined
 from lsgd.confusion import ConfusionMatrix, counting
 from lsgd.errors import UsageError
@@ -182,7 +182,7 @@ def _progress_lines() -> EvaluationProgress:
         nonlocal printed
         if time.monotonic() - printed >= QUIET:
             printed = time.monotonic()
-            print(f"evaluating {split}: batch {done}/{passes}", file=sys.stderr, flush=True)
+            messages.show(f"evaluating {split}: batch {done}/{passes}", on_stderr=True)
 
     return show
 

@@ -4,6 +4,7 @@ Only process 0 has a log. No row is duplicated after a resume.
 """
 
 import json
+import logging
 import math
 import platform
 import shutil
@@ -277,7 +278,7 @@ class RunLog(Log):
     def warn(self, step: int, text: str) -> None:
         """Write a warning as a row of metrics.jsonl, and print it on the console."""
         self.write("warning", step, text=text)
-        self.print_text(f"warning: {text}")
+        self.console.print_text(f"warning: {text}", logging.WARNING)
 
     def print_text(self, text: str) -> None:
         """Print text on the console, above the progress bar if there is one."""

@@ -3,7 +3,6 @@
 It imports nothing of lsgd, as it stands in for a program that lsgd is a guest of.
 """
 
-import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -31,10 +31,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.version import getbase
-from hydra._internal.sources_registry import SourcesRegistry
 from omegaconf.basecontainer import BaseContainer
-
-M_MMAP_MAX_BYTES = 48 * 2**20
 
 
 def digest(value: object) -> str:
@@ -50,13 +47,24 @@ def store(node: Any) -> Any:
     return {key: store(each) if isinstance(each, dict) else id(each) for key, each in node.items()}
 
 
-def is_large_block_mapped() -> bool:
-    """Whether glibc maps a block of 48 MiB by itself, as it does unless its limit was raised."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+class MallocCounts(ctypes.Structure):
+    """What glibc's mallinfo2 returns."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ["arena", "ord", "smblks", "hblks", "hblkhd", "rest"]]
+    _fields_ += [(f"rest{number}", ctypes.c_size_t) for number in range(4)]
+
+
+def large_blocks_mapped() -> int:
+    """1 if glibc maps a block of 48 MiB by itself, as it does unless its limit was raised."""
     library = ctypes.CDLL(None)
-    library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    library.malloc.argtypes = [ctypes.c_size_t]
-    return before >= 0
+    library.mallinfo2.restype = MallocCounts
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    before = library.mallinfo2().hblks
+    block = library.malloc(48 * 2**20)
+    mapped = library.mallinfo2().hblks - before
+    library.free(block)
+    return mapped
 
 
 GLOBALS: dict[str, Callable[[], Any]] = {
@@ -126,6 +134,7 @@ GLOBALS: dict[str, Callable[[], Any]] = {
     "warnings": lambda: [repr(each) for each in warnings.filters],
     "processes: start": lambda: multiprocessing.get_start_method(allow_none=True),
     "processes: children": lambda: len(multiprocessing.active_children()),
+    "malloc": large_blocks_mapped,
     "faults": faulthandler.is_enabled,
 }
 
