@@ -50,8 +50,8 @@ def store(node: Any) -> Any:
 class MallocCounts(ctypes.Structure):
     """What glibc's mallinfo2 returns."""
 
-    _fields_ = [(name, ctypes.c_size_t) for name in ["arena", "ord", "smblks", "hblks", "hblkhd", "rest"]]
-    _fields_ += [(f"rest{number}", ctypes.c_size_t) for number in range(4)]
+    NAMES = ("arena", "ordblks", "smblks", "hblks", *"abcdef")
+    _fields_ = tuple((name, ctypes.c_size_t) for name in NAMES)
 
 
 def large_blocks_mapped() -> int:
