@@ -26,7 +26,7 @@ from lsgd.errors import DivergedError, converting_disk_full
 from lsgd.files import AppendOnlyFile, atomic_write
 from lsgd.inputs import indexed_class_names
 from lsgd.job.device import device_name, is_nvidia, preset
-from lsgd.metric_sums import MetricSumsState, Scores, subtract_sums
+from lsgd.metric_sums import MetricSumsState, subtract_sums
 from lsgd.recipe import Recipe
 from lsgd.rules import noise_scale
 from lsgd.rules.metric import Metric
@@ -37,6 +37,7 @@ from lsgd.run.remaining import RemainingTime
 from lsgd.run.rows import PER_SECOND, Row, RowReader
 from lsgd.run.slowness import SlownessCheck
 from lsgd.run.trackers import WAIT, TrackerProcesses
+from lsgd.scores import Scores
 from lsgd.untrusted_files import open_regular
 
 REPORT_EVERY = 1.0
