@@ -491,8 +491,8 @@ def check_model(model: nn.Module) -> None:
         where, kind = f" in {path}" if path else "", type(module).__name__
         if wrapper := WRAPPERS.intersection(base.__name__ for base in type(module).__mro__):
             raise UsageError(
-                f"the model is wrapped in {wrapper.pop()}{where}, which reduces gradients itself; pass the "
-                "model without the wrapper"
+                f"the model is wrapped in {wrapper.pop()}{where}, which reduces gradients itself; "
+                "pass the model without the wrapper"
             )
         if isinstance(module, nn.SyncBatchNorm):
             raise UsageError(

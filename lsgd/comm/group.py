@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar, cast
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
