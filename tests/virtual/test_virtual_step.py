@@ -1,7 +1,11 @@
 """lsgd.virtual beside a run of lsgd, on several processes and passes, and what it refuses."""
 
 import copy
+import gc
 import io
+import os
+import random
+import signal
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
@@ -20,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DivergedError, UsageError
+from lsgd.job import device
 from lsgd.learner import Learner
 from lsgd.models import make_network
 from lsgd.recipe import Recipe
@@ -351,6 +356,27 @@ def test_a_step_that_an_error_has_ended_leaves_nothing_behind() -> None:
         each(*batch)
         each.synchronize()
     torch.testing.assert_close(step.model.state_dict(), other.model.state_dict(), **CLOSE)
+
+
+def test_the_process_is_left_as_it_was() -> None:
+    """A program goes on with its own random numbers, threads, kernels and signals."""
+
+    def state() -> list[Any]:
+        flags = [getattr(module, name) for module, name in device.KERNEL_FLAGS]
+        drawn = [random.getstate(), torch.get_rng_state().tolist()]
+        # torch's own optimizers set the folder of its compiler.
+        environment = {name: text for name, text in os.environ.items() if "INDUCTOR" not in name}
+        handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+        others = [torch.get_num_threads(), torch.get_default_dtype(), gc.isenabled()]
+        return [*flags, *drawn, environment, *handlers, *others]
+
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(25, 5)).double()
+    optimizer, before = torch.optim.SGD(model.parameters()), state()
+    step = virtual(model, optimizer, workers=4, worker_batch=3)
+    step(*images_and_labels())
+    step.state_dict()
+    step.close()
+    assert state() == before
 
 
 def frozen_norm() -> VirtualStep:
