@@ -324,9 +324,11 @@ class VirtualStep:
             workers, begin = len(each.workers), each.workers.start - self.hosted.start
             of_pass = slice(begin * self.worker_batch, (begin + workers) * self.worker_batch)
             hooks = [] if self._saw_rows else self._watch_rows(len(each.examples))
-            yield tuple(interleave(tensor[of_pass], workers) for tensor in tensors)
-            for hook in hooks:
-                hook.remove()
+            try:
+                yield tuple(interleave(tensor[of_pass], workers) for tensor in tensors)
+            finally:
+                for hook in hooks:
+                    hook.remove()
             self._saw_rows = True
             if self._left != len(self._micro_batches) - number - 1:
                 raise UsageError(
@@ -593,11 +595,11 @@ def convert_batch_norms(model: nn.Module) -> dict[nn.Module, type[nn.Module]]:
     The layers stay the same objects, with their parameters, buffers and hooks. One that is in
     evaluation mode while the model is in training mode stays frozen in it.
     """
-    plain = {}
+    plain: dict[nn.Module, type[nn.Module]] = {}
     for module in model.modules():
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             continue
-        plain[cast(nn.Module, module)] = type(module)
+        plain[module] = type(module)
         module.__class__ = worker_batch_norm_type(module)  # type: ignore[assignment]
         assert isinstance(module, WorkerBatchNorm)
         module.is_frozen = model.training and not module.training

@@ -175,11 +175,17 @@ def comm_over(group: object = None) -> Comm:
     if distributed.is_available() and distributed.is_initialized():
         from lsgd.comm.group import GroupComm
 
-        return GroupComm(cast("distributed.ProcessGroup | None", group))
+        comm = GroupComm(cast("distributed.ProcessGroup | None", group))
+        if comm.rank < 0:
+            raise UsageError(
+                f"process {distributed.get_rank()} is not in group={group!r}; pass its own group, "
+                "or leave it out"
+            )
+        return comm
     if group is not None:
         raise UsageError(
-            f"group={group!r} is no process group of torch.distributed, which is not initialised; "
-            "call torch.distributed.init_process_group first, or leave it out"
+            f"group={group!r} is not a process group of torch.distributed, which is not "
+            "initialised; call torch.distributed.init_process_group first, or leave it out"
         )
     horovod = sys.modules.get("horovod.torch")
     if horovod is not None and horovod.is_initialized():

@@ -324,6 +324,7 @@ def _make_worker_norm(norm: nn.Module, path: str, recipe: Recipe, rows: int) -> 
             f"model={recipe.model.name} normalises by {type(norm).__name__} in {path}, which may "
             "mix the images of several workers; choose another network"
         )
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     made = (
         WorkerBatchNormAct2d(norm)
         if kind is WorkerBatchNormAct2d

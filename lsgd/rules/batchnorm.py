@@ -81,7 +81,7 @@ class WorkerBatchNormAct2d(WorkerBatchNorm2d):
     Its state_dict keys are those of plain BN.
     """
 
-    def __init__(self, norm: nn.BatchNorm2d) -> None:
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__(norm.num_features, eps=norm.eps)
         self.drop: Any = norm.drop
         self.act: Any = norm.act

@@ -439,7 +439,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: of(network(), nn.CrossEntropyLoss(torch.ones(2))),
         "class weights.*use reduction='none'",
     ),
-    "group": (lambda: of(network(), group="all"), "'all' is no process group.*leave it out"),
+    "group": (lambda: of(network(), group="all"), "'all' is not a process group.*leave it out"),
     "batch": (
         lambda: small()(*(tensor[:5] for tensor in images_and_labels())),
         "a batch of 5, and the 4 workers of process 0 have worker_batch=3 each, so pass 12",
