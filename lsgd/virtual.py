@@ -123,7 +123,7 @@ class VirtualSampler(Sampler[list[int]]):
         self, dataset: Sized, *, workers: int, worker_batch: int, seed: int, group: object
     ) -> None:
         self.workers, self.worker_batch = workers, worker_batch
-        self.hosted = hosted_workers(comm_over(group), workers, worker_batch)
+        self.hosted = _hosted_workers(comm_over(group), workers, worker_batch)
         self.steps_per_epoch = sampler.steps_per_epoch(
             len(dataset), workers * worker_batch, keeps_tail=False
         )
@@ -200,18 +200,18 @@ class VirtualStep:
         self.model, self.loss = model, loss
         self.workers, self.worker_batch = workers, worker_batch
         self.comm = comm_over(group)
-        self.hosted = hosted_workers(self.comm, workers, worker_batch)
+        self.hosted = _hosted_workers(self.comm, workers, worker_batch)
         if workers_per_pass < 1:
             raise UsageError(f"workers_per_pass={workers_per_pass} must be 1 or more")
-        check_model(model)
-        check_optimizer(model, optimizer)
-        check_loss(loss)
-        momentum = common_momentum(model)
+        _check_model(model)
+        _check_optimizer(model, optimizer)
+        _check_loss(loss)
+        momentum = _common_momentum(model)
         self._check_same_everywhere(seed)
-        broadcast_model(model, self.comm)
-        self._plain_types = convert_batch_norms(model)
+        _broadcast_model(model, self.comm)
+        self._plain_types = _convert_batch_norms(model)
         self._dropout = replace_dropout(model, seed=seed)
-        self._freshness = Freshness()
+        self._freshness = _Freshness()
         parts: list[CarriedState] = []
         if layers := worker_batch_norms(model):
             self._statistics = RunningStatistics(
@@ -224,7 +224,7 @@ class VirtualStep:
             )
             parts.append(self._statistics)
         self._layers = layers
-        self._hooks = watch_statistics(model, self._statistics, self._freshness) if layers else []
+        self._hooks = _watch_statistics(model, self._statistics, self._freshness) if layers else []
         parameters = trained_parameters(model)
         device = parameters[0].device
         if self._dropout:
@@ -325,7 +325,7 @@ class VirtualStep:
             of_pass = slice(begin * self.worker_batch, (begin + workers) * self.worker_batch)
             hooks = [] if self._saw_rows else self._watch_rows(len(each.examples))
             try:
-                yield tuple(interleave(tensor[of_pass], workers) for tensor in tensors)
+                yield tuple(_interleave(tensor[of_pass], workers) for tensor in tensors)
             finally:
                 for hook in hooks:
                     hook.remove()
@@ -468,13 +468,13 @@ class VirtualStep:
         return [layer.register_forward_pre_hook(count) for layer in self._layers]
 
 
-class Freshness:
+class _Freshness:
     """A flag: whether training steps have changed BN statistics that the model lacks."""
 
     is_stale = False
 
 
-def hosted_workers(comm: Comm, workers: int, worker_batch: int) -> range:
+def _hosted_workers(comm: Comm, workers: int, worker_batch: int) -> range:
     """Return the workers of this process; raises UsageError if there is none for some process."""
     for name, value in (("workers", workers), ("worker_batch", worker_batch)):
         if value < 1:
@@ -487,7 +487,7 @@ def hosted_workers(comm: Comm, workers: int, worker_batch: int) -> range:
     return sampler.contiguous_share(workers, comm.world_size, comm.rank)
 
 
-def check_model(model: nn.Module) -> None:
+def _check_model(model: nn.Module) -> None:
     """Raise UsageError if virtual workers cannot train a model, or something else does already."""
     for path, module in model.named_modules():
         where, kind = f" in {path}" if path else "", type(module).__name__
@@ -533,7 +533,7 @@ def check_model(model: nn.Module) -> None:
         )
 
 
-def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError if an optimizer holds a parameter that is not the model's."""
     own = {id(parameter) for parameter in model.parameters()}
     held = [each for group in optimizer.param_groups for each in group["params"]]
@@ -544,7 +544,7 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def check_loss(loss: Loss) -> None:
+def _check_loss(loss: Loss) -> None:
     """Raise UsageError for a loss of torch whose value is not the mean over the images."""
     reduction, weight = (getattr(loss, name, None) for name in ("reduction", "weight"))
     if reduction == "sum":
@@ -559,7 +559,7 @@ def check_loss(loss: Loss) -> None:
         )
 
 
-def common_momentum(model: nn.Module) -> float:
+def _common_momentum(model: nn.Module) -> float:
     """Return the momentum of a model's batch norm layers; raises UsageError if they differ."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     found = {norm.momentum for norm in norms}
@@ -572,7 +572,7 @@ def common_momentum(model: nn.Module) -> float:
 
 
 @torch.no_grad()
-def broadcast_model(model: nn.Module, comm: Comm) -> None:
+def _broadcast_model(model: nn.Module, comm: Comm) -> None:
     """Give every process the parameters and buffers of process 0, as DistributedDataParallel does.
 
     They are sums in which the other processes are 0, which every communicator has.
@@ -589,7 +589,7 @@ def broadcast_model(model: nn.Module, comm: Comm) -> None:
         tensor.copy_(sent)
 
 
-def convert_batch_norms(model: nn.Module) -> dict[nn.Module, type[nn.Module]]:
+def _convert_batch_norms(model: nn.Module) -> dict[nn.Module, type[nn.Module]]:
     """Make a model's batch norm layers normalise per worker; return the class of each before.
 
     The layers stay the same objects, with their parameters, buffers and hooks. One that is in
@@ -606,8 +606,8 @@ def convert_batch_norms(model: nn.Module) -> dict[nn.Module, type[nn.Module]]:
     return plain
 
 
-def watch_statistics(
-    model: nn.Module, statistics: RunningStatistics, freshness: Freshness
+def _watch_statistics(
+    model: nn.Module, statistics: RunningStatistics, freshness: _Freshness
 ) -> list[Any]:
     """Refuse an evaluation or a save of old BN statistics, and take those that are loaded.
 
@@ -637,7 +637,7 @@ def watch_statistics(
     ]
 
 
-def interleave(values: Tensor, workers: int) -> Tensor:
+def _interleave(values: Tensor, workers: int) -> Tensor:
     """Reorder values (workers x n, …) from worker by worker to the first of each worker first.
 
     That is the order of MicroBatch.examples. The memory format stays the same.

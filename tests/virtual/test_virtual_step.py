@@ -32,7 +32,7 @@ from lsgd.rules import optim
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.rules.counter_dropout import CounterBasedDropout
 from lsgd.rules.sampler import MicroBatch
-from lsgd.virtual import VirtualSampler, VirtualStep, interleave, virtual, virtual_sampler
+from lsgd.virtual import VirtualSampler, VirtualStep, _interleave, virtual, virtual_sampler
 
 WORKERS, WORKER_BATCH = 8, 20
 LEFT, STEPS = 10, 13
@@ -223,7 +223,7 @@ def test_dropout_draws_anew_in_each_step() -> None:
 def test_images_keep_their_memory_format() -> None:
     """Or a network in channels_last would compute slowly."""
     images = torch.randn(6, 3, 5, 5).to(memory_format=torch.channels_last)
-    turned, numbers = interleave(images, 2), interleave(torch.arange(6), 2)
+    turned, numbers = _interleave(images, 2), _interleave(torch.arange(6), 2)
     assert turned.is_contiguous(memory_format=torch.channels_last)
     assert numbers.tolist() == [0, 3, 1, 4, 2, 5]
     torch.testing.assert_close(turned, images[numbers])
@@ -262,6 +262,20 @@ def test_old_statistics_are_neither_evaluated_nor_saved() -> None:
     model.load_state_dict(before)
     step.synchronize()
     torch.testing.assert_close(model.state_dict(), before)
+
+
+def test_a_layer_that_was_set_to_evaluation_stays_frozen() -> None:
+    step = small()
+    step.close()
+    norm = step.model[1].eval()
+    before = copy.deepcopy(norm.state_dict())
+    step = virtual(step.model, step._core.optimizer, workers=4, worker_batch=3)
+    step.model.train()
+    step(*images_and_labels())
+    step.synchronize()
+    after = step.model.eval()[1].state_dict()
+    assert not torch.equal(after["weight"], before["weight"])
+    assert torch.equal(after["running_mean"], before["running_mean"])
 
 
 def test_a_closed_step_leaves_the_model_as_it_was() -> None:
