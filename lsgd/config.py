@@ -47,13 +47,14 @@ from lsgd.override_syntax import (
     parse_text,
     quote,
 )
-from lsgd.recipe import LIBRARIES, CommSettings, Data, InputsSettings, Recipe, reference
+from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.epoch_scaling import scale_epochs
-from lsgd.recipe.fields import all_fields, applies_to, as_before_values, group_of, is_within
+from lsgd.recipe.fields import all_fields, applies_to, as_before_values, group_of
 from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images, without_skipped
 from lsgd.recipe.overrides import (
+    base_of_part,
     boolean_or_text_keys,
     check_overrides,
     check_recipe_file,
@@ -84,6 +85,7 @@ from lsgd.recipe.own_files import (
     own_recipe,
     read_own_file,
 )
+from lsgd.recipe.part_sources import check_saved_parts, with_own_parts
 from lsgd.recipe.published_points import PublishedPoints, check_points
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
 from lsgd.recipe.start_file import with_start_hash
@@ -367,6 +369,7 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
         recipe = replace(recipe, data=without_skipped(recipe.data))
     if recipe.model.start and not recipe.model.start_sha256:
         recipe = replace(recipe, model=with_start_hash(recipe.model))
+    recipe = with_own_parts(recipe, overrides)
     check_recipe(recipe)
     return recipe
 
@@ -422,6 +425,7 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recip
             "a saved recipe with model.start has the hash of that file in model.start_sha256; "
             "remove model.start there"
         )
+    check_saved_parts(plain)
     before = OmegaConf.create()
     for key, value in as_before_values(Recipe).items():
         OmegaConf.update(before, key, value)
@@ -974,11 +978,12 @@ def _to_hydra_overrides(override: str) -> list[str]:
 
     Every value is forced into the configuration, whether a file has set the field or not, and a
     field is set before it is deleted. Which keys there are is checked by the schema of Recipe. A
-    text field gets quotes, and a network of a library becomes model=library with its name.
+    text field gets quotes, and a network of a library becomes model=library with its name, as a
+    part of the user's own does.
     """
     key, value = key_and_value(override)
-    if key == "model" and is_within(value, LIBRARIES):
-        return ["model=library", f"++model.name={value}"]
+    if part := base_of_part(key, value):
+        return [f"{key}={part[0]}", f"++{part[1]}={quote(value)}"]
     if override.startswith("~"):
         return [f"++{key}=0", override] if key in field_keys() else [override]
     if key == "recipe" or "@" in key or (key in config_groups() and not value.startswith("{")):

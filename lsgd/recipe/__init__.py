@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
+from lsgd.own_parts import KINDS
 from lsgd.recipe import wording
 from lsgd.recipe.fields import AUTO, flatten, trajectory
 from lsgd.recipe.retention import newest_steps, spread_steps
@@ -455,10 +456,25 @@ class Recipe(RunSettings):
             fields.pop("strategy", None)
         if not self.strategy.is_push_based or self.strategy.order != "virtual":
             fields.pop("cluster", None)
+        if self.inputs.is_own:
+            given = self.inputs
+            fields["data"]["loader"] = {
+                "name": given.loader, "options": given.options, "source": given.source
+            }  # fmt: skip
         if self.order_digest:
             # The content of the file identifies it, not its path.
             fields["strategy"]["order"] = self.order_digest
         return fields
+
+    @property
+    def part_sources(self) -> dict[str, str]:
+        """The hash of the source of each part of the user's own, by its override."""
+        groups = {kind: getattr(self, kind.group) for kind in KINDS}
+        return {
+            f"{kind.group}={getattr(group, kind.field)}": group.source
+            for kind, group in groups.items()
+            if group.is_own
+        }
 
     @cached_property
     def order_digest(self) -> str | None:

@@ -34,7 +34,7 @@ def make_dry_run(recipe: Recipe) -> Recipe:
         data=data,
         model=model,
         schedule=replace(recipe.schedule, reference_batch=reference_batch),
-        inputs=replace(recipe.inputs, loader="synthetic"),
+        inputs=replace(recipe.inputs, loader="synthetic", options={}, source=""),
         evaluation=Evaluation(),
         metric=TimeToTargetSettings(),
         stop=EarlyStopping(),

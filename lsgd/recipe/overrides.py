@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.override_syntax import key_and_value
+from lsgd.own_parts import KINDS, installed_parts, is_import_path
 from lsgd.recipe import LIBRARIES, Recipe
 from lsgd.recipe.fields import all_fields, group_of, is_within
 from lsgd.recipe.own_files import (
@@ -33,6 +34,10 @@ from lsgd.untrusted_files import read_bounded
 NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes to see them all"
 RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
 """The options that every command line of a recipe has."""
+
+
+PART_BASES = {"model": "library", "optim": "own", "inputs": "auto"}
+"""The choice of each group on which a part of one's own is based."""
 
 
 def sorted_recipe_names() -> list[str]:
@@ -83,9 +88,25 @@ def choices(group: str) -> list[str]:
         return []
     found = paths.yaml_names(paths.conf_dir() / group)
     if group == "model":
-        found.remove("library")
+        found.remove(PART_BASES[group])
         found += [f"{library}/NAME" for library in LIBRARIES]
+    if group == "optim":
+        found.remove(PART_BASES[group])
     return found
+
+
+def base_of_part(group: str, value: str) -> tuple[str, str] | None:
+    """Return the choice below a network of a library or a part of one's own, and its name's key.
+
+    The name is set in the fields of that choice. None for a choice of lsgd's own.
+    """
+    if group == "model" and is_within(value, LIBRARIES):
+        return "library", "model.name"
+    kind = next((each for each in KINDS if each.group == group), None)
+    is_shipped = group not in PART_BASES or value in choices(group) or value.startswith("{")
+    if kind is None or is_shipped or not (is_import_path(value) or value in installed_parts(kind)):
+        return None
+    return PART_BASES[group], kind.key
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -109,8 +130,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 check_recipe_file(value)
         if key in groups and word == f"~{key}":
             raise UsageError(missing_message([key]))
-        of_library = key == "model" and is_within(value, LIBRARIES)
-        if key in groups and "=" in word and not of_library:
+        if key in groups and "=" in word and base_of_part(key, value) is None:
             _check_choice(word, value, choices(key))
         if re.match(r"hydra\b", key):
             raise UsageError(

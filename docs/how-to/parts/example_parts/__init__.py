@@ -1,0 +1,1 @@
+"""Parts for lsgd: an optimizer, a network and a loader."""

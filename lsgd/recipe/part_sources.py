@@ -1,0 +1,89 @@
+"""The parts of one's own that a recipe names: their import, their options and their source."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from lsgd.errors import UsageError
+from lsgd.override_syntax import key_and_value
+from lsgd.own_parts import (
+    KINDS,
+    OPTIMIZER,
+    OwnPart,
+    PartKind,
+    import_part,
+    installed_parts,
+    is_import_path,
+)
+from lsgd.recipe import Recipe
+
+
+def with_own_parts(recipe: Recipe, overrides: Sequence[str] = ()) -> Recipe:
+    """Import the parts of a recipe and record their options and the hashes of their sources.
+
+    A recipe that has a hash already, as a saved one does, names a part that is not imported, unless
+    one of the overrides names it too. Raises UsageError for a part that is missing or broken, whose
+    options are wrong, or whose source has changed since that hash was recorded.
+    """
+    for kind in KINDS:
+        group, name = getattr(recipe, kind.group), _name(recipe, kind)
+        path = name if is_import_path(name) else _installed_path(kind, name)
+        said = any(key_and_value(word) == (kind.key, name) for word in overrides)
+        if path is None or (group.source and not said):
+            continue
+        part = import_part(kind, path)
+        if group.source:
+            part.check_source(group.source)
+        made = {kind.field: path, "options": part.completed(group.options), "source": part.source}
+        recipe = replace(recipe, **{kind.group: replace(group, **made)})
+        if kind is OPTIMIZER:
+            _check_weight_decay(part, recipe.optim.weight_decay)
+    return recipe
+
+
+def _check_weight_decay(part: OwnPart, weight_decay: float) -> None:
+    """Raise UsageError for a weight decay that an optimizer does not take."""
+    if weight_decay and not part.takes_any and "weight_decay" not in part.arguments:
+        raise UsageError(
+            f"optim.weight_decay={weight_decay:g} has no effect with {part.override}, which takes "
+            "no weight_decay; write optim.weight_decay=0"
+        )
+
+
+def check_saved_parts(values: Mapping[str, Any]) -> None:
+    """Raise UsageError for a part in a saved recipe without the hash of its source."""
+    for kind in KINDS:
+        group = values.get(kind.group)
+        named = isinstance(group, Mapping) and is_import_path(group.get(kind.field))
+        if named and not group.get("source"):
+            raise UsageError(
+                f"a saved recipe with {kind.group}={group[kind.field]} has the hash of its source "
+                f"in {kind.group}.source; give that of a run of lsgd"
+            )
+
+
+def changed_parts(recipe: Recipe, other: Recipe) -> list[str]:
+    """Return the parts, as overrides, that two recipes name and whose sources differ."""
+    theirs = other.part_sources
+    return [
+        part for part, source in recipe.part_sources.items() if theirs.get(part, source) != source
+    ]
+
+
+def _name(recipe: Recipe, kind: PartKind) -> Any:
+    return getattr(getattr(recipe, kind.group), kind.field)
+
+
+def _installed_path(kind: PartKind, name: Any) -> str | None:
+    """Return the import path of an installed part of this name; None for a choice of lsgd's own."""
+    [entry] = [e for e in fields(_settings(kind)) if e.name == kind.field]
+    try:
+        entry.metadata["one_of"].enforce(kind.key, name)
+    except UsageError:
+        return installed_parts(kind).get(str(name))
+    return None
+
+
+def _settings(kind: PartKind) -> Any:
+    [group] = [entry.type for entry in fields(Recipe) if entry.name == kind.group]
+    return group
