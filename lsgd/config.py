@@ -61,6 +61,7 @@ from lsgd.recipe.overrides import (
     config_groups,
     field_keys,
     first_line,
+    installed_names,
     missing_message,
     refuse_key,
     refuse_override,
@@ -1131,10 +1132,14 @@ def recipe_list(part: str) -> str:
 def field_list(prefix: str) -> str:
     """Return a list, as text, of recipe groups and fields with this prefix, and their meanings.
 
+    For a part of one's own, such as optim=package.module:Name, it has the options of that part.
     Raises UsageError if there are none.
     """
+    if "=" in prefix:
+        return reference.option_list(prefix)
     groups = [name for name in config_groups() if name.startswith(prefix.partition(".")[0])]
-    headlines = [f"{name}={'|'.join(choices(name))}   [conf/{name}/]" for name in groups]
+    known = {name: "|".join([*choices(name), *installed_names(name)]) for name in groups}
+    headlines = [f"{name}={known[name]}   [conf/{name}/]" for name in groups]
     text = reference.field_list(prefix)
     if not text and not headlines:
         raise UsageError(

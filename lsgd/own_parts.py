@@ -234,6 +234,7 @@ def _import(kind: PartKind, path: str) -> OwnPart:
     if not is_import_path(path):
         raise UsageError(f"{shown} is not an import path; write {kind.group}={FORM}")
     module_name, _, name = path.partition(":")
+    importlib.invalidate_caches()  # its file may be younger than this process
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -362,7 +363,11 @@ def describe(kind: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if (origin or kind) in (list, tuple, Sequence):
-        return "a list"
+        inside = [each for each in get_args(kind) if each is not ...]
+        of_one = next(iter(inside), None)
+        many = {int: "whole numbers", float: "numbers", str: "texts"}.get(of_one, "values")
+        count = f"{len(inside)} " * (len(inside) > 1)
+        return f"a list of {count}{many}"
     return words.get(kind, "any value" if kind is Any else f"a {getattr(kind, '__name__', kind)}")
 
 

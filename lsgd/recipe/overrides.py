@@ -95,6 +95,11 @@ def choices(group: str) -> list[str]:
     return found
 
 
+def installed_names(group: str) -> list[str]:
+    """Return the names of the parts of one's own that installed packages declare for a group."""
+    return sorted(name for kind in KINDS if kind.group == group for name in installed_parts(kind))
+
+
 def base_of_part(group: str, value: str) -> tuple[str, str] | None:
     """Return the choice below a network of a library or a part of one's own, and its name's key.
 
@@ -151,6 +156,7 @@ def _check_choice(override: str, value: str, known: Sequence[str]) -> None:
     if value.strip("'\"") not in known and not mapping and not several:
         if key_and_value(override)[0] == "recipe":
             raise UsageError(missing_file_message(override, value, known))
+        known = [*known, *installed_names(key_and_value(override)[0])]
         raise UsageError(f"{override} does not exist; {did_you_mean(value, known)}")
 
 
