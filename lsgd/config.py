@@ -47,6 +47,7 @@ from lsgd.override_syntax import (
     parse_text,
     quote,
 )
+from lsgd.own_parts import is_import_path
 from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -768,6 +769,10 @@ def _check_saved_values(values: Any, *, depth: int = 0) -> int:
 
 def to_yaml(recipe: Recipe) -> str:
     """Format a recipe as YAML, with derived values such as batch_size as comments."""
+    try:
+        lr = f"# lr: {recipe.lr(0):g} at step 0\n"
+    except UsageError:  # by a schedule that is not lsgd's, which a run only read does not import
+        lr = ""
     derived = (
         f"# batch_size: {recipe.batch_size}\n"
         f"# steps_per_epoch: {recipe.steps_per_epoch}\n"
@@ -776,8 +781,7 @@ def to_yaml(recipe: Recipe) -> str:
             "steps\n"
             for stage in recipe.stages[1:]
         )
-        + f"# lr: {recipe.lr(0):g} at step 0\n"
-        f"# fingerprint: {recipe.fingerprint}\n"
+        + f"{lr}# fingerprint: {recipe.fingerprint}\n"
     )
     # Most runs of a report differ in their seed alone, and OmegaConf takes 25 ms for one.
     other = replace(recipe, seed=OTHER_SEED)
@@ -1002,6 +1006,7 @@ def _expand_group_override(override: str) -> str:
     named = {"inputs": "inputs.loader", "comm": "comm.library"}
     named |= {group: f"{group}.name" for group in ("data", "model", "optim", "strategy")}
     key, value = key_and_value(override)
+    named |= {"schedule": "schedule.decay"} if is_import_path(value) else {}
     return f"{key if value.startswith('{') else named.get(key, key)}={value}"
 
 

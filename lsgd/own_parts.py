@@ -44,6 +44,13 @@ class PartKind:
     """The arguments that lsgd passes to each part, which has to take them."""
     optional: tuple[str, ...] = ()
     """The arguments that lsgd passes to a part that takes them, and that are not options."""
+    prefix: str = ""
+    """The beginning of the names of the fields of its options and source, where others are near."""
+
+    @property
+    def choice(self) -> str:
+        """The key of the override that chooses a part, such as optim."""
+        return self.key if self.prefix else self.group
 
     @property
     def group(self) -> str:
@@ -57,7 +64,19 @@ class PartKind:
 
     def options_key(self, option: str) -> str:
         """Return the field of the recipe that sets an option of a part."""
-        return f"{self.group}.options.{option}"
+        return f"{self.group}.{self.prefix}options.{option}"
+
+    def named(self, recipe: Any) -> str:
+        """Return the name of the part or choice of this kind that a recipe has."""
+        return str(getattr(getattr(recipe, self.group), self.field))
+
+    def options_of(self, recipe: Any) -> dict[str, Any]:
+        """Return the options that a recipe has for its part of this kind."""
+        return dict(getattr(getattr(recipe, self.group), f"{self.prefix}options"))
+
+    def source_of(self, recipe: Any) -> str:
+        """Return the hash of the source that a recipe has for its part; empty without one."""
+        return str(getattr(getattr(recipe, self.group), f"{self.prefix}source"))
 
 
 OPTIMIZER = PartKind(
@@ -69,7 +88,16 @@ NETWORK = PartKind(
 LOADER = PartKind(
     "inputs.loader", "lsgd.inputs", "lsgd.inputs:Inputs", ("data",), ("seed", "device")
 )
-KINDS = (OPTIMIZER, NETWORK, LOADER)
+SCHEDULE = PartKind("schedule.decay", "lsgd.schedule", "lsgd.rules.schedule:LrDecay", ())
+AUGMENTATION = PartKind(
+    "data.augmentation",
+    "lsgd.augmentation",
+    "lsgd.inputs:Augmentation",
+    (),
+    ("seed", "data"),
+    prefix="augmentation_",
+)
+KINDS = (OPTIMIZER, NETWORK, LOADER, SCHEDULE, AUGMENTATION)
 
 
 @dataclass(frozen=True)
@@ -103,7 +131,7 @@ class OwnPart:
     @property
     def override(self) -> str:
         """The override that chooses this part, such as optim=mypackage.rules:Lion."""
-        return f"{self.kind.group}={self.path}"
+        return f"{self.kind.choice}={self.path}"
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Check options and add the defaults of all others that a recipe can hold.
@@ -158,8 +186,8 @@ class OwnPart:
     def refusal(self, options: Mapping[str, Any], error: Exception) -> UsageError:
         """Return the error for a part that cannot be made with these options."""
         return UsageError(
-            f"{self.override} cannot be made with {self.kind.group}.options={dict(options)} "
-            f"({type(error).__name__}: {_first_line(error)}); write options that it takes, or fix "
+            f"{self.override} cannot be made with options={dict(options)} "
+            f"({type(error).__name__}: {first_line(error)}); write options that it takes, or fix "
             "it"
         )
 
@@ -199,7 +227,7 @@ def installed_parts(kind: PartKind) -> dict[str, str]:
     for entry in entry_points(group=kind.entry_point_group):
         if found.setdefault(entry.name, entry.value.strip()) != entry.value.strip():
             raise UsageError(
-                f"{kind.group}={entry.name} is {found[entry.name]} of one installed package and "
+                f"{kind.choice}={entry.name} is {found[entry.name]} of one installed package and "
                 f"{entry.value} of another; write the import path itself"
             )
     return found
@@ -221,8 +249,8 @@ def imported_part(kind: PartKind, path: str, source: str) -> OwnPart:
     """
     if (kind.key, path) not in _imported and path not in installed_parts(kind).values():
         raise UsageError(
-            f"{kind.group}={path} is code outside of lsgd, which a file names and no command line; "
-            f"add {kind.group}={path} to the command line to import it, if you trust it"
+            f"{kind.choice}={path} is code outside of lsgd, which a file names and no command "
+            f"line; add {kind.choice}={path} to the command line to import it, if you trust it"
         )
     part = import_part(kind, path)
     part.check_source(source)
@@ -230,9 +258,9 @@ def imported_part(kind: PartKind, path: str, source: str) -> OwnPart:
 
 
 def _import(kind: PartKind, path: str) -> OwnPart:
-    shown = f"{kind.group}={path}"
+    shown = f"{kind.choice}={path}"
     if not is_import_path(path):
-        raise UsageError(f"{shown} is not an import path; write {kind.group}={FORM}")
+        raise UsageError(f"{shown} is not an import path; write {kind.choice}={FORM}")
     module_name, _, name = path.partition(":")
     importlib.invalidate_caches()  # its file may be younger than this process
     try:
@@ -245,7 +273,7 @@ def _import(kind: PartKind, path: str) -> OwnPart:
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"{shown} cannot be imported, since {module_name} raises {type(error).__name__} "
-            f"({_first_line(error)}); fix {module_name}"
+            f"({first_line(error)}); fix {module_name}"
         ) from error
     target = getattr(module, name, None)
     if target is None:
@@ -257,7 +285,7 @@ def _import(kind: PartKind, path: str) -> OwnPart:
     if lacking := [each for each in kind.required if each not in options and not takes_any]:
         raise UsageError(
             f"{shown} takes no argument {lacking[0]}, which lsgd passes to each "
-            f"{kind.group} part; add it to its signature"
+            f"part of {kind.choice}; add it to its signature"
         )
     passed = (*kind.required, *kind.optional)
     return OwnPart(
@@ -430,5 +458,6 @@ def _imports(source: bytes, package: str) -> Iterator[str]:
             yield from (f"{base}.{each.name}" for each in node.names)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

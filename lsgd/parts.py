@@ -1,8 +1,9 @@
 """The interfaces and types with which parts of one's own are written, such as loaders.
 
 An optimizer derives from torch.optim.Optimizer, a network from torch.nn.Module, and a loader has
-the methods of `Inputs`. A recipe names them by their import path, such as
-optim=mypackage.rules:Lion, and their options by optim.options.NAME=VALUE. These names stay from
+the methods of `Inputs`, a decay of the learning rate that of `LrDecay`, and an augmentation that of
+`Augmentation`. A recipe names them by their import path, such as optim=mypackage.rules:Lion, and
+their options by optim.options.NAME=VALUE. These names stay from
 version to version.
 
     >>> import numpy as np
@@ -17,12 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.errors import UsageError
-from lsgd.inputs import Batch, ExampleColumns, Inputs
+from lsgd.inputs import Augmentation, Batch, ExampleColumns, Inputs
 from lsgd.recipe import Data
 from lsgd.rules import philox
 from lsgd.rules.sampler import MicroBatch
+from lsgd.rules.schedule import LrDecay
 
-__all__ = ["Batch", "Data", "ExampleColumns", "Inputs", "MicroBatch", "UsageError", "uniforms"]
+__all__ = [
+    "Augmentation",
+    "Batch",
+    "Data",
+    "ExampleColumns",
+    "Inputs",
+    "LrDecay",
+    "MicroBatch",
+    "UsageError",
+    "uniforms",
+]
 
 FIRST_COUNTER = 2**31
 """The first counter of the draws of own parts, so that they differ from those of lsgd."""

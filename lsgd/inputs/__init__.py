@@ -1,6 +1,7 @@
 """Data loaders of images, which yield the batches of the sampler's micro-batches in their order."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -12,7 +13,7 @@ from lsgd.errors import UsageError
 from lsgd.inputs.index import ImageIndex, index_file, open_indexes
 from lsgd.installation import install_command
 from lsgd.job.launcher import cores, detect_launch
-from lsgd.own_parts import LOADER, imported_part
+from lsgd.own_parts import LOADER, imported_part, is_import_path
 from lsgd.recipe import Data, InputsSettings, Recipe
 from lsgd.recipe.fields import AUTO
 from lsgd.rules.sampler import MicroBatch
@@ -101,11 +102,27 @@ def indexed_class_names(recipe: Recipe) -> list[str]:
     return names
 
 
+class Augmentation(Protocol):
+    """The interface of an augmentation of training images, on the device of the training."""
+
+    def augment(self, images: "Tensor", examples: "NDArray[np.int64]", epoch: int) -> "Tensor":
+        """Return the changed images (images, channels, height, width), which are normalised.
+
+        Each is a function of its pixels, its example and the epoch, and not of other images.
+        """
+
+
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     """Open the data loader of a recipe and check its dataset's counts against those of the recipe.
 
     Raises UsageError if the dataset is missing or differs from the recipe.
     """
+    if is_import_path(recipe.data.augmentation):
+        from lsgd.inputs.augmented import AugmentedInputs, open_augmentation
+
+        augmentation = open_augmentation(recipe, device)
+        plain = replace(recipe.data, augmentation="none")
+        return AugmentedInputs(open_inputs(replace(recipe, data=plain), device), augmentation)
     data, settings = recipe.data, recipe.inputs
     root = data_folder(data)
     loader = settings.loader

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
-from lsgd.own_parts import FORM, KINDS
+from lsgd.own_parts import FORM, KINDS, is_import_path
 from lsgd.recipe import MODELS, BatchGrowth, Model, Optim, Recipe, Schedule
 from lsgd.recipe.fields import (
     AUTO,
@@ -156,13 +156,15 @@ def _check_optim(optim: Optim) -> None:
 def _check_own_parts(recipe: Recipe) -> None:
     """Raise UsageError for the options or the source of a part where lsgd's own is chosen."""
     for kind in KINDS:
-        group = getattr(recipe, kind.group)
-        for name in ("options", "source"):
-            of_library = (kind.group, name) == ("model", "options")  # checked by _check_model
-            if getattr(group, name) and not group.is_own and not of_library:
+        if is_import_path(name := kind.named(recipe)):
+            continue
+        # _check_model checks the options of a library's network.
+        options = kind.options_of(recipe) if kind.key != "model.name" else {}
+        for end, value in (("options", options), ("source", kind.source_of(recipe))):
+            if value:
                 raise UsageError(
-                    f"{kind.group}.{name} is for a part of your own, and this is {kind.group}="
-                    f"{getattr(group, kind.field)}; leave it out, or write {kind.group}={FORM}"
+                    f"{kind.group}.{kind.prefix}{end} is for a part of your own, and this is "
+                    f"{kind.choice}={name}; leave it out, or write {kind.choice}={FORM}"
                 )
     if recipe.optim.is_own and recipe.strategy.name != "allreduce":
         raise UsageError(

@@ -36,7 +36,7 @@ RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
 """The options that every command line of a recipe has."""
 
 
-PART_BASES = {"model": "library", "optim": "own", "inputs": "auto"}
+PART_BASES = {"model": "library", "optim": "own", "schedule": "own", "inputs": "auto"}
 """The choice of each group on which a part of one's own is based."""
 
 
@@ -87,17 +87,16 @@ def choices(group: str) -> list[str]:
     if group not in config_groups():
         return []
     found = paths.yaml_names(paths.conf_dir() / group)
+    if (base := PART_BASES.get(group)) in ("library", "own"):
+        found.remove(base)
     if group == "model":
-        found.remove(PART_BASES[group])
         found += [f"{library}/NAME" for library in LIBRARIES]
-    if group == "optim":
-        found.remove(PART_BASES[group])
     return found
 
 
 def installed_names(group: str) -> list[str]:
     """Return the names of the parts of one's own that installed packages declare for a group."""
-    return sorted(name for kind in KINDS if kind.group == group for name in installed_parts(kind))
+    return sorted(name for kind in KINDS if kind.choice == group for name in installed_parts(kind))
 
 
 def base_of_part(group: str, value: str) -> tuple[str, str] | None:
@@ -107,7 +106,7 @@ def base_of_part(group: str, value: str) -> tuple[str, str] | None:
     """
     if group == "model" and is_within(value, LIBRARIES):
         return "library", "model.name"
-    kind = next((each for each in KINDS if each.group == group), None)
+    kind = next((each for each in KINDS if each.choice == group), None)
     is_shipped = group not in PART_BASES or value in choices(group) or value.startswith("{")
     if kind is None or is_shipped or not (is_import_path(value) or value in installed_parts(kind)):
         return None

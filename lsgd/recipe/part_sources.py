@@ -1,5 +1,6 @@
 """The parts of one's own that a recipe names: their import, their options and their source."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -9,8 +10,10 @@ from lsgd.override_syntax import key_and_value
 from lsgd.own_parts import (
     KINDS,
     OPTIMIZER,
+    SCHEDULE,
     OwnPart,
     PartKind,
+    first_line,
     import_part,
     installed_parts,
     is_import_path,
@@ -26,19 +29,44 @@ def with_own_parts(recipe: Recipe, overrides: Sequence[str] = ()) -> Recipe:
     options are wrong, or whose source has changed since that hash was recorded.
     """
     for kind in KINDS:
-        group, name = getattr(recipe, kind.group), _name(recipe, kind)
+        name, source = kind.named(recipe), kind.source_of(recipe)
         path = name if is_import_path(name) else _installed_path(kind, name)
         said = any(key_and_value(word) == (kind.key, name) for word in overrides)
-        if path is None or (group.source and not said):
+        if path is None or (source and not said):
             continue
         part = import_part(kind, path)
-        if group.source:
-            part.check_source(group.source)
-        made = {kind.field: path, "options": part.completed(group.options), "source": part.source}
-        recipe = replace(recipe, **{kind.group: replace(group, **made)})
+        if source:
+            part.check_source(source)
+        made = {
+            kind.field: path,
+            f"{kind.prefix}options": part.completed(kind.options_of(recipe)),
+            f"{kind.prefix}source": part.source,
+        }
+        recipe = replace(recipe, **{kind.group: replace(getattr(recipe, kind.group), **made)})
         if kind is OPTIMIZER:
             _check_weight_decay(part, recipe.optim.weight_decay)
+        if kind is SCHEDULE:
+            _check_decay(part, recipe)
     return recipe
+
+
+def _check_decay(part: OwnPart, recipe: Recipe) -> None:
+    """Raise UsageError unless a decay returns numbers of 0 or more for the shares that remain."""
+    decay = part(recipe.schedule.options)
+    for place in range(11):
+        remaining = 1 - place / 10
+        try:
+            share = float(decay.share(remaining))
+        except Exception as error:
+            raise UsageError(
+                f"{part.override} fails where {remaining:g} of the decay remains "
+                f"({type(error).__name__}: {first_line(error)}); fix it"
+            ) from error
+        if not 0 <= share < math.inf:
+            raise UsageError(
+                f"{part.override} has {share:g} of the lr left where {remaining:g} of the decay "
+                "remains; return a number of 0 or more"
+            )
 
 
 def _check_weight_decay(part: OwnPart, weight_decay: float) -> None:
@@ -55,10 +83,10 @@ def check_saved_parts(values: Mapping[str, Any]) -> None:
     for kind in KINDS:
         group = values.get(kind.group)
         named = isinstance(group, Mapping) and is_import_path(group.get(kind.field))
-        if named and not group.get("source"):
+        if named and not group.get(f"{kind.prefix}source"):
             raise UsageError(
-                f"a saved recipe with {kind.group}={group[kind.field]} has the hash of its source "
-                f"in {kind.group}.source; give that of a run of lsgd"
+                f"a saved recipe with {kind.key}={group[kind.field]} has the hash of its source in "
+                f"{kind.group}.{kind.prefix}source; give that of a run of lsgd"
             )
 
 
@@ -70,17 +98,15 @@ def changed_parts(recipe: Recipe, other: Recipe) -> list[str]:
     ]
 
 
-def _name(recipe: Recipe, kind: PartKind) -> Any:
-    return getattr(getattr(recipe, kind.group), kind.field)
-
-
-def _installed_path(kind: PartKind, name: Any) -> str | None:
+def _installed_path(kind: PartKind, name: str) -> str | None:
     """Return the import path of an installed part of this name; None for a choice of lsgd's own."""
+    if not name:  # of a field that the workload lacks
+        return None
     [entry] = [e for e in fields(_settings(kind)) if e.name == kind.field]
     try:
         entry.metadata["one_of"].enforce(kind.key, name)
     except UsageError:
-        return installed_parts(kind).get(str(name))
+        return installed_parts(kind).get(name)
     return None
 
 

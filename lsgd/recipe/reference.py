@@ -93,13 +93,13 @@ def option_list(choice: str) -> str:
 
     Raises UsageError if the choice is none, or the part cannot be imported.
     """
-    group, _, name = choice.partition("=")
-    kind = next((each for each in KINDS if each.group == group), None)
+    key, _, name = choice.partition("=")
+    kind = next((each for each in KINDS if key in (each.choice, each.key)), None)
     path = name if kind is None or is_import_path(name) else installed_parts(kind).get(name)
     if kind is None or path is None:
         raise UsageError(
             f"{choice} is no part of your own, whose options are listed; write for example optim="
-            f"{FORM}, or a prefix such as {group}"
+            f"{FORM}, or a prefix such as {key}"
         )
     part = import_part(kind, path)
     meaning = (inspect.getdoc(part.make) or "").partition("\n")[0]

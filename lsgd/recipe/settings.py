@@ -88,12 +88,19 @@ class Data:
     """The standard deviation of each channel, for pixels in [0, 1]."""
     augmentation: str = field(
         default="",
-        metadata=IMAGES | one_of("none", "shift_flip", "crop_flip", "fb_resnet_torch"),
+        metadata=IMAGES | one_of("none", "shift_flip", "crop_flip", "fb_resnet_torch", own=True),
     )
     """The augmentation of training images.
     crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips. fb_resnet_torch
     does the same, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
-    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips."""
+    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips. An
+    augmentation of your own, package.module:Name, changes images that are loaded with none."""
+    augmentation_options: dict[str, Any] = field(
+        default_factory=dict, metadata=IMAGES | added_later({})
+    )
+    """The options of an augmentation of your own, completed by their defaults."""
+    augmentation_source: str = field(default="", metadata=IMAGES | added_later(""))
+    """The SHA-256 of the source of an augmentation of your own, which lsgd computes."""
     root: str | None = field(default=None, metadata=EXECUTION)
     """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
     index: str | None = field(default=None, metadata=EXECUTION | IMAGES)
@@ -314,8 +321,11 @@ class Schedule:
     """The lr at the start of a warmup for any batch size, such as 0; None for the reference lr."""
     factors: list[float] = field(default_factory=list, metadata=added_later([]) | above_0())
     """The share of the full lr from each milestone on, which replaces powers of gamma."""
-    decay: str = field(default="steps", metadata=added_later("steps") | one_of(*schedule.DECAYS))
-    """The decay of the lr after the warmup: at the milestones (steps), or smooth, to end_lr."""
+    decay: str = field(
+        default="steps", metadata=added_later("steps") | one_of(*schedule.DECAYS, own=True)
+    )
+    """The decay of the lr after the warmup: at the milestones (steps), or smooth, to end_lr.
+    A decay of your own is named by its import path, package.module:Name."""
     power: float = field(
         default=2.0,
         metadata=only_for("schedule.decay", "polynomial", override="schedule")
@@ -327,6 +337,10 @@ class Schedule:
     """The lr at the end of a smooth decay and after it."""
     decay_steps: int | None = field(default=None, metadata=SMOOTH | added_later(None) | at_least(1))
     """The step of the run at which a smooth decay ends; None for the last step."""
+    options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
+    """The options of a decay of your own, completed by their defaults."""
+    source: str = field(default="", metadata=added_later(""))
+    """The SHA-256 of the source of a decay of your own, which lsgd computes."""
 
 
 @dataclass(frozen=True)
