@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.launching import LAUNCHERS
+from helpers.launching import command
 from helpers.reference_run import assert_equal
 
 from lsgd.api import UsageError, load_recipe, train
@@ -82,11 +82,6 @@ def test_the_template_trains_and_resumes_on_2_processes(installed: Path, tmp_pat
     layers = installed / "example_parts/layers.py"
     source = layers.read_text()
     layers.write_text(f"{source}# changed\n")
-    job = [*LAUNCHERS["torch"], "2", "-m", "lsgd.train", *resumed]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")]),
-    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lsgd.own_parts._imported", {})
         for name in [each for each in sys.modules if each.startswith("example_parts")]:
@@ -96,6 +91,11 @@ def test_the_template_trains_and_resumes_on_2_processes(installed: Path, tmp_pat
         ):
             train(load_recipe(*resumed))
     layers.write_text(source)
-    done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=900)
+    # Python's -m looks for modules in the current folder.
+    job = command("forked", 2, "-m", "lsgd.train", *resumed)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        job, cwd=installed, env=environment, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert_equal(tmp_path / "resumed", tmp_path / "whole")
