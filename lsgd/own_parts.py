@@ -314,11 +314,13 @@ def _check_kind(kind: PartKind, shown: str, target: Any) -> None:
         lacking = [each for each in methods if not callable(getattr(made, each, None))]
         if inspect.isclass(made) and not lacking:
             return
-        what = f"has no method {lacking[0]}" if lacking and inspect.isclass(made) else "is no class"
+        what = (
+            f"has no method {lacking[0]}" if lacking and inspect.isclass(made) else "is not a class"
+        )
     else:
         if inspect.isclass(made) and issubclass(made, base):
             return
-        what = f"is no {base.__module__.removesuffix('.module').removesuffix('.optimizer')}."
+        what = f"is not a {base.__module__.removesuffix('.module').removesuffix('.optimizer')}."
         what += base.__name__
     raise UsageError(
         f"{shown} {what}; write a class that is one, or a function that is annotated to return one"
@@ -392,8 +394,9 @@ def describe(kind: Any) -> str:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if (origin or kind) in (list, tuple, Sequence):
         inside = [each for each in get_args(kind) if each is not ...]
-        of_one = next(iter(inside), None)
-        many = {int: "whole numbers", float: "numbers", str: "texts"}.get(of_one, "values")
+        many = {int: "whole numbers", float: "numbers", str: "texts"}.get(
+            next(iter(inside), object), "values"
+        )
         count = f"{len(inside)} " * (len(inside) > 1)
         return f"a list of {count}{many}"
     return words.get(kind, "any value" if kind is Any else f"a {getattr(kind, '__name__', kind)}")

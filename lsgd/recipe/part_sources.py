@@ -82,10 +82,11 @@ def check_saved_parts(values: Mapping[str, Any]) -> None:
     """Raise UsageError for a part in a saved recipe without the hash of its source."""
     for kind in KINDS:
         group = values.get(kind.group)
-        named = isinstance(group, Mapping) and is_import_path(group.get(kind.field))
-        if named and not group.get(f"{kind.prefix}source"):
+        settings = group if isinstance(group, Mapping) else {}
+        name = settings.get(kind.field)
+        if is_import_path(name) and not settings.get(f"{kind.prefix}source"):
             raise UsageError(
-                f"a saved recipe with {kind.key}={group[kind.field]} has the hash of its source in "
+                f"a saved recipe with {kind.key}={name} has the hash of its source in "
                 f"{kind.group}.{kind.prefix}source; give that of a run of lsgd"
             )
 

@@ -98,8 +98,8 @@ def option_list(choice: str) -> str:
     path = name if kind is None or is_import_path(name) else installed_parts(kind).get(name)
     if kind is None or path is None:
         raise UsageError(
-            f"{choice} is no part of your own, whose options are listed; write for example optim="
-            f"{FORM}, or a prefix such as {key}"
+            f"{choice} is not a part of your own, whose options are listed; write for example "
+            f"optim={FORM}, or a prefix such as {key}"
         )
     part = import_part(kind, path)
     meaning = (inspect.getdoc(part.make) or "").partition("\n")[0]

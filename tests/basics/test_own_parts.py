@@ -53,9 +53,9 @@ def decay(package: Path, name: str = "Decay", source: str = DECAY) -> OwnPart:
         ("def f(:", r"decays raises SyntaxError \("),
         ("class Decays: ...", "does not exist in .*; did you mean Decays?"),
         ("class Decay: ...", "has no method share; write a class that is one, or a function"),
-        ("Decay = 3", "is no class; write a class that is one"),
-        ("def Decay(): raise RuntimeError", "is no class; write a class that is one"),
-        ("import subprocess; Decay = subprocess.run", "is no class; write a class that is one"),
+        ("Decay = 3", "is not a class; write a class that is one"),
+        ("def Decay(): raise RuntimeError", "is not a class; write a class that is one"),
+        ("import subprocess; Decay = subprocess.run", "is not a class; write a class that is one"),
     ],
 )
 def test_a_broken_part_is_one_sentence(package: Path, source: str, message: str) -> None:
@@ -70,7 +70,7 @@ def test_a_broken_part_is_one_sentence(package: Path, source: str, message: str)
     ("path", "message"),
     [
         ("a_package_that_is_not_there.a:B", "there is no module a_package_that_is_not_there; inst"),
-        ("subprocess:Popen", r"optim=subprocess:Popen is no torch\.optim\.Optimizer; write a "),
+        ("subprocess:Popen", r"optim=subprocess:Popen is not a torch\.optim\.Optimizer; write a "),
         ("os.path", "optim=os.path is not an import path; write optim=package.module:Name"),
         ("math:nothing", "optim=math:nothing does not exist in math; write a name that math has"),
     ],
@@ -112,7 +112,9 @@ def test_options_are_completed_by_their_defaults(package: Path) -> None:
 
 def test_a_function_says_what_it_makes(package: Path) -> None:
     assert decay(package, "make").completed({}) == {"power": 2.0}
-    with pytest.raises(UsageError, match="is no class; write a class that is one, or a function"):
+    with pytest.raises(
+        UsageError, match="is not a class; write a class that is one, or a function"
+    ):
         decay(package, "unknown")
 
 

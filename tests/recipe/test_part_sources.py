@@ -132,7 +132,7 @@ def test_help_lists_the_options() -> None:
         "optim.options.decay=0.5   [a number]",
     ]
     for wrong in ("optim=sgd", "epochs=3"):
-        with pytest.raises(UsageError, match=f"{wrong} is no part of your own"):
+        with pytest.raises(UsageError, match=f"{wrong} is not a part of your own"):
             option_list(wrong)
 
 

@@ -35,7 +35,8 @@ class NpzLoader:
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the images of each micro-batch with an erased square, and their labels."""
         for each in passes:
-            images, labels = (array[each.examples] for array in self.sets["train"])
+            all_images, all_labels = self.sets["train"]
+            images, labels = all_images[each.examples], all_labels[each.examples]
             if each.epoch is not None:
                 images = self._erase(images, each.examples, each.epoch)
             yield torch.from_numpy(images).to(self.device), torch.from_numpy(labels).to(self.device)

@@ -25,13 +25,14 @@ class Lion(torch.optim.Optimizer):
         """Update all parameters once."""
         for group in self.param_groups:
             for weight in group["params"]:
-                self._update(weight, group["lr"], *group["betas"], group["weight_decay"])
+                self._update(weight, group["lr"], group["betas"], group["weight_decay"])
 
-    def _update(self, weight: Tensor, lr: float, beta1: float, beta2: float, decay: float) -> None:
+    def _update(self, weight: Tensor, lr: float, betas: tuple[float, float], decay: float) -> None:
         state = self.state[weight]
         if not state:
             state["average"] = torch.zeros_like(weight)
         average = state["average"]
-        direction = average.lerp(weight.grad, 1 - beta1).sign_()
+        assert weight.grad is not None
+        direction = average.lerp(weight.grad, 1 - betas[0]).sign_()
         weight.mul_(1 - lr * decay).sub_(direction, alpha=lr)
-        average.lerp_(weight.grad, 1 - beta2)
+        average.lerp_(weight.grad, 1 - betas[1])
