@@ -222,17 +222,14 @@ def _build(recipe: Recipe) -> nn.Module:
             f"model.start={name}.pth"
         )
     given |= {"num_classes": recipe.data.classes} | builder_options(recipe)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        try:
-            network = _build_on_device(partial(build, name, **given))
-        except (TypeError, ValueError, AssertionError) as error:
-            raise UsageError(
-                f"model={recipe.model.name} cannot be built with "
-                f"model.options={dict(recipe.model.options)} ({_first_line(error)}); write "
-                "options that its library takes"
-            ) from None
-    return network
+    try:
+        return _build_seeded(partial(build, name, **given), recipe.seed)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UsageError(
+            f"model={recipe.model.name} cannot be built with "
+            f"model.options={dict(recipe.model.options)} ({_first_line(error)}); write "
+            "options that its library takes"
+        ) from None
 
 
 def _build_own(recipe: Recipe) -> nn.Module:
@@ -240,15 +237,21 @@ def _build_own(recipe: Recipe) -> nn.Module:
     data, model = recipe.data, recipe.model
     part = imported_part(NETWORK, model.name, model.source)
     sizes = {"classes": data.classes, "channels": data.channels, "image_size": data.image_size}
+    try:
+        return _build_seeded(
+            partial(part.make, **part.keywords(model.options, **sizes)), recipe.seed
+        )
+    except UsageError:
+        raise
+    except Exception as error:
+        raise part.refusal(model.options, error) from error
+
+
+def _build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Call a network's builder with torch's generator at this seed, and put the generator back."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        try:
-            network = _build_on_device(partial(part.make, **part.keywords(model.options, **sizes)))
-        except UsageError:
-            raise
-        except Exception as error:
-            raise part.refusal(model.options, error) from error
-    return network
+        torch.manual_seed(seed)
+        return _build_on_device(build)
 
 
 def _saving_code(library: str, name: str) -> str:
