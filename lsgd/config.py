@@ -47,19 +47,22 @@ from lsgd.override_syntax import (
     parse_text,
     quote,
 )
-from lsgd.recipe import LIBRARIES, CommSettings, Data, InputsSettings, Recipe, reference
+from lsgd.own_parts import is_import_path
+from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.epoch_scaling import scale_epochs
-from lsgd.recipe.fields import all_fields, applies_to, as_before_values, group_of, is_within
+from lsgd.recipe.fields import all_fields, applies_to, as_before_values, group_of
 from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images, without_skipped
 from lsgd.recipe.overrides import (
+    base_of_part,
     boolean_or_text_keys,
     check_overrides,
     check_recipe_file,
     config_groups,
     field_keys,
     first_line,
+    installed_names,
     missing_message,
     refuse_key,
     refuse_override,
@@ -84,6 +87,7 @@ from lsgd.recipe.own_files import (
     own_recipe,
     read_own_file,
 )
+from lsgd.recipe.part_sources import check_saved_parts, with_own_parts
 from lsgd.recipe.published_points import PublishedPoints, check_points
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
 from lsgd.recipe.start_file import with_start_hash
@@ -392,6 +396,7 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
         recipe = replace(recipe, data=without_skipped(recipe.data))
     if recipe.model.start and not recipe.model.start_sha256:
         recipe = replace(recipe, model=with_start_hash(recipe.model))
+    recipe = with_own_parts(recipe, overrides)
     check_recipe(recipe)
     return recipe
 
@@ -447,6 +452,7 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recip
             "a saved recipe with model.start has the hash of that file in model.start_sha256; "
             "remove model.start there"
         )
+    check_saved_parts(plain)
     before = OmegaConf.create()
     for key, value in as_before_values(Recipe).items():
         OmegaConf.update(before, key, value)
@@ -788,6 +794,10 @@ def _check_saved_values(values: Any, *, depth: int = 0) -> int:
 
 def to_yaml(recipe: Recipe) -> str:
     """Format a recipe as YAML, with derived values such as batch_size as comments."""
+    try:
+        lr = f"# lr: {recipe.lr(0):g} at step 0\n"
+    except UsageError:  # by a schedule that is not lsgd's, which a run only read does not import
+        lr = ""
     derived = (
         f"# batch_size: {recipe.batch_size}\n"
         f"# steps_per_epoch: {recipe.steps_per_epoch}\n"
@@ -796,8 +806,7 @@ def to_yaml(recipe: Recipe) -> str:
             "steps\n"
             for stage in recipe.stages[1:]
         )
-        + f"# lr: {recipe.lr(0):g} at step 0\n"
-        f"# fingerprint: {recipe.fingerprint}\n"
+        + f"{lr}# fingerprint: {recipe.fingerprint}\n"
     )
     # Most runs of a report differ in their seed alone, and OmegaConf takes 25 ms for one.
     other = replace(recipe, seed=OTHER_SEED)
@@ -999,11 +1008,12 @@ def _to_hydra_overrides(override: str) -> list[str]:
 
     Every value is forced into the configuration, whether a file has set the field or not, and a
     field is set before it is deleted. Which keys there are is checked by the schema of Recipe. A
-    text field gets quotes, and a network of a library becomes model=library with its name.
+    text field gets quotes, and a network of a library becomes model=library with its name, as a
+    part of the user's own does.
     """
     key, value = key_and_value(override)
-    if key == "model" and is_within(value, LIBRARIES):
-        return ["model=library", f"++model.name={value}"]
+    if part := base_of_part(key, value):
+        return [f"{key}={part[0]}", f"++{part[1]}={quote(value)}"]
     if override.startswith("~"):
         return [f"++{key}=0", override] if key in field_keys() else [override]
     if key == "recipe" or "@" in key or (key in config_groups() and not value.startswith("{")):
@@ -1021,6 +1031,7 @@ def _expand_group_override(override: str) -> str:
     named = {"inputs": "inputs.loader", "comm": "comm.library"}
     named |= {group: f"{group}.name" for group in ("data", "model", "optim", "strategy")}
     key, value = key_and_value(override)
+    named |= {"schedule": "schedule.decay"} if is_import_path(value) else {}
     return f"{key if value.startswith('{') else named.get(key, key)}={value}"
 
 
@@ -1151,10 +1162,14 @@ def recipe_list(part: str) -> str:
 def field_list(prefix: str) -> str:
     """Return a list, as text, of recipe groups and fields with this prefix, and their meanings.
 
+    For a part of one's own, such as optim=package.module:Name, it has the options of that part.
     Raises UsageError if there are none.
     """
+    if "=" in prefix:
+        return reference.option_list(prefix)
     groups = [name for name in config_groups() if name.startswith(prefix.partition(".")[0])]
-    headlines = [f"{name}={'|'.join(choices(name))}   [conf/{name}/]" for name in groups]
+    known = {name: "|".join([*choices(name), *installed_names(name)]) for name in groups}
+    headlines = [f"{name}={known[name]}   [conf/{name}/]" for name in groups]
     text = reference.field_list(prefix)
     if not text and not headlines:
         raise UsageError(

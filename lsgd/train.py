@@ -53,7 +53,9 @@ def train(recipe: Recipe) -> float:
     device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
-        inputs, data = open_consistent_inputs(comm, lambda: open_workload(recipe, device).inputs())
+        inputs, data = open_consistent_inputs(
+            comm, lambda: open_workload(recipe, device).inputs(), recipe.part_sources
+        )
         start = read_start_weights(recipe, comm)
         with open_run(recipe, comm) as run:
             recipe, choices = resolve_auto_fields(recipe, run.execution, comm, device)

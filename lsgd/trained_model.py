@@ -15,6 +15,7 @@ from lsgd.errors import UsageError
 from lsgd.evaluation import TrainedModel
 from lsgd.inputs import ExampleColumns, Inputs, indexed_class_names
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
+from lsgd.own_parts import is_import_path
 from lsgd.recipe import CommSettings, InputsSettings, Recipe
 from lsgd.rules import sampler
 from lsgd.rules.sampler import MicroBatch
@@ -69,11 +70,13 @@ def trained_image_size(saved: Checkpoint) -> int:
 def for_this_machine(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved recipe without the settings of the machine that trained it.
 
-    They are the device, the communicator and, unless the examples are made up, the loader.
+    They are the device, the communicator and, unless the examples are made up or those of a loader
+    of the user's own, the loader.
     """
     values = {**saved, "device": "auto", "comm": asdict(CommSettings())}
     inputs = saved.get("inputs")
-    if not (isinstance(inputs, dict) and inputs.get("loader") == "synthetic"):
+    loader = inputs.get("loader") if isinstance(inputs, dict) else None
+    if loader != "synthetic" and not is_import_path(loader):
         values["inputs"] = asdict(InputsSettings())
     return values
 

@@ -1,15 +1,19 @@
 """Data loaders of images, which yield the batches of the sampler's micro-batches in their order."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
 
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.inputs.index import ImageIndex, index_file, open_indexes
 from lsgd.installation import install_command
 from lsgd.job.launcher import cores, detect_launch
+from lsgd.own_parts import LOADER, imported_part, is_import_path
 from lsgd.recipe import Data, InputsSettings, Recipe
 from lsgd.recipe.fields import AUTO
 from lsgd.rules.sampler import MicroBatch
@@ -57,9 +61,12 @@ class Inputs(Protocol):
 def prefetch_limit(recipe: Recipe) -> int:
     """Return how many micro-batches a recipe's data loader may prefetch beyond the current one.
 
-    The number depends on this machine's cores and on whether DALI is installed.
+    The number depends on this machine's cores and on whether DALI is installed. For a loader of the
+    user's own it is inputs.prefetch.
     """
     settings = recipe.inputs
+    if settings.is_own:
+        return settings.prefetch
     if settings.loader in ("memory", "synthetic") or recipe.data.name in IN_MEMORY_DATASETS:
         return 0
     if recipe.data.workload != "images":
@@ -95,11 +102,27 @@ def indexed_class_names(recipe: Recipe) -> list[str]:
     return names
 
 
+class Augmentation(Protocol):
+    """The interface of an augmentation of training images, on the device of the training."""
+
+    def augment(self, images: "Tensor", examples: "NDArray[np.int64]", epoch: int) -> "Tensor":
+        """Return the changed images (images, channels, height, width), which are normalised.
+
+        Each is a function of its pixels, its example and the epoch, and not of other images.
+        """
+
+
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     """Open the data loader of a recipe and check its dataset's counts against those of the recipe.
 
     Raises UsageError if the dataset is missing or differs from the recipe.
     """
+    if is_import_path(recipe.data.augmentation):
+        from lsgd.inputs.augmented import AugmentedInputs, open_augmentation
+
+        augmentation = open_augmentation(recipe, device)
+        plain = replace(recipe.data, augmentation="none")
+        return AugmentedInputs(open_inputs(replace(recipe, data=plain), device), augmentation)
     data, settings = recipe.data, recipe.inputs
     root = data_folder(data)
     loader = settings.loader
@@ -112,6 +135,8 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
             else "torchvision"
         )
     _check_kind(data, settings, loader, device)
+    if settings.is_own:
+        return _open_own(recipe, device)
     match loader:
         case "synthetic":
             from lsgd.inputs.synthetic import SyntheticInputs
@@ -148,6 +173,47 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
                 channels_last=recipe.channels_last is True,
             )
     raise ValueError(loader)
+
+
+def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
+    """Open a loader of the user's own; raises UsageError if it fails or yields other batches.
+
+    Two validation examples are loaded, to see what a batch is.
+    """
+    data, settings = recipe.data, recipe.inputs
+    part = imported_part(LOADER, settings.loader, settings.source)
+    made: Inputs = part(settings.options, data=data, seed=recipe.seed, device=device)
+    ids = np.arange(min(2, data.val_examples))
+    probe = MicroBatch(None, ids, range(0), 0, "val")
+    try:
+        images, labels = next(iter(made.evaluation([probe])))
+        found = [tuple(images.shape), tuple(labels.shape)]
+        columns = {name: len(column) for name, column in made.columns().items()}
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{part.override} fails on the first {len(ids)} validation examples "
+            f"({type(error).__name__}: {str(error).strip() or 'no message'}); fix it"
+        ) from error
+    side = data.image_size
+    if found != (wanted := [(len(ids), data.channels, side, side), (len(ids),)]):
+        raise UsageError(
+            f"{part.override} yields a batch of shapes {found[0]} and {found[1]} for {len(ids)} "
+            f"examples, and this recipe has {wanted[0]} and {wanted[1]}; fix it, or write the "
+            "data.channels and data.image_size that it has"
+        )
+    for name, count in columns.items():
+        split = name.partition(" ")[0]
+        expected = {"train": data.train_examples, "val": data.val_examples}.get(split, count)
+        if count != expected:
+            raise UsageError(
+                f"{part.override} has {count} {name}, and this recipe has data.{split}_examples="
+                f"{expected}; write the number that it has"
+            )
+    if not getattr(made, "name", None):
+        made.name = part.path
+    return made
 
 
 def _most_workers(recipe: Recipe) -> int:

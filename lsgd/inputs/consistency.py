@@ -6,7 +6,8 @@ compare names, labels and sizes, which a loader has already, so no image is open
 
 import hashlib
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,16 +25,24 @@ CHUNK = 1 << 16
 REMEDY = "use the same files in data.root"
 
 
-def open_consistent_inputs(comm: Comm, open_: Callable[[], Inputs]) -> tuple[Inputs, Digests]:
+def open_consistent_inputs(
+    comm: Comm, open_: Callable[[], Inputs], sources: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Inputs, Digests]:
     """Open a data loader on all ranks; return it with digests of the data, which all ranks share.
 
-    Raises UsageError on all processes if one does, or if two processes read different data.
+    `sources` has the hashes of parts of the user's own (Recipe.part_sources). Raises UsageError on
+    all processes if one does, or if two processes read different data or have different sources.
     """
     inputs = all_or_raise(comm, open_)
     columns = inputs.columns()
     own = {name: _digest(column) for name, column in columns.items()}
-    first, *others = comm.gather_objects(own)
-    for rank, digests in enumerate(others, 1):
+    (first_sources, first), *others = comm.gather_objects((dict(sources), own))
+    for rank, (their_sources, digests) in enumerate(others, 1):
+        if changed := _differing(first_sources, their_sources):
+            raise UsageError(
+                f"process {rank} has another source of {changed[0]} than process 0; install the "
+                "same version of its package on all machines"
+            )
         if differing := _differing(first, digests):
             raise UsageError(_first_difference(comm, rank, differing[0], columns))
     return inputs, own

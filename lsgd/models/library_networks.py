@@ -1,4 +1,4 @@
-"""Networks of torchvision or timm by name, adapted to the rules of virtual workers.
+"""Networks of torchvision, timm or the user's own package, adapted to the rules of virtual workers.
 
 They start from the recipe's seed with their library's initialisation, without pretrained weights.
 Every BN normalises per worker, and every dropout layer draws per example. A test forward pass finds
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.models.parameter_roles import ParameterRoles, find_roles, is_vector
+from lsgd.own_parts import NETWORK, imported_part
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNormAct2d, worker_batch_norm_type
 from lsgd.rules.counter_dropout import dropout_rate, replace_dropout
@@ -172,6 +173,8 @@ def _check_buffers(network: nn.Module, versions: dict[str, int], name: str) -> N
 
 
 def _build(recipe: Recipe) -> nn.Module:
+    if recipe.model.is_own:
+        return _build_own(recipe)
     library, _, name = recipe.model.name.partition("/")
     # Before timm, whose own import of torchvision fails beside a CPU build of torch.
     from lsgd.vision import models
@@ -202,17 +205,36 @@ def _build(recipe: Recipe) -> nn.Module:
             f"model.start={name}.pth"
         )
     given |= {"num_classes": recipe.data.classes} | builder_options(recipe)
+    try:
+        return _build_seeded(partial(build, name, **given), recipe.seed)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UsageError(
+            f"model={recipe.model.name} cannot be built with "
+            f"model.options={dict(recipe.model.options)} ({_first_line(error)}); write "
+            "options that its library takes"
+        ) from None
+
+
+def _build_own(recipe: Recipe) -> nn.Module:
+    """Build the network of a user's own, with the recipe's seed; raises UsageError if it fails."""
+    data, model = recipe.data, recipe.model
+    part = imported_part(NETWORK, model.name, model.source)
+    sizes = {"classes": data.classes, "channels": data.channels, "image_size": data.image_size}
+    try:
+        return _build_seeded(
+            partial(part.make, **part.keywords(model.options, **sizes)), recipe.seed
+        )
+    except UsageError:
+        raise
+    except Exception as error:
+        raise part.refusal(model.options, error) from error
+
+
+def _build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Call a network's builder with torch's generator at this seed, and put the generator back."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        try:
-            network = _build_on_device(build, name, given)
-        except (TypeError, ValueError, AssertionError) as error:
-            raise UsageError(
-                f"model={recipe.model.name} cannot be built with "
-                f"model.options={dict(recipe.model.options)} ({_first_line(error)}); write "
-                "options that its library takes"
-            ) from None
-    return network
+        torch.manual_seed(seed)
+        return _build_on_device(build)
 
 
 def _saving_code(library: str, name: str) -> str:
@@ -225,16 +247,16 @@ def _saving_code(library: str, name: str) -> str:
     return f"torch.save({maker}.state_dict(), '{name}.pth')"
 
 
-def _build_on_device(build: Any, name: str, given: dict[str, Any]) -> nn.Module:
-    """Call a library's network builder on the default device, or on the CPU if meta fails."""
+def _build_on_device(build: Callable[[], nn.Module]) -> nn.Module:
+    """Call a network's builder on the default device, or on the CPU if meta fails."""
     try:
-        network: nn.Module = build(name, **given)
+        network = build()
     except (NotImplementedError, RuntimeError):
         if torch.get_default_device().type != "meta":
             raise
         # Some networks compute widths with tensors, which have no values on the meta device.
         with torch.device("cpu"):
-            network = build(name, **given)
+            network = build()
     # Other networks choose a device for some of their tensors.
     return network.to(torch.get_default_device())
 

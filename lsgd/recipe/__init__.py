@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
+from lsgd.own_parts import KINDS, SCHEDULE, imported_part, is_import_path
 from lsgd.recipe import wording
 from lsgd.recipe.fields import AUTO, flatten, trajectory
 from lsgd.recipe.retention import newest_steps, spread_steps
@@ -307,7 +308,11 @@ class Recipe(RunSettings):
     @cached_property
     def _schedule_rule(self) -> dict[str, Any]:
         rule = vars(self.schedule) | {"batch_size": self.lr_batch}
-        del rule["decay_steps"]  # lr() passes the remaining share of the decay as `left`
+        # lr() passes the remaining share of the decay as `left`.
+        options, source = rule.pop("options"), rule.pop("source")
+        del rule["decay_steps"]
+        if is_import_path(self.schedule.decay):
+            rule["own_decay"] = imported_part(SCHEDULE, self.schedule.decay, source)(options).share
         return rule
 
     @property
@@ -455,10 +460,24 @@ class Recipe(RunSettings):
             fields.pop("strategy", None)
         if not self.strategy.is_push_based or self.strategy.order != "virtual":
             fields.pop("cluster", None)
+        if self.inputs.is_own:
+            given = self.inputs
+            fields["data"]["loader"] = {
+                "name": given.loader, "options": given.options, "source": given.source
+            }  # fmt: skip
         if self.order_digest:
             # The content of the file identifies it, not its path.
             fields["strategy"]["order"] = self.order_digest
         return fields
+
+    @property
+    def part_sources(self) -> dict[str, str]:
+        """The hash of the source of each part of the user's own, by its override."""
+        return {
+            f"{kind.choice}={kind.named(self)}": kind.source_of(self)
+            for kind in KINDS
+            if is_import_path(kind.named(self))
+        }
 
     @cached_property
     def order_digest(self) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
+from lsgd.own_parts import FORM, KINDS, is_import_path
 from lsgd.recipe import MODELS, BatchGrowth, Model, Optim, Recipe, Schedule
 from lsgd.recipe.fields import (
     AUTO,
@@ -39,6 +40,7 @@ def check_recipe(recipe: Recipe) -> None:
     _check_bn_statistics(recipe)
     _check_start(recipe.model)
     _check_optim(recipe.optim)
+    _check_own_parts(recipe)
     _check_fused(recipe)
     _check_workload(recipe)
     _check_schedule(recipe)
@@ -107,7 +109,7 @@ def _check_model(recipe: Recipe) -> None:
             f"and this is model={model}; leave it out, or write model=torchvision/NAME"
         )
     for key, option in recipe.model.options.items():
-        if not isinstance(option, bool | int | float | str):
+        if not isinstance(option, bool | int | float | str) and not recipe.model.is_own:
             raise UsageError(
                 f"model.options.{key}={option} is neither a number nor a text, which is all that "
                 "a configuration keeps; write one, or leave it out"
@@ -148,6 +150,27 @@ def _check_optim(optim: Optim) -> None:
         raise UsageError(
             f"optim.clip_norm={optim.clip_norm:g} is not for optim.equation=10, which is compared "
             "with the paper's updates; write optim.equation=9, or leave optim.clip_norm out"
+        )
+
+
+def _check_own_parts(recipe: Recipe) -> None:
+    """Raise UsageError for the options or the source of a part where lsgd's own is chosen."""
+    for kind in KINDS:
+        if is_import_path(name := kind.named(recipe)):
+            continue
+        # _check_model checks the options of a library's network.
+        options = kind.options_of(recipe) if kind.key != "model.name" else {}
+        for end, value in (("options", options), ("source", kind.source_of(recipe))):
+            if value:
+                raise UsageError(
+                    f"{kind.group}.{kind.prefix}{end} is for a part of your own, and this is "
+                    f"{kind.choice}={name}; leave it out, or write {kind.choice}={FORM}"
+                )
+    if recipe.optim.is_own and recipe.strategy.name != "allreduce":
+        raise UsageError(
+            f"optim={recipe.optim.name} updates whole tensors of one model, and with strategy="
+            f"{recipe.strategy.name} there are parts of them, or several models; write "
+            "strategy=allreduce"
         )
 
 

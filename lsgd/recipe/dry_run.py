@@ -34,7 +34,7 @@ def make_dry_run(recipe: Recipe) -> Recipe:
         data=data,
         model=model,
         schedule=replace(recipe.schedule, reference_batch=reference_batch),
-        inputs=replace(recipe.inputs, loader="synthetic"),
+        inputs=replace(recipe.inputs, loader="synthetic", options={}, source=""),
         evaluation=Evaluation(),
         metric=TimeToTargetSettings(),
         stop=EarlyStopping(),
@@ -71,7 +71,9 @@ def _data(recipe: Recipe) -> Data:
     if data.workload in ("tagging", "trees"):
         return replace(small, test_examples=0, words=VOCABULARY_SIZE)
     side = data.image_size if recipe.model.is_from_library else SIZE
-    return replace(small, image_size=side, augmentation="none")
+    return replace(
+        small, image_size=side, augmentation="none", augmentation_options={}, augmentation_source=""
+    )
 
 
 def _model(recipe: Recipe) -> tuple[Model, str]:

@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, get_args
 
 from lsgd.errors import UsageError
+from lsgd.own_parts import FORM, is_import_path
 from lsgd.rules import evaluation_interval
 
 AUTO = "auto"
@@ -129,15 +130,18 @@ def as_override(value: Any) -> str:
     return str(value)
 
 
-def one_of(*choices: Any, within: tuple[str, ...] = ()) -> FieldMetadata:
+def one_of(*choices: Any, within: tuple[str, ...] = (), own: bool = False) -> FieldMetadata:
     """Return metadata that limits a recipe field to these choices or to names within libraries.
 
-    Such a name is timm/NAME with "timm" in `within`.
+    Such a name is timm/NAME with "timm" in `within`. With `own` it may also be the import path of a
+    part of the user's own, package.module:Name.
     """
     known = [*map(as_override, choices), *(f"{library}/NAME" for library in within)]
+    known += [FORM] * own
 
     def limit(key: str, value: Any) -> None:
-        if value not in choices and not is_within(value, within):
+        is_own = own and is_import_path(value)
+        if value not in choices and not is_within(value, within) and not is_own:
             raise UsageError(f"{key}={value} is unknown; write one of {', '.join(known)}")
 
     return {"one_of": FieldLimit(", ".join(known), limit)}

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.override_syntax import key_and_value
+from lsgd.own_parts import KINDS, installed_parts, is_import_path
 from lsgd.recipe import LIBRARIES, Recipe
 from lsgd.recipe.fields import all_fields, group_of, is_within
 from lsgd.recipe.own_files import (
@@ -33,6 +34,10 @@ from lsgd.untrusted_files import read_bounded
 NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes to see them all"
 RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
 """The options that every command line of a recipe has."""
+
+
+PART_BASES = {"model": "library", "optim": "own", "schedule": "own", "inputs": "auto"}
+"""The choice of each group on which a part of one's own is based."""
 
 
 def sorted_recipe_names() -> list[str]:
@@ -82,10 +87,30 @@ def choices(group: str) -> list[str]:
     if group not in config_groups():
         return []
     found = paths.yaml_names(paths.conf_dir() / group)
+    if (base := PART_BASES.get(group)) in ("library", "own"):
+        found.remove(base)
     if group == "model":
-        found.remove("library")
         found += [f"{library}/NAME" for library in LIBRARIES]
     return found
+
+
+def installed_names(group: str) -> list[str]:
+    """Return the names of the parts of one's own that installed packages declare for a group."""
+    return sorted(name for kind in KINDS if kind.choice == group for name in installed_parts(kind))
+
+
+def base_of_part(group: str, value: str) -> tuple[str, str] | None:
+    """Return the choice below a network of a library or a part of one's own, and its name's key.
+
+    The name is set in the fields of that choice. None for a choice of lsgd's own.
+    """
+    if group == "model" and is_within(value, LIBRARIES):
+        return "library", "model.name"
+    kind = next((each for each in KINDS if each.choice == group), None)
+    is_shipped = group not in PART_BASES or value in choices(group) or value.startswith("{")
+    if kind is None or is_shipped or not (is_import_path(value) or value in installed_parts(kind)):
+        return None
+    return PART_BASES[group], kind.key
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -109,8 +134,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 check_recipe_file(value)
         if key in groups and word == f"~{key}":
             raise UsageError(missing_message([key]))
-        of_library = key == "model" and is_within(value, LIBRARIES)
-        if key in groups and "=" in word and not of_library:
+        if key in groups and "=" in word and base_of_part(key, value) is None:
             _check_choice(word, value, choices(key))
         if re.match(r"hydra\b", key):
             raise UsageError(
@@ -131,6 +155,7 @@ def _check_choice(override: str, value: str, known: Sequence[str]) -> None:
     if value.strip("'\"") not in known and not mapping and not several:
         if key_and_value(override)[0] == "recipe":
             raise UsageError(missing_file_message(override, value, known))
+        known = [*known, *installed_names(key_and_value(override)[0])]
         raise UsageError(f"{override} does not exist; {did_you_mean(value, known)}")
 
 

@@ -7,6 +7,15 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
+from lsgd.errors import UsageError
+from lsgd.own_parts import (
+    FORM,
+    KINDS,
+    describe,
+    import_part,
+    installed_parts,
+    is_import_path,
+)
 from lsgd.recipe import Recipe
 from lsgd.recipe.fields import as_override, default, group_of, limits, relevances
 
@@ -77,6 +86,33 @@ def field_list(prefix: str) -> str:
             if (key := group + entry.name).startswith(prefix):
                 blocks += [_headline(key, entry), _indented(meaning[entry.name])]
     return "\n".join(blocks)
+
+
+def option_list(choice: str) -> str:
+    """List the options of a part of one's own, such as optim=package.module:Name, as text.
+
+    Raises UsageError if the choice is none, or the part cannot be imported.
+    """
+    key, _, name = choice.partition("=")
+    kind = next((each for each in KINDS if key in (each.choice, each.key)), None)
+    path = name if kind is None or is_import_path(name) else installed_parts(kind).get(name)
+    if kind is None or path is None:
+        raise UsageError(
+            f"{choice} is not a part of your own, whose options are listed; write for example "
+            f"optim={FORM}, or a prefix such as {key}"
+        )
+    part = import_part(kind, path)
+    meaning = (inspect.getdoc(part.make) or "").partition("\n")[0]
+    lines = [part.override, *([_indented(meaning)] if meaning else [])]
+    for option, entry in part.options.items():
+        default = "" if entry.is_required else f"={_option_text(entry.default)}"
+        given = " (required)" if entry.is_required else ""
+        lines.append(f"{kind.options_key(option)}{default}{given}   [{describe(entry.type)}]")
+    return "\n".join(lines)
+
+
+def _option_text(value: Any) -> str:
+    return as_override(list(value) if isinstance(value, tuple) else value)
 
 
 def _headline(key: str, entry: Field[Any]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lsgd.own_parts import is_import_path
 from lsgd.recipe.fields import (
     AUTO,
     EXECUTION,
@@ -87,12 +88,19 @@ class Data:
     """The standard deviation of each channel, for pixels in [0, 1]."""
     augmentation: str = field(
         default="",
-        metadata=IMAGES | one_of("none", "shift_flip", "crop_flip", "fb_resnet_torch"),
+        metadata=IMAGES | one_of("none", "shift_flip", "crop_flip", "fb_resnet_torch", own=True),
     )
     """The augmentation of training images.
     crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips. fb_resnet_torch
     does the same, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
-    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips."""
+    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips. An
+    augmentation of your own, package.module:Name, changes images that are loaded with none."""
+    augmentation_options: dict[str, Any] = field(
+        default_factory=dict, metadata=IMAGES | added_later({})
+    )
+    """The options of an augmentation of your own, completed by their defaults."""
+    augmentation_source: str = field(default="", metadata=IMAGES | added_later(""))
+    """The SHA-256 of the source of an augmentation of your own, which lsgd computes."""
     root: str | None = field(default=None, metadata=EXECUTION)
     """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
     index: str | None = field(default=None, metadata=EXECUTION | IMAGES)
@@ -131,9 +139,12 @@ class Model:
     """The network settings of a recipe: the network's name and its hyper-parameters."""
 
     name: str = field(
-        metadata=one_of(*(name for names in MODELS.values() for name in names), within=LIBRARIES)
+        metadata=one_of(
+            *(name for names in MODELS.values() for name in names), within=LIBRARIES, own=True
+        )
     )
-    """The name of a network of lsgd for this workload, or torchvision/NAME or timm/NAME."""
+    """The name of a network of lsgd for this workload, or torchvision/NAME or timm/NAME.
+    A network of your own is named by its import path, package.module:Name."""
     last_gamma: float = field(default=0.0, metadata=IMAGES | finite())
     """The initial gamma of the last norm layer of every residual block.
     0 is the value of Goyal et al. 2017, section 5.1; 1 is the other row of table 2b."""
@@ -143,7 +154,10 @@ class Model:
     )
     """The units of LeNet-5's first fully connected layer."""
     options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | added_later({}))
-    """Further keyword arguments for a library's network, such as {drop_path_rate: 0.1}."""
+    """Further keyword arguments for a library's network, such as {drop_path_rate: 0.1}.
+    For a network of your own they are its options, completed by their defaults."""
+    source: str = field(default="", metadata=IMAGES | added_later(""))
+    """The SHA-256 of the source of a network of your own, which lsgd computes."""
     start: str | None = field(
         default=None,
         metadata=EXECUTION | IMAGES | not_empty("write model.start=PATH, or leave it out"),
@@ -175,9 +189,14 @@ class Model:
     All words of a sentence share one dropout mask (Gal and Ghahramani 2016)."""
 
     @property
+    def is_own(self) -> bool:
+        """Whether the network is from a package of the user's."""
+        return is_import_path(self.name)
+
+    @property
     def is_from_library(self) -> bool:
-        """Whether the network is from torchvision or timm."""
-        return is_within(self.name, LIBRARIES)
+        """Whether the network is from torchvision, timm or a package of the user's."""
+        return is_within(self.name, LIBRARIES) or self.is_own
 
     @property
     def uses_parameter_roles(self) -> bool:
@@ -216,9 +235,9 @@ class Optim:
     """Whether momentum is corrected when the lr changes (remark 2 of the paper)."""
     name: str = field(
         default="sgd",
-        metadata=added_later("sgd") | one_of("sgd", "lars", "adam", "adamw", "adagrad"),
+        metadata=added_later("sgd") | one_of("sgd", "lars", "adam", "adamw", "adagrad", own=True),
     )
-    """The optimizer: sgd, lars, adam, adamw or adagrad.
+    """The optimizer: sgd, lars, adam, adamw, adagrad, or one of your own, package.module:Name.
     adamw is Adam whose weight decay is decoupled from the gradient. lars is momentum SGD whose
     gradient is scaled for each tensor. With equation 9 it keeps the lr outside the momentum; with
     10 inside, as the paper of LARS and MLPerf do."""
@@ -257,6 +276,15 @@ class Optim:
     """The source of fused kernels for sgd and lars by equation 9: PyTorch or NVIDIA's apex.
     apex has to be installed. The two agree except for the last bits, and a run may be resumed with
     the other."""
+    options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
+    """The options of an optimizer of your own, completed by their defaults."""
+    source: str = field(default="", metadata=added_later(""))
+    """The SHA-256 of the source of an optimizer of your own, which lsgd computes."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the optimizer is from a package of the user's."""
+        return is_import_path(self.name)
 
 
 @dataclass(frozen=True)
@@ -293,8 +321,11 @@ class Schedule:
     """The lr at the start of a warmup for any batch size, such as 0; None for the reference lr."""
     factors: list[float] = field(default_factory=list, metadata=added_later([]) | above_0())
     """The share of the full lr from each milestone on, which replaces powers of gamma."""
-    decay: str = field(default="steps", metadata=added_later("steps") | one_of(*schedule.DECAYS))
-    """The decay of the lr after the warmup: at the milestones (steps), or smooth, to end_lr."""
+    decay: str = field(
+        default="steps", metadata=added_later("steps") | one_of(*schedule.DECAYS, own=True)
+    )
+    """The decay of the lr after the warmup: at the milestones (steps), or smooth, to end_lr.
+    A decay of your own is named by its import path, package.module:Name."""
     power: float = field(
         default=2.0,
         metadata=only_for("schedule.decay", "polynomial", override="schedule")
@@ -306,6 +337,10 @@ class Schedule:
     """The lr at the end of a smooth decay and after it."""
     decay_steps: int | None = field(default=None, metadata=SMOOTH | added_later(None) | at_least(1))
     """The step of the run at which a smooth decay ends; None for the last step."""
+    options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
+    """The options of a decay of your own, completed by their defaults."""
+    source: str = field(default="", metadata=added_later(""))
+    """The SHA-256 of the source of a decay of your own, which lsgd computes."""
 
 
 @dataclass(frozen=True)
@@ -431,11 +466,13 @@ class InputsSettings:
     """The settings of a run's data loader, which reads and prefetches examples."""
 
     loader: str = field(
-        default="auto", metadata=one_of("auto", "memory", "dali", "torchvision", "synthetic")
+        default="auto",
+        metadata=one_of("auto", "memory", "dali", "torchvision", "synthetic", own=True),
     )
-    """The data loader: auto, memory, dali, torchvision or synthetic.
+    """The data loader: auto, memory, dali, torchvision, synthetic, or one of your own.
     auto is memory for small datasets; for image files it is DALI if that is installed, or else
-    torchvision. synthetic generates random examples."""
+    torchvision. synthetic generates random examples. A loader of your own, package.module:Name, is
+    hashed into the fingerprint with its options and source."""
     decoders: int | None = field(default=None, metadata=at_least(0))
     """The number of DALI threads or torchvision processes that decode images, per training process.
     By default one for each of its cores."""
@@ -450,6 +487,15 @@ class InputsSettings:
         metadata=at_least(0) | at_most(1, "is more than all images; write a number from 0 to 1"),
     )
     """The share of images that DALI decodes with a GPU's JPEG decoder, if the GPU has one."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The options of a loader of your own, completed by their defaults."""
+    source: str = ""
+    """The SHA-256 of the source of a loader of your own, which lsgd computes."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the loader is from a package of the user's."""
+        return is_import_path(self.loader)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lsgd.own_parts import is_import_path
 from lsgd.recipe import TARGET_DATA
 from lsgd.report.batch_size_sweep import BatchSizeSweep
 from lsgd.report.drawing import BLUE, COLOURS, GREY, RED, Figure, draw_figure
@@ -326,8 +327,14 @@ def _noise(group: RecipeRuns) -> list[tuple[int, float]]:
 
 
 def _lr_points(group: RecipeRuns) -> tuple[list[float], list[float]]:
-    """Return epochs and learning rates of a recipe at 200 steps and at the steps around jumps."""
+    """Return epochs and learning rates of a recipe at 200 steps and at the steps around jumps.
+
+    Those of a decay that is not lsgd's, which a report does not import, are those of a run's rows.
+    """
     recipe, total = group.recipe, group.recipe.total_steps
+    if is_import_path(recipe.schedule.decay):
+        rows = [row for run in group.runs[:1] for row in run.of_kind("epoch")]
+        return [row["epoch"] for row in rows], [row.get("lr", math.nan) for row in rows]
     steps = {int(step) for step in np.linspace(0, total - 1, 200)}
     for epoch in (recipe.schedule.warmup_epochs, *recipe.schedule.milestones):
         jump = round(recipe.stage(epoch).steps_until(epoch))

@@ -13,14 +13,18 @@ gradient; so is AdamW (Loshchilov and Hutter 2019), which multiplies a weight by
 the update of Adam, whose means have no part of the decay.
 """
 
+import inspect
 import itertools
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lsgd.errors import UsageError
+from lsgd.own_parts import OPTIMIZER, OwnPart, imported_part, is_import_path
 from lsgd.rules.apex import apex_sgd
 
 STEP_KEY = "step"
@@ -118,13 +122,15 @@ def optimizer_over_groups(
     clip_norm: float | None,
     trust: float,
     fused: str,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    source: str = "",
     norm: Callable[[], Tensor] = _no_norm,
 ) -> torch.optim.Optimizer:
     """Create a recipe's optimizer for tensors in groups as parameter_groups makes them.
 
     For clipping it calls `norm` in every step for the norm of the whole gradient, a tensor on the
-    device, since its tensors may be only a part. Raises UsageError if torch has no fused Adagrad
-    here, or apex no SGD.
+    device, since its tensors may be only a part. `options` and `source` are those of an optimizer
+    of the user's own. Raises UsageError if torch has no fused Adagrad here, or apex no SGD.
     """
     match name:
         case "sgd" | "lars" if equation == 10:
@@ -142,6 +148,8 @@ def optimizer_over_groups(
         case "adagrad":
             _check_fused_adagrad([tensor for group in groups for tensor in group["params"]])
             made = torch.optim.Adagrad(groups, lr=0.0, eps=eps, fused=True)
+        case _ if is_import_path(name):
+            made = _own_optimizer(groups, imported_part(OPTIMIZER, name, source), options)
         case _:
             raise ValueError(name)
     if clip_norm is not None:
@@ -149,6 +157,46 @@ def optimizer_over_groups(
     if name == "lars":
         _scale_by_trust_ratio(made, trust, eps)
     return made
+
+
+def _own_optimizer(
+    groups: list[dict[str, Any]], part: OwnPart, options: Mapping[str, Any]
+) -> torch.optim.Optimizer:
+    """Create an optimizer of the user's own; raises UsageError if it fails or needs a closure.
+
+    Its lr is set before every step, and is not 0 here, which some refuse.
+    """
+    made: torch.optim.Optimizer = part(options, params=groups, lr=1.0)
+    try:
+        inspect.signature(made.step).bind()
+    except TypeError:
+        raise UsageError(
+            f"{part.override} computes the loss itself by the closure that its step needs, and a "
+            "step of lsgd has the gradient only; write an optimizer whose step takes no argument"
+        ) from None
+
+    def check(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        if kinds := sorted(_not_plain(state)):
+            raise UsageError(
+                f"{part.override} has a {kinds[0]} in its state, which a checkpoint cannot keep; "
+                "keep tensors, numbers, texts, lists and dictionaries there"
+            )
+
+    made.register_state_dict_post_hook(check)
+    return made
+
+
+PLAIN_TYPES = (Tensor, nn.Parameter, bool, int, float, str, type(None), list, tuple, dict)
+"""The types of values that a checkpoint can hold, since its reader executes nothing."""
+
+
+def _not_plain(value: Any) -> set[str]:
+    """Return the names of the types in an optimizer's state that a checkpoint cannot hold."""
+    if type(value) not in PLAIN_TYPES:
+        return {type(value).__name__}
+    inside = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    parts = inside if isinstance(value, dict | list | tuple) else []
+    return {kind for each in parts for kind in _not_plain(each)}
 
 
 def _check_fused_adagrad(tensors: list[Tensor]) -> None:
@@ -229,13 +277,16 @@ def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[s
     return {name: zero if name == STEP_KEY else torch.zeros_like(parameter) for name in names}
 
 
-def copy_in_layout(parameter: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def copy_in_layout(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
     """Copy the optimizer state of a parameter into the parameter's memory format.
 
     Fused updates walk memory linearly, and a checkpoint may have another setting of channels_last.
+    What is not of the parameter's shape, as some optimizers of other packages keep, has no layout.
     """
     return {
-        name: value.clone() if name == STEP_KEY else torch.empty_like(parameter).copy_(value)
+        name: torch.empty_like(parameter).copy_(value)
+        if name != STEP_KEY and isinstance(value, Tensor) and value.shape == parameter.shape
+        else deepcopy(value)
         for name, value in state.items()
     }
 

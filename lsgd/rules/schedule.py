@@ -6,11 +6,22 @@ algorithm 1, as MLPerf has it after a warmup; the cosine is that of Loshchilov a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 SCALINGS = ("linear", "sqrt", "none")
 WARMUPS = ("gradual", "constant", "none")
 DECAYS = ("steps", "polynomial", "linear", "cosine")
+
+
+class LrDecay(Protocol):
+    """The interface of a decay of the learning rate, from the end of the warmup on."""
+
+    def share(self, remaining: float) -> float:
+        """Return the share of the full lr where this share of the decay remains, from 1 to 0.
+
+        It is a pure function: the same in each process, and again after a resume.
+        """
 
 
 def scaled_lr(
@@ -71,10 +82,12 @@ def learning_rate(
     power: float = 2.0,
     end_lr: float = 0.0,
     remaining_decay: float = 1.0,
+    own_decay: Callable[[float], float] | None = None,
 ) -> float:
     """Return the scheduled learning rate at a fractional epoch, that of the start of a step.
 
     Decays other than by steps depend on `remaining_decay`, the remaining share of the decay.
+    `own_decay` is `LrDecay.share` of a decay of the user's own.
 
     >>> learning_rate(0.0, batch_size=8192)  # starts where a minibatch of 256 would
     0.1
@@ -95,6 +108,8 @@ def learning_rate(
         start = reference_lr if warmup_start is None else warmup_start
         progress = epoch / warmup_epochs if warmup == "gradual" else 0.0
         return start + (target - start) * progress
+    if own_decay:
+        return target * own_decay(remaining_decay)
     match decay:
         case "polynomial":
             return end_lr + (target - end_lr) * math.pow(remaining_decay, power)

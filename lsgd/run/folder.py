@@ -15,6 +15,7 @@ from lsgd.paths import is_leftover
 from lsgd.recipe import Recipe, differing_fields
 from lsgd.recipe.continuation import is_longer_run, past_difference
 from lsgd.recipe.fields import TIMED
+from lsgd.recipe.part_sources import changed_parts
 from lsgd.run import lock
 from lsgd.run.checkpoint import (
     FILE,
@@ -158,6 +159,11 @@ def _refuse_other_run(recipe: Recipe, folder: Path, theirs: str, step: int) -> N
             f"it (SHA-256 {other.model.start_sha256[:12]}…, now "
             f"{recipe.model.start_sha256[:12]}…); write the path of the original file, or "
             "another run_dir"
+        )
+    if other and (changed := changed_parts(recipe, other)):
+        raise UsageError(
+            f"{changed[0]} has changed since run_dir={folder} was at step {step}, and so would "
+            "have its results; restore its source to resume the run, or write another run_dir"
         )
     old, new = _differing(recipe, other)
     raise UsageError(

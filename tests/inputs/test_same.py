@@ -57,6 +57,21 @@ def opened(*copies: ExampleColumns) -> list[dict[str, str]]:
     return run_on_threads(len(copies), body)
 
 
+def test_parts_of_another_source_are_refused() -> None:
+    """On all processes, before the data are compared, and the digests have nothing of them."""
+
+    def body(comm: ThreadComm, sources: list[str]) -> dict[str, str]:
+        own = {"optim=mine:Rule": sources[comm.rank]}
+        return open_consistent_inputs(comm, lambda: Listed(made()), own)[1]
+
+    same = run_on_threads(2, lambda comm: body(comm, ["abc", "abc"]))
+    assert same == opened(made(), made())
+    with pytest.raises(
+        UsageError, match="process 1 has another source of optim=mine:Rule than pro"
+    ):
+        run_on_threads(2, lambda comm: body(comm, ["abc", "def"]))
+
+
 def made() -> ExampleColumns:
     return {
         "train path": np.array([f"train/a/{i}.png".encode() for i in range(20)]),

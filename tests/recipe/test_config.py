@@ -35,7 +35,7 @@ OPTIONS = [
     (group, path.stem)
     for group in (*NAMED_BY, "schedule", "cluster")
     for path in (paths.conf_dir() / group).glob("*.yaml")
-    if path.stem != "library"  # which is chosen by the name of a network in one
+    if path.stem not in ("library", "own")  # chosen by the name of a part of a library, or own
 ]
 
 

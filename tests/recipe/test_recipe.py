@@ -20,7 +20,8 @@ from lsgd.rules.metric import METRICS, TOP1
 
 EXECUTION = {
     "name", "target", "paper", "deviations", "replaced", "inputs.loader", "inputs.decoders",
-    "inputs.prefetch", "inputs.dtype", "inputs.decode_on", "inputs.hardware_share", "comm.library",
+    "inputs.prefetch", "inputs.dtype", "inputs.decode_on", "inputs.hardware_share",
+    "inputs.options", "inputs.source", "comm.library",
     "comm.bucket_mb", "comm.timeout", "comm.join_timeout", "data.root", "data.index",
     "data.skip_list", "workers_per_pass", "val_batch", "channels_last", "compile",
     "cuda_graphs", "device", "run_dir", "checkpoint_steps", "checkpoint_minutes",

@@ -1,0 +1,1 @@
+"""Parts for lsgd: an optimizer, a network, a loader, a decay and an augmentation."""

@@ -1,0 +1,72 @@
+"""Training images of any loader, changed by an augmentation of the user's own."""
+
+from collections.abc import Iterable, Iterator
+from itertools import tee
+
+import numpy as np
+import torch
+
+from lsgd.errors import UsageError
+from lsgd.inputs import Augmentation, Batch, ExampleColumns, Inputs
+from lsgd.own_parts import AUGMENTATION, first_line, imported_part
+from lsgd.recipe import Recipe
+from lsgd.rules.sampler import MicroBatch
+
+
+class AugmentedInputs:
+    """A data loader whose training images an augmentation changes; others stay as they are."""
+
+    def __init__(self, inputs: Inputs, augmentation: Augmentation) -> None:
+        self.inputs, self.augmentation = inputs, augmentation
+        self.name = inputs.name
+
+    def columns(self) -> ExampleColumns:
+        """Return the metadata columns of the loader's examples."""
+        return self.inputs.columns()
+
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield the augmented images and the labels of each training micro-batch."""
+        passes, loaded = tee(passes)
+        for images, labels in self.inputs.train(loaded):
+            each = next(passes)
+            if each.epoch is not None:
+                images = self.augmentation.augment(images, each.examples, each.epoch)
+            yield images, labels
+
+    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield the images and labels of each evaluation micro-batch as the loader has them."""
+        return self.inputs.evaluation(passes)
+
+
+def open_augmentation(recipe: Recipe, device: torch.device) -> Augmentation:
+    """Make the augmentation of a recipe; raises UsageError unless it keeps images apart.
+
+    It is tried on a few random images.
+    """
+    data = recipe.data
+    part = imported_part(AUGMENTATION, data.augmentation, data.augmentation_source)
+    made: Augmentation = part(data.augmentation_options, seed=recipe.seed, data=data)
+    shape = (3, data.channels, data.image_size, data.image_size)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(recipe.seed)).to(device)
+    examples = np.arange(3)
+    try:
+        together = made.augment(images.clone(), examples, 0)
+        alone = [made.augment(images[i : i + 1].clone(), examples[i : i + 1], 0) for i in examples]
+        is_right = together.shape == images.shape and together.dtype == images.dtype
+    except Exception as error:
+        raise UsageError(
+            f"{part.override} fails on images of shape {shape} "
+            f"({type(error).__name__}: {first_line(error)}); fix it"
+        ) from error
+    if not is_right:
+        raise UsageError(
+            f"{part.override} returns {tuple(together.shape)} of {together.dtype} for images of "
+            f"shape {shape} of {images.dtype}; return images of the same shape and type"
+        )
+    if not torch.allclose(together, torch.cat(alone), rtol=1e-4, atol=1e-5):
+        raise UsageError(
+            f"{part.override} changes an image by the other images of a micro-batch or by a random "
+            "generator, so that the result would depend on the number of processes; draw by "
+            "lsgd.parts.uniforms, for each example"
+        )
+    return made

@@ -1,0 +1,116 @@
+"""The parts of one's own that a recipe names: their import, their options and their source."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from lsgd.errors import UsageError
+from lsgd.override_syntax import key_and_value
+from lsgd.own_parts import (
+    KINDS,
+    OPTIMIZER,
+    SCHEDULE,
+    OwnPart,
+    PartKind,
+    first_line,
+    import_part,
+    installed_parts,
+    is_import_path,
+)
+from lsgd.recipe import Recipe
+
+
+def with_own_parts(recipe: Recipe, overrides: Sequence[str] = ()) -> Recipe:
+    """Import the parts of a recipe and record their options and the hashes of their sources.
+
+    A recipe that has a hash already, as a saved one does, names a part that is not imported, unless
+    one of the overrides names it too. Raises UsageError for a part that is missing or broken, whose
+    options are wrong, or whose source has changed since that hash was recorded.
+    """
+    for kind in KINDS:
+        name, source = kind.named(recipe), kind.source_of(recipe)
+        path = name if is_import_path(name) else _installed_path(kind, name)
+        said = any(key_and_value(word) == (kind.key, name) for word in overrides)
+        if path is None or (source and not said):
+            continue
+        part = import_part(kind, path)
+        if source:
+            part.check_source(source)
+        made = {
+            kind.field: path,
+            f"{kind.prefix}options": part.completed(kind.options_of(recipe)),
+            f"{kind.prefix}source": part.source,
+        }
+        recipe = replace(recipe, **{kind.group: replace(getattr(recipe, kind.group), **made)})
+        if kind is OPTIMIZER:
+            _check_weight_decay(part, recipe.optim.weight_decay)
+        if kind is SCHEDULE:
+            _check_decay(part, recipe)
+    return recipe
+
+
+def _check_decay(part: OwnPart, recipe: Recipe) -> None:
+    """Raise UsageError unless a decay returns numbers of 0 or more for the shares that remain."""
+    decay = part(recipe.schedule.options)
+    for place in range(11):
+        remaining = 1 - place / 10
+        try:
+            share = float(decay.share(remaining))
+        except Exception as error:
+            raise UsageError(
+                f"{part.override} fails where {remaining:g} of the decay remains "
+                f"({type(error).__name__}: {first_line(error)}); fix it"
+            ) from error
+        if not 0 <= share < math.inf:
+            raise UsageError(
+                f"{part.override} has {share:g} of the lr left where {remaining:g} of the decay "
+                "remains; return a number of 0 or more"
+            )
+
+
+def _check_weight_decay(part: OwnPart, weight_decay: float) -> None:
+    """Raise UsageError for a weight decay that an optimizer does not take."""
+    if weight_decay and not part.takes_any and "weight_decay" not in part.arguments:
+        raise UsageError(
+            f"optim.weight_decay={weight_decay:g} has no effect with {part.override}, which takes "
+            "no weight_decay; write optim.weight_decay=0"
+        )
+
+
+def check_saved_parts(values: Mapping[str, Any]) -> None:
+    """Raise UsageError for a part in a saved recipe without the hash of its source."""
+    for kind in KINDS:
+        group = values.get(kind.group)
+        settings = group if isinstance(group, Mapping) else {}
+        name = settings.get(kind.field)
+        if is_import_path(name) and not settings.get(f"{kind.prefix}source"):
+            raise UsageError(
+                f"a saved recipe with {kind.key}={name} has the hash of its source in "
+                f"{kind.group}.{kind.prefix}source; give that of a run of lsgd"
+            )
+
+
+def changed_parts(recipe: Recipe, other: Recipe) -> list[str]:
+    """Return the parts, as overrides, that two recipes name and whose sources differ."""
+    theirs = other.part_sources
+    return [
+        part for part, source in recipe.part_sources.items() if theirs.get(part, source) != source
+    ]
+
+
+def _installed_path(kind: PartKind, name: str) -> str | None:
+    """Return the import path of an installed part of this name; None for a choice of lsgd's own."""
+    if not name:  # of a field that the workload lacks
+        return None
+    [entry] = [e for e in fields(_settings(kind)) if e.name == kind.field]
+    try:
+        entry.metadata["one_of"].enforce(kind.key, name)
+    except UsageError:
+        return installed_parts(kind).get(name)
+    return None
+
+
+def _settings(kind: PartKind) -> Any:
+    [group] = [entry.type for entry in fields(Recipe) if entry.name == kind.group]
+    return group

@@ -1,0 +1,165 @@
+"""Parts of one's own: what is imported, what is refused with one sentence, and what is hashed."""
+
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsgd.errors import UsageError
+from lsgd.own_parts import OPTIMIZER, SCHEDULE, OwnPart, import_part, imported_part
+
+NUMBERS = count()
+DECAY = """
+from collections.abc import Sequence
+from typing import Literal
+
+class Decay:
+    def __init__(self, a: int, b: float = 1.5, kind: Literal["x", "y"] = "x", c=True,
+                 many: Sequence[int] = (1, 2), maybe: float | None = None): ...
+    def share(self, remaining): return remaining
+
+class Base:
+    def share(self, remaining): return remaining
+
+def make(power: float = 2.0) -> Decay: return Decay(1)
+def unknown(power: float = 2.0): return Decay(1)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an empty package of a new name, which can be imported."""
+    folder = tmp_path / f"own_package_{next(NUMBERS)}"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def decay(package: Path, name: str = "Decay", source: str = DECAY) -> OwnPart:
+    """A decay in the module `decays` of a package, imported."""
+    (package / "decays.py").write_text(source)
+    return import_part(SCHEDULE, f"{package.name}.decays:{name}")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import a_module_that_is_not_there", "there is no module a_module_that_is_not_there; "),
+        ("raise ValueError('no licence')", r"decays raises ValueError \(no licence\); fix "),
+        ("import sys; sys.exit(3)", r"decays raises SystemExit \(3\); fix "),
+        ("def f(:", r"decays raises SyntaxError \("),
+        ("class Decays: ...", "does not exist in .*; did you mean Decays?"),
+        ("class Decay: ...", "has no method share; write a class that is one, or a function"),
+        ("Decay = 3", "is not a class; write a class that is one"),
+        ("def Decay(): raise RuntimeError", "is not a class; write a class that is one"),
+        ("import subprocess; Decay = subprocess.run", "is not a class; write a class that is one"),
+    ],
+)
+def test_a_broken_part_is_one_sentence(package: Path, source: str, message: str) -> None:
+    """And nothing is called that is no part."""
+    with pytest.raises(UsageError, match=rf"^schedule\.decay|schedule={package.name}") as refusal:
+        decay(package, source=source)
+    assert refusal.match(message)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("a_package_that_is_not_there.a:B", "there is no module a_package_that_is_not_there; inst"),
+        ("subprocess:Popen", r"optim=subprocess:Popen is not a torch\.optim\.Optimizer; write a "),
+        ("os.path", "optim=os.path is not an import path; write optim=package.module:Name"),
+        ("math:nothing", "optim=math:nothing does not exist in math; write a name that math has"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(path: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        import_part(OPTIMIZER, path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"needs schedule\.options\.a, which has no default; .*options\.a=… \(a whole number"),
+        ({"a": 1.5}, r"schedule\.options\.a=1.5 is not a whole number, which schedule="),
+        ({"a": True}, "a=True is not a whole number"),
+        ({"a": 1, "b": "x"}, "b=x is not a number"),
+        ({"a": 1, "kind": "z"}, "kind=z is not one of x, y"),
+        ({"a": 1, "c": 3}, "c=3 is not true or false"),
+        ({"a": 1, "many": [1, "x"]}, "is not a list of whole numbers"),
+        ({"a": 1, "many": 3}, "is not a list of whole numbers"),
+        ({"a": 1, "kinds": "x"}, r"there is no key 'schedule\.options\.kinds' .*options\.kind\?"),
+        ({"a": 1, "zzz": 3}, "its options are a, b, kind, c, many, maybe"),
+        ({"a": 1, "b": {"x": 1}}, "is not a number"),
+    ],
+)
+def test_wrong_options_are_refused(package: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        decay(package).completed(options)
+
+
+def test_options_are_completed_by_their_defaults(package: Path) -> None:
+    """A default that a recipe cannot hold, such as None, stays the part's own."""
+    part = decay(package)
+    completed = {"a": 3, "b": 2, "kind": "x", "c": True, "many": [1, 2]}
+    assert part.completed({"a": 3, "b": 2}) == completed
+    assert part.completed({"a": 3, "maybe": 1.0})["maybe"] == 1.0
+    assert part.keywords({"a": 3, "many": [4]}) == {"a": 3, "many": (4,)}
+
+
+def test_a_function_says_what_it_makes(package: Path) -> None:
+    assert decay(package, "make").completed({}) == {"power": 2.0}
+    with pytest.raises(
+        UsageError, match="is not a class; write a class that is one, or a function"
+    ):
+        decay(package, "unknown")
+
+
+def test_the_hash_is_of_the_module_and_what_it_imports_of_its_package(package: Path) -> None:
+    """Also of the packages around it, and of a relative import within a function; of no other."""
+    (package / "inner").mkdir()
+    for name in ("near", "inner/__init__", "inner/deep", "far", "unused"):
+        (package / f"{name}.py").write_text(f"# {name}\n")
+    (package / "near.py").write_text("from . import inner\ndef f(): from .far import g\n")
+    source = f"import json\nfrom {package.name} import near\n{DECAY}"
+
+    def digest() -> str:
+        for name in [each for each in sys.modules if each.startswith(package.name)]:
+            del sys.modules[name]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("lsgd.own_parts._imported", {})
+            return decay(package, source=source).source
+
+    first = digest()
+    assert digest() == first
+    for name, counts in {
+        "near": True, "inner/__init__": True, "far": True, "__init__": True, "unused": False,
+        "inner/deep": False,
+    }.items():  # fmt: skip
+        file = package / f"{name}.py"
+        before = file.read_text()
+        file.write_text(f"{before}# changed\n")
+        assert (digest() != first) == counts, name
+        file.write_text(before.replace("\n", "\r\n"))
+        assert digest() == first, name
+    source += "# changed"
+    assert digest() != first
+
+
+def test_what_no_command_line_names_is_not_imported(package: Path) -> None:
+    """Only if the package declares it as a part when it is installed."""
+    (package / "decays.py").write_text(DECAY)
+    path = f"{package.name}.decays:Decay"
+    with pytest.raises(UsageError, match=f"schedule={path} is code outside of lsgd, which a file"):
+        imported_part(SCHEDULE, path, "")
+    assert package.name not in sys.modules
+    installed = package.parent / "own-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[lsgd.schedule]\nmine = {path}\n")
+    with pytest.raises(UsageError, match=r"has changed since the recipe was written \(source abc"):
+        imported_part(SCHEDULE, path, "abc")
+    assert imported_part(SCHEDULE, path, decay(package).source).path == path

@@ -1,0 +1,109 @@
+"""Loaders and augmentations of one's own: what is refused before a run, and what they change."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lsgd.config import load_recipe
+from lsgd.errors import UsageError
+from lsgd.inputs import open_inputs
+from lsgd.rules.sampler import MicroBatch
+
+CPU = torch.device("cpu")
+LOADER = """
+import numpy as np
+import torch
+
+class Loader:
+    name = "own"
+
+    def __init__(self, data, *, side=8, train=1442, fails=False):
+        self.side, self.labels, self.fails = side, np.zeros(train, np.int64), fails
+
+    def columns(self):
+        return {"train labels": self.labels}
+
+    def train(self, passes):
+        for each in passes:
+            if self.fails: raise OSError("no disk")
+            count = len(each.examples)
+            yield torch.ones(count, 1, self.side, self.side), torch.zeros(count, dtype=torch.int64)
+
+    evaluation = train
+"""
+AUGMENTATION = """
+import torch
+from lsgd.parts import uniforms
+
+class Shifted:
+    def __init__(self, *, seed, kind="example"): self.seed, self.kind = seed, kind
+
+    def augment(self, images, examples, epoch):
+        if self.kind == "mean": return images - images.mean()
+        if self.kind == "drawn": return images + torch.rand(len(images), 1, 1, 1)
+        if self.kind == "cut": return images[:, :, 1:]
+        if self.kind == "fails": raise IndexError("too few")
+        drawn = torch.from_numpy(uniforms(examples, seed=self.seed, epoch=epoch)[0])
+        return images + drawn[:, None, None, None].to(images.dtype)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module with the loader and the augmentation."""
+    (tmp_path / "own_inputs.py").write_text(LOADER + AUGMENTATION)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("lsgd.own_parts._imported", {})
+    yield
+    sys.modules.pop("own_inputs", None)
+
+
+def opened(*overrides: str) -> Any:
+    """The loader of the digits with these overrides."""
+    return open_inputs(load_recipe(["recipe=digits", *overrides]), CPU)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("side=9", r"yields a batch of shapes \(2, 1, 9, 9\) and \(2,\) for 2 examples, and this"),
+        ("train=1000", r"has 1000 train labels, and this recipe has data\.train_examples=1442"),
+        ("fails=true", r"fails on the first 2 validation examples \(OSError: no disk\); fix it"),
+    ],
+)
+def test_a_loader_of_other_data_is_refused(option: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"inputs=own_inputs:Loader {message}"):
+        opened("inputs=own_inputs:Loader", f"inputs.options.{option}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("mean", "changes an image by the other images of a micro-batch or by a random generator"),
+        ("drawn", "changes an image by the other images of a micro-batch or by a random generator"),
+        ("cut", r"returns \(3, 1, 7, 8\) of torch.float32 for images of shape \(3, 1, 8, 8\)"),
+        ("fails", r"fails on images of shape \(3, 1, 8, 8\) \(IndexError: too few\)"),
+    ],
+)
+def test_an_augmentation_that_mixes_images_is_refused(kind: str, message: str) -> None:
+    words = ["data.augmentation=own_inputs:Shifted", f"data.augmentation_options.kind={kind}"]
+    with pytest.raises(UsageError, match=f"data.augmentation=own_inputs:Shifted {message}"):
+        opened(*words)
+
+
+def test_an_augmentation_changes_training_images_only() -> None:
+    """Of any loader, each by its own number, in each order of the examples."""
+    inputs = opened("data.augmentation=own_inputs:Shifted", "inputs=own_inputs:Loader")
+    ids = np.array([5, 3, 8])
+    passes = [MicroBatch(0, ids), MicroBatch(0, ids[::-1].copy()), MicroBatch(1, ids)]
+    first, turned, later = (images for images, _ in inputs.train(iter(passes)))
+    assert first.flip(0).equal(turned)
+    assert (first != later).all()
+    assert len({*first[:, 0, 0, 0].tolist()}) == 3
+    [(images, _)] = inputs.evaluation([MicroBatch(None, ids, split="val")])
+    assert images.eq(1).all()

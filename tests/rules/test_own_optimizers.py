@@ -1,0 +1,104 @@
+"""Optimizers of one's own: how they are made, and what their state may be."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from lsgd.errors import UsageError
+from lsgd.own_parts import OPTIMIZER, OwnPart
+from lsgd.rules import optim
+
+
+class Scaled(torch.optim.Optimizer):
+    """An optimizer with one number of state per tensor, and one tensor of another shape."""
+
+    extra: Any = 0.5
+
+    def __init__(self, params: Any, lr: float, fails: bool = False) -> None:
+        assert lr > 0, "as some check it"
+        if fails:
+            raise ValueError("no such rule")
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                state |= {"rows": torch.ones(len(weight)), "count": 3, "extra": self.extra}
+                weight.data.sub_(weight.grad, alpha=group["lr"])
+
+
+class NeedsClosure(Scaled):
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that makes an own optimizer over one weight, by the path of its class."""
+
+    def make(kind: type, **options: Any) -> torch.optim.Optimizer:
+        path = f"own:{kind.__name__}"
+        part = OwnPart(OPTIMIZER, path, kind, {}, frozenset({"params", "lr"}), True, "source")
+        monkeypatch.setattr("lsgd.own_parts._imported", {(OPTIMIZER.key, path): part})
+        weight = torch.ones(3, 2, dtype=torch.float64).requires_grad_()
+        weight.grad = torch.full_like(weight, 2.0)
+        settings = {"momentum": 0.0, "nesterov": False, "equation": 9, "beta2": 0.9, "eps": 1e-8}
+        settings |= {
+            "momentum_correction": False,
+            "clip_norm": None,
+            "trust": 0.1,
+            "fused": "torch",
+        }
+        return optim.optimizer_over_groups(
+            [{"params": [weight], "weight_decay": 0.0}],
+            name=path, options=options, source="source", **settings,
+        )  # fmt: skip
+
+    return make
+
+
+def test_it_gets_the_lr_of_each_step(own: Any) -> None:
+    made = own(Scaled)
+    optim.set_lr(made, 0.25)
+    made.step()
+    [weight] = made.param_groups[0]["params"]
+    assert weight.tolist() == [[0.5, 0.5]] * 3
+
+
+def test_a_state_of_any_shape_is_restored(own: Any) -> None:
+    made, again = own(Scaled), own(Scaled)
+    made.step()
+    again.load_state_dict(made.state_dict())
+    for parameter, values in again.state.items():
+        values |= optim.copy_in_layout(parameter, values)
+        assert (values["rows"].tolist(), values["count"], values["extra"]) == ([1.0] * 3, 3, 0.5)
+
+
+def test_a_state_that_a_checkpoint_cannot_hold_is_refused(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint is read without running what it names, so it has plain values only."""
+    monkeypatch.setattr(Scaled, "extra", [ModuleType("of_the_user")])
+    made = own(Scaled)
+    made.step()
+    with pytest.raises(UsageError, match="optim=own:Scaled has a module in its state, which a che"):
+        made.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (Scaled, {"fails": True}, r"with options=\{'fails': True\} \(ValueError: no such rule\);"),
+        (NeedsClosure, {}, "computes the loss itself by the closure that its step needs"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(
+    own: Any, kind: type, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        own(kind, **options)
+    assert "own" not in sys.modules
