@@ -36,7 +36,13 @@ from lsgd.strategy.allreduce import AllReduce
 from lsgd.verify.evidence import SMALL, Evidence
 from lsgd.verify.progress import Progress
 
-PERTURBATIONS = {"float64": 2.0**-50, "float32": 2.0**-21, "tf32": 2.0**-11, "bfloat16": 2.0**-8}
+PERTURBATIONS = {
+    "float64": 2.0**-50,
+    "float32": 2.0**-21,
+    "tf32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
 """The relative change of each parameter of the perturbed copy, by precision: a few last bits."""
 HARDWARE_SETTINGS = {"fused", "foreach", "capturable", "differentiable"}
 """The settings of torch's optimizers that choose kernels; the others decide what is computed."""
