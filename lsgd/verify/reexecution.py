@@ -28,7 +28,7 @@ from lsgd.rules.metric import METRICS
 from lsgd.rules.optim import trained_parameters
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
-from lsgd.run.metrics import Meter, TimedBatches
+from lsgd.run.metrics import Meter, TimedBatches, to_writable
 from lsgd.run.read import Run
 from lsgd.run.rows import Row
 from lsgd.step import train_step
@@ -174,7 +174,8 @@ def execute(
 
 
 def _row(kind: str, step: int, **values: Any) -> Row:
-    return {"kind": kind, "step": step} | values
+    # The gradient norm of a step that float16 skips is not finite.
+    return {"kind": kind, "step": step} | {key: to_writable(each) for key, each in values.items()}
 
 
 def _evaluate_restored(
