@@ -44,9 +44,10 @@ def check_autocast(model: nn.Module, device: torch.device, dtype: torch.dtype) -
         with torch.autocast(device.type, dtype):
             nn.LSTM(1, 1, device=device)(torch.zeros(1, 1, 1, device=device))
     except RuntimeError as error:
+        name = str(dtype).removeprefix("torch.")
         raise UsageError(
-            f"precision={str(dtype).removeprefix('torch.')} is not supported by the LSTM of this "
-            f"network on this {device.type} ({str(error).splitlines()[0]}); write precision=float32",
+            f"precision={name} is not supported by the LSTM of this network on this "
+            f"{device.type} ({str(error).splitlines()[0]}); write precision=float32",
             is_local=True,
         ) from None
 

@@ -234,7 +234,7 @@ def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[s
 def create_state(optimizer: torch.optim.Optimizer) -> None:
     """Create the zero state of all parameters of an optimizer that has made no update.
 
-    torch's fused SGD would create it in the first update, and leave it undefined if that is skipped.
+    torch's fused SGD creates it in the first update, and leaves it undefined if that is skipped.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
