@@ -28,7 +28,7 @@ from lsgd.run.read import NotARunError, Run, read_run
 from lsgd.run.rows import MEASURED, PER_SECOND, WAITS, Row, RowReader
 from lsgd.tables import markdown_table
 
-LAST_STEP_KEYS = {"epoch", "lr", "gradient_norm"}
+LAST_STEP_KEYS = {"epoch", "lr", "gradient_norm", "loss_scale", "skipped_steps"}
 """The values of a train row that describe its last step alone; others are means over its steps."""
 NOISE_SCALE_KEYS = {"gradient_square", "gradient_variance", "noise_scale"}
 """The noise-scale estimates, which depend on how a step is divided into micro-batches."""

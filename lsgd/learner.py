@@ -20,7 +20,8 @@ from lsgd.job.device import choose_kernels
 from lsgd.job.launcher import cores, detect_launch
 from lsgd.job.threads import choose_threads
 from lsgd.metric_sums import MetricSums, MetricSumsState
-from lsgd.models.lstm import check_bfloat16
+from lsgd.models import AUTOCAST_DTYPES
+from lsgd.models.lstm import check_autocast
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import Metric
 from lsgd.run.checkpoint import Checkpoint, order_hash
@@ -62,10 +63,12 @@ class Learner:
         if device.type == "cpu":
             numbers = recipe.values_per_micro_batch(len(self.strategy.hosted))
             set_num_threads(choose_threads(numbers, cores(detect_launch())))
-        bfloat16 = recipe.precision == "bfloat16"
-        if bfloat16:
-            check_bfloat16(self.model, device)
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bfloat16)
+        lower = AUTOCAST_DTYPES.get(recipe.precision)
+        if lower:
+            check_autocast(self.model, device, lower)
+        self.autocast = torch.autocast(
+            device.type, lower or torch.bfloat16, enabled=lower is not None
+        )
         """The autocast context of a forward pass in training."""
         self.epoch_metrics: dict[int, dict[str, float]] = {}
         """The metrics of each finished epoch, by its number from 1, as in a Checkpoint."""

@@ -187,7 +187,9 @@ def _precision(learner: Learner) -> Observation:
         one = torch.ones(1, 1, dtype=DTYPES[learner.recipe.precision])
         kinds = {(one @ one).dtype, *(p.dtype for p in learner.model.parameters())}
     names = sorted(str(kind).removeprefix("torch.") for kind in kinds)
-    return Observation("precision", " and ".join(names), set(names))
+    scaled = _allreduce(learner).reducer.loss_scale is not None
+    run = " and ".join(names) + ", with a dynamic loss scale" * scaled
+    return Observation("precision", run, set(names))
 
 
 def _compression(learner: Learner) -> Observation:

@@ -19,9 +19,12 @@ DTYPES = {
     "float32": torch.float32,
     "tf32": torch.float32,
     "bfloat16": torch.float32,
+    "float16": torch.float32,
     "float64": torch.float64,
 }
-"""The dtype of parameters and gradients; tf32 and bfloat16 apply only to products."""
+"""The dtype of parameters and gradients; tf32, bfloat16 and float16 apply only to products."""
+AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The dtype of autocast, by precision; the others have no autocast."""
 
 
 def make_network(recipe: Recipe) -> nn.Module:

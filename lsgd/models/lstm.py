@@ -29,23 +29,24 @@ class LSTMLanguageModel(nn.Module):
         cell, has shape (2, layers, streams, width) and no gradient; the next windows start from it.
         """
         seen, after = self.lstm(self.embedding(windows), (state[0], state[1]))
-        # Under autocast the new state would be in bfloat16.
+        # Under autocast the new state would be in its dtype.
         return self.output(seen), torch.stack(after).detach().to(state.dtype)
 
 
-def check_bfloat16(model: nn.Module, device: torch.device) -> None:
-    """Raise UsageError if a model has an LSTM and this device does not support it in bfloat16.
+def check_autocast(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise UsageError if a model has an LSTM and this device does not support it in a dtype.
 
-    Processors without instructions for bfloat16 do not.
+    Processors without instructions for bfloat16 or float16 do not.
     """
     if not any(isinstance(module, nn.LSTM) for module in model.modules()):
         return
     try:
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(device.type, dtype):
             nn.LSTM(1, 1, device=device)(torch.zeros(1, 1, 1, device=device))
     except RuntimeError as error:
+        name = str(dtype).removeprefix("torch.")
         raise UsageError(
-            "precision=bfloat16 is not supported by the LSTM of this network on this "
+            f"precision={name} is not supported by the LSTM of this network on this "
             f"{device.type} ({str(error).splitlines()[0]}); write precision=float32",
             is_local=True,
         ) from None

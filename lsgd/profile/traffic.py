@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from lsgd.models import make_network
+from lsgd.models import AUTOCAST_DTYPES, make_network
 from lsgd.profile.fake_steps import (
     OperatorCounter,
     count_micro_batches,
@@ -161,11 +161,11 @@ def count_bare_traffic(recipe: Recipe, examples: int) -> list[OperatorCall]:
         for layer in worker_batch_norms(model):
             layer.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
-        lower = recipe.precision == "bfloat16"
+        lower = AUTOCAST_DTYPES.get(recipe.precision)
         [(pixels, labels)] = fake_batches(recipe, [MicroBatch(0, np.arange(examples))])
         for _ in range(2):
             traffic.clear()
-            with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+            with torch.autocast("cpu", lower or torch.bfloat16, enabled=lower is not None):
                 loss = F.cross_entropy(model(pixels), labels)
             loss.backward()
             optimizer.step()

@@ -42,6 +42,7 @@ def check_recipe(recipe: Recipe) -> None:
     _check_optim(recipe.optim)
     _check_own_parts(recipe)
     _check_fused(recipe)
+    _check_float16(recipe)
     _check_workload(recipe)
     _check_schedule(recipe)
     _check_strategy(recipe)
@@ -182,7 +183,7 @@ def _check_fused(recipe: Recipe) -> None:
     for key, value, possible in (
         ("optim.name", optim.name, ("sgd", "lars")),
         ("optim.equation", optim.equation, (9,)),
-        ("precision", recipe.precision, ("float32", "tf32", "bfloat16")),
+        ("precision", recipe.precision, ("float32", "tf32", "bfloat16", "float16")),
         ("device", recipe.device, ("auto", "cuda")),
         ("strategy.name", recipe.strategy.name, ("allreduce", "local")),
     ):
@@ -196,6 +197,23 @@ def _check_fused(recipe: Recipe) -> None:
         raise UsageError(
             "optim.fused=apex keeps a momentum though optim.momentum=0 leaves none, and a "
             "checkpoint would have it; write optim.fused=torch"
+        )
+
+
+def _check_float16(recipe: Recipe) -> None:
+    """Raise UsageError if a float16 recipe has no common updates, or measures scaled gradients."""
+    if recipe.precision != "float16":
+        return
+    if recipe.strategy.name != "allreduce":
+        raise UsageError(
+            "precision=float16 skips a step on all processes where the sum of all gradients "
+            f"overflows, and strategy={recipe.strategy.name} computes no such sum before it "
+            "updates parameters; write precision=bfloat16, or strategy=allreduce"
+        )
+    if recipe.noise_scale:
+        raise UsageError(
+            "noise_scale=true measures the gradients of micro-batches, in which precision=float16 "
+            "still has its loss scale; write precision=bfloat16, or leave it out"
         )
 
 

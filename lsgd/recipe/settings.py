@@ -588,10 +588,11 @@ class RunSettings:
     tail: str = field(default="drop", metadata=one_of("drop", "keep"))
     """The treatment of the last N mod kn examples of an epoch: drop, or keep as a smaller step."""
     precision: str = field(
-        default="float32", metadata=one_of("float32", "tf32", "bfloat16", "float64")
+        default="float32", metadata=one_of("float32", "tf32", "bfloat16", "float16", "float64")
     )
     """The number format of forward and backward passes.
-    bfloat16 is by autocast; tf32 is float32 whose products a GPU rounds to 10 bits."""
+    bfloat16 and float16 are by autocast, float16 with a dynamic loss scale; tf32 is float32 whose
+    products a GPU rounds to 10 bits."""
     gradient_compression: str = field(default="none", metadata=one_of("none", "fp16"))
     """The number format of the gradient all-reduce; fp16 loses values below 6e-8."""
     rehearse: bool = False

@@ -98,7 +98,9 @@ def make_optimizer(
     """Create a recipe's optimizer for a model, whose parameters are grouped by weight decay.
 
     The settings are those of optimizer_over_groups. The lr is set before every step, with `set_lr`.
-    The optimizer skips an update, of parameters and state, if its `found_inf` is 1.
+    The optimizer skips an update, of parameters and state, if its `found_inf` is 1; a momentum
+    correction for a new lr is made all the same. Before an update that may be skipped, and is not
+    the last one, create_state has to be called.
     """
     lars = settings["name"] == "lars"
     groups = parameter_groups(model, weight_decay, decay_bias, adapts if lars else None)
@@ -277,6 +279,17 @@ def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[s
     return {name: zero if name == STEP_KEY else torch.zeros_like(parameter) for name in names}
 
 
+def create_state(optimizer: torch.optim.Optimizer) -> None:
+    """Create the zero state of all parameters of an optimizer that has made no update.
+
+    torch's fused SGD creates it in the first update, and leaves it undefined if that is skipped.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if state := initial_state(optimizer, parameter):
+                optimizer.state[parameter] = state
+
+
 def copy_in_layout(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
     """Copy the optimizer state of a parameter into the parameter's memory format.
 
@@ -317,7 +330,10 @@ class VelocitySGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update the parameters, or skip if `found_inf` is 1; gradients are scaled in place."""
+        """Update the parameters, or skip if `found_inf` is 1; gradients are scaled in place.
+
+        A skipped update leaves parameters and velocities, but for the momentum correction.
+        """
         for group in self.param_groups:
             lr, last_lr, parameters = group["lr"], group["last_lr"], group["params"]
             group["last_lr"] = lr
@@ -327,8 +343,9 @@ class VelocitySGD(torch.optim.Optimizer):
             velocities = self._velocities(parameters) if group["momentum"] else []
             if group["corrected"] and velocities and last_lr not in (0.0, lr):
                 # The velocity is corrected before the update. A larger momentum in the update would
-                # also change the look-ahead of Nesterov.
-                torch._foreach_mul_(velocities, self._unless_skipped(lr / last_lr))
+                # also change the look-ahead of Nesterov. A skipped update corrects it too, since
+                # the next one starts from this lr.
+                torch._foreach_mul_(velocities, lr / last_lr)
             # PyTorch's update (9) of lr (g + decay w) with an lr of 1 is equation (10).
             torch._foreach_mul_(gradients, lr)
             torch._fused_sgd_(
@@ -351,10 +368,3 @@ class VelocitySGD(torch.optim.Optimizer):
             if not self.state[parameter]:
                 self.state[parameter]["velocity"] = torch.zeros_like(parameter)
         return [self.state[parameter]["velocity"] for parameter in parameters]
-
-    def _unless_skipped(self, factor: float) -> float | Tensor:
-        """Return the momentum correction, or 1 if this update is skipped, without a host sync."""
-        if self.found_inf is None:
-            return factor
-        one = torch.ones((), dtype=torch.float64, device=self.found_inf.device)
-        return torch.where(self.found_inf > 0, one, factor * one)

@@ -226,7 +226,7 @@ class RunLog(Log):
             with converting_disk_full(f"the record of the run in {self.folder}"):
                 values |= self.run.save_artifacts(self.folder)
         row = {"kind": kind, "step": step} | {
-            key: _writable(value) for key, value in values.items()
+            key: to_writable(value) for key, value in values.items()
         }
         self.rows.write(json.dumps(row).encode() + b"\n")
         self.console.show(kind, step, row)
@@ -439,7 +439,8 @@ def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def _writable(value: Any) -> Any:
+def to_writable(value: Any) -> Any:
+    """Return a value as a row has it: None for a number that is not finite, which JSON lacks."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -453,7 +454,9 @@ def _of_speed(recipe: Recipe, device: torch.device) -> list[str]:
         return []
     options, precisions = "channels_last=true, compile=true and larger micro-batches", "bfloat16"
     if is_nvidia(device):
-        options, precisions = f"hardware={preset(device)}, or {options}", "tf32 or bfloat16"
+        name = preset(device)
+        options = f"hardware={name}, or {options}"
+        precisions = "float16" if name == "v100" else "tf32 or bfloat16"
     return [
         f"faster on this GPU: {options} one by one; and precision={precisions}, which makes "
         "another run"

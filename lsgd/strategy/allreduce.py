@@ -18,6 +18,7 @@ from lsgd.comm import Comm, all_reduce_
 from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import noise_scale, optim
+from lsgd.rules.loss_scale import STATE_KEY
 from lsgd.strategy import StepTask
 from lsgd.strategy.guard import SAVE_NOTE, STOP_NOTE, NonFiniteGuard
 from lsgd.strategy.reducer import Reducer
@@ -82,7 +83,12 @@ class AllReduce(AllReduceUpdate):
         self.hosted = hosted_workers(recipe, comm.world_size, comm.rank)
         carried_states = workload.carried_states(model, self.hosted, comm)
         reducer, optimizer = self._make(model)
-        optimizer.found_inf = reducer.found_inf  # type: ignore[attr-defined]
+        self.loss_scale = reducer.loss_scale
+        found_inf = reducer.found_inf
+        if self.loss_scale:
+            found_inf = self.loss_scale.found_inf
+            optim.create_state(optimizer)
+        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         # A single process waits for no other, so its steps have no timeout.
         timeout = recipe.comm.timeout if comm.world_size > 1 else math.inf
         guard = NonFiniteGuard(reducer.flags, timeout=timeout)
@@ -101,6 +107,7 @@ class AllReduce(AllReduceUpdate):
             bucket_mb=self.recipe.comm.bucket_mb,
             compression=compression,
             keep_autograd_grads=self.comm.world_size == 1 and compression == "none",
+            scales_loss=self.recipe.precision == "float16",
         )
         settings = asdict(self.recipe.optim)
         return reducer, optim.make_optimizer(model, norm=lambda: reducer.gradient_norm, **settings)
@@ -137,12 +144,15 @@ class AllReduce(AllReduceUpdate):
         return False
 
     def state(self) -> dict[str, Any]:
-        """Return the optimizer state for a checkpoint, which is the same on every process."""
-        return self.optimizer.state_dict()
+        """Return the state of optimizer and loss scale for a checkpoint, the same everywhere."""
+        scale = {STATE_KEY: self.loss_scale.state()} if self.loss_scale else {}
+        return self.optimizer.state_dict() | scale
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Restore the optimizer state from a checkpoint."""
+        """Restore the state of the optimizer and the loss scale from a checkpoint."""
         self.optimizer.load_state_dict(state)
+        if self.loss_scale:
+            self.loss_scale.restore(state[STATE_KEY])
         for parameter, values in self.optimizer.state.items():
             values |= optim.copy_in_layout(parameter, values)
         self.next_step = step
@@ -156,9 +166,13 @@ class AllReduce(AllReduceUpdate):
         return {}
 
     def step_metrics(self) -> dict[str, float | list[int]]:
-        """Return the norm of the last reduced gradient; reading it waits for the device."""
+        """Return the norm of the last reduced gradient; reading it waits for the device.
+
+        In float16 the loss scale and the number of skipped steps follow.
+        """
         self.guard.wait()  # has a timeout, which reading the norm of a lost process would not have
-        return {"gradient_norm": self.reducer.gradient_norm.item()}
+        scale = self.loss_scale.metrics() if self.loss_scale else {}
+        return {"gradient_norm": self.reducer.gradient_norm.item(), **scale}
 
     def phases(self) -> list[tuple[str, object, str]]:
         """Return the phases of a training step to time; the all-reduce is communication."""

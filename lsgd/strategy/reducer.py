@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lsgd.comm import Comm
+from lsgd.rules.loss_scale import LossScale
 
 LARGE = 2**13
 """Mean size of a bucket's gradients, in elements, from which on separate tensors are cheaper.
@@ -87,11 +88,10 @@ class _Bucket:
             torch._foreach_copy_(places, handed)
         self.attached = True
 
-    def norms(self) -> Sequence[Tensor]:
-        """Return the norms of parts of the bucket; set gradients that autograd left out to zeros.
+    def parts(self) -> list[Tensor]:
+        """Return the bucket's gradients; set those that autograd left out to zeros.
 
-        The parts are the gradients that autograd assigned, or the whole of a flat bucket. On a CPU
-        large parts are split, as its sum of millions of squares misses in the fourth digit.
+        They are the gradients that autograd assigned, or the whole of a flat bucket.
         """
         parts = [self.gradients] if self.attached else []
         if not self.attached:
@@ -99,6 +99,14 @@ class _Bucket:
                 if parameter.grad is None:
                     parameter.grad = view.zero_()
                 parts.append(parameter.grad)
+        return parts
+
+    def norms(self) -> Sequence[Tensor]:
+        """Return the norms of the bucket's gradients, of which a CPU splits large ones.
+
+        Its sum of millions of squares misses in the fourth digit.
+        """
+        parts = self.parts()
         if self.is_split:
             parts = [piece for part in parts for piece in _pieces(part)]
         return torch._foreach_norm(parts)
@@ -124,6 +132,11 @@ class Reducer:
     not finite; it stays on the device. `gradient_norm` is the norm of the last reduced gradient. A
     float32 gradient beyond 1e19 counts as not finite, since the square of its norm is not. `flags`
     has found_inf and the sum of all processes' notes of the last step, which NonFiniteGuard reads.
+
+    With `scales_loss` the backward passes are of the loss times a dynamic LossScale, which is taken
+    out of the gradients after the all-reduce, before their norm. A gradient that is not finite then
+    sets `loss_scale.found_inf` for one step, and `found_inf` only if the scale is 1 or less. A loss
+    that is not finite sets `found_inf` at any scale, on which a forward pass does not depend.
     """
 
     def __init__(
@@ -134,6 +147,7 @@ class Reducer:
         bucket_mb: float,
         compression: str,
         keep_autograd_grads: bool = False,
+        scales_loss: bool = False,
     ) -> None:
         self.comm, self.keep_autograd_grads = comm, keep_autograd_grads
         self.compresses = compression == "fp16"
@@ -149,6 +163,7 @@ class Reducer:
         self.flags = torch.zeros(2, device=self.flag.device)
         self.found_inf = self.flags[0]
         self.gradient_norm = torch.zeros((), device=self.flag.device)
+        self.loss_scale = LossScale(self.flag.device) if scales_loss else None
         self._divisor, self._launched = 1, 0
 
     def reclaim_gradients(self) -> None:
@@ -198,6 +213,8 @@ class Reducer:
         # Divided before the backward pass, so that half precision on the wire holds a mean.
         part = loss / self._divisor
         self.flag += 0 * part.detach()  # NaN if the loss is infinite or NaN
+        if self.loss_scale:
+            part = part * self.loss_scale.scale
         part.backward()
 
     def finish(self) -> None:
@@ -209,6 +226,7 @@ class Reducer:
         for bucket in self.buckets[self._launched :]:
             self._launch(bucket)
         norms: list[Tensor] = []
+        inverse = self.loss_scale.inverse() if self.loss_scale else None
         for bucket in self.buckets:
             bucket.wait()
             # A kept handle keeps its library's threads after the job.
@@ -216,6 +234,8 @@ class Reducer:
             if bucket.on_wire is not None:
                 bucket.flat.copy_(bucket.on_wire)
                 bucket.on_wire = None
+            if inverse is not None:
+                torch._foreach_mul_(bucket.parts(), inverse)
             # Computed while the sums of later buckets are still under way.
             if bucket.attached and not bucket.is_split:
                 norms.append(torch.linalg.vector_norm(bucket.gradients))
@@ -223,8 +243,10 @@ class Reducer:
                 norms += bucket.norms()
         self.gradient_norm = torch.linalg.vector_norm(torch.stack(norms))
         # The norm too, since finite gradients of several processes may have an infinite sum.
-        doubt = 0 * (self.flag + self.gradient_norm)  # 0 or NaN
+        doubt = 0 * (self.flag if self.loss_scale else self.flag + self.gradient_norm)  # 0 or NaN
         self.found_inf.logical_or_(doubt.isnan())
+        if self.loss_scale:
+            self.loss_scale.end_step(self.gradient_norm, diverged=self.found_inf)
         self.flags[1] = self.note
 
     def _make_bucket(self, name: str, parameters: list[nn.Parameter], *, flags: int) -> _Bucket:

@@ -10,7 +10,7 @@ from lsgd.compare import relative_difference
 
 EXACT = 1e-12
 """The relative difference allowed for the lr and the epoch, which are computed equally anywhere."""
-TOLERANCES = {"float64": 1e-10, "float32": 1e-5, "tf32": 1e-3, "bfloat16": 1e-2}
+TOLERANCES = {"float64": 1e-10, "float32": 1e-5, "tf32": 1e-3, "float16": 1e-3, "bfloat16": 1e-2}
 """The relative difference of a loss, norm or tensor that is always allowed, by precision."""
 ROUNDING_FACTOR = 30.0
 """The multiple of the measured effect of rounding that is allowed in addition."""

@@ -27,7 +27,7 @@ from lsgd.rules.metric import METRICS
 from lsgd.rules.optim import trained_parameters
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
-from lsgd.run.metrics import Meter, TimedBatches
+from lsgd.run.metrics import Meter, TimedBatches, to_writable
 from lsgd.run.read import Run
 from lsgd.run.rows import Row
 from lsgd.scores import named_by_set
@@ -36,7 +36,13 @@ from lsgd.strategy.allreduce import AllReduce
 from lsgd.verify.evidence import SMALL, Evidence
 from lsgd.verify.progress import Progress
 
-PERTURBATIONS = {"float64": 2.0**-50, "float32": 2.0**-21, "tf32": 2.0**-11, "bfloat16": 2.0**-8}
+PERTURBATIONS = {
+    "float64": 2.0**-50,
+    "float32": 2.0**-21,
+    "tf32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
 """The relative change of each parameter of the perturbed copy, by precision: a few last bits."""
 HARDWARE_SETTINGS = {"fused", "foreach", "capturable", "differentiable"}
 """The settings of torch's optimizers that choose kernels; the others decide what is computed."""
@@ -168,7 +174,8 @@ def execute(
 
 
 def _row(kind: str, step: int, **values: Any) -> Row:
-    return {"kind": kind, "step": step} | values
+    # The gradient norm of a step that float16 skips is not finite.
+    return {"kind": kind, "step": step} | {key: to_writable(each) for key, each in values.items()}
 
 
 def _evaluate_restored(

@@ -24,6 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 import test_device_jobs  # noqa: E402
 from helpers.device_runs import (  # noqa: E402
     AXES,
+    FLOAT16_RUN,
     GOLDEN,
     STRATEGIES,
     compare,
@@ -54,6 +55,7 @@ def main() -> int:
         cells = list(products(options.axes))
     else:
         cells = [each for name in STRATEGIES for each in (*image_runs(name), *text_runs(name))]
+        cells.append(FLOAT16_RUN)
     torch.set_num_threads(1)
     golden, differing, rows = {}, 0, []
     with tempfile.TemporaryDirectory() as folder:

@@ -5,8 +5,8 @@
 
 The runs are those of the stand-in's tests: every strategy, with every value of the settings that
 affect the device. They use float64, since a GPU sums in another order, and in bfloat16 such a
-difference grows within a few updates; one run uses bfloat16. Exits with 1 if a run fails or differs
-by more than TOLERANCE.
+difference grows within a few updates; one run uses bfloat16, and one float16. Exits with 1 if a run
+fails or differs by more than TOLERANCE.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from torch import Tensor
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
 from helpers.device_runs import (  # noqa: E402
     AXES,
+    FLOAT16_RUN,
     STRATEGIES,
     ComparedRun,
     image_runs,
@@ -43,7 +44,7 @@ from lsgd.files import atomic_write, create_output_folder  # noqa: E402
 from lsgd.recipe import Recipe  # noqa: E402
 from lsgd.tables import markdown_table  # noqa: E402
 
-TOLERANCE = {"float64": 1e-9, "bfloat16": 0.3}
+TOLERANCE = {"float64": 1e-9, "bfloat16": 0.3, "float16": 0.3}
 """The largest relative difference of a saved tensor from the CPU's, by precision."""
 IN_FLOAT64 = {"precision": "float64", "evaluation.bfloat16": False}
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
@@ -90,13 +91,14 @@ def profiled_last_step(recipe: Recipe) -> Iterator[StepWork]:
 
 
 def compared_runs() -> Iterator[ComparedRun]:
-    """Yield the stand-in's runs in float64, without DALI, and one in bfloat16."""
+    """Yield the stand-in's runs in float64, without DALI, one in bfloat16 and one in float16."""
     for name in STRATEGIES:
         for cell in (*image_runs(name), *text_runs(name)):
             if "dali" not in cell.values:
                 values = tuple(each for each in cell.values if each not in AXES["precision"])
                 yield replace(cell, values=values, fields=cell.fields | IN_FLOAT64)
     yield ComparedRun("images", "allreduce", ("bfloat16",), AXES["precision"]["bfloat16"])
+    yield FLOAT16_RUN
 
 
 def nested_difference(one: Any, other: Any) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.device_runs import (
+    FLOAT16_RUN,
     GOLDEN,
     STRATEGIES,
     ComparedRun,
@@ -19,7 +20,10 @@ from helpers.device_runs import (
 )
 
 WRITE = "python tests/accelerator --write"
-CELLS = [cell for strategy in STRATEGIES for cell in (*image_runs(strategy), *text_runs(strategy))]
+CELLS = [
+    *(cell for strategy in STRATEGIES for cell in (*image_runs(strategy), *text_runs(strategy))),
+    FLOAT16_RUN,
+]
 
 
 @pytest.fixture(scope="module")

@@ -288,6 +288,7 @@ def state(learner: Learner) -> dict[str, Any]:
         ("schedule.warmup_epochs=3", "+deviations.warmup"),
         ("schedule.warmup=constant", "+deviations.warmup"),
         ("precision=bfloat16", "+deviations.precision"),
+        ("precision=float16", "+deviations.precision"),
         ("gradient_compression=fp16", "+deviations.gradient_compression"),
         ("model.last_gamma=1", "+deviations.last_gamma"),
         ("averaging=ema", "+deviations.averaging"),

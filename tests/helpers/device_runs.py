@@ -206,6 +206,15 @@ def image_runs(strategy: str) -> Iterator[ComparedRun]:
         yield ComparedRun("images", strategy, tuple(chosen), fields)
 
 
+FLOAT16_RUN = ComparedRun(
+    "images",
+    "allreduce",
+    ("float16", "lars", "clipped"),
+    {"precision": "float16", **AXES["optim"]["lars"], **AXES["clipping"]["clipped"]},
+)
+"""The run in float16, whose loss scale only all-reduce supports."""
+
+
 def text_runs(strategy: str) -> Iterator[ComparedRun]:
     """Yield the runs of the text workloads with a strategy.
 

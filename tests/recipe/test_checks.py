@@ -135,6 +135,9 @@ REFUSED = [
         ("strategy.name=async workers=16385", "=16385 are too many for .* at most 16384"),
         ("strategy.name=async optim.equation=10", "strategy=async .* write optim.equation=9"),
         (f"{LOCAL} gradient_compression=fp16", "fp16 .* strategy=local .* gradient_compression=no"),
+        (f"{LOCAL} precision=float16", "precision=float16 .* strategy=local .* precision=bfloat16"),
+        ("strategy.name=sync precision=float16", "strategy=sync computes no such .*=allreduce"),
+        ("noise_scale=true precision=float16", "noise_scale=true measures .* or leave it out"),
         (f"{LIVE} checkpoint_steps=8", "checkpoint_steps=8 would halt .* strategy.order=live"),
         ("strategy.name=async strategy.order=/no/orders.npz", "=/no/orders.npz is neither .* file"),
         ("strategy.name=backup strategy.backup=1 strategy.order=live strategy.servers=2 "
@@ -249,6 +252,7 @@ def test_rows_travel_where_one_without_gradient_stands_still(word: str, fix: str
         f"{LOCAL} strategy.outer=elastic strategy.moving_rate={1 / 256}",
         f"{HOGWILD} optim.clip_norm=1.0 workers=32768",
         f"{LARS} {APEX} precision=bfloat16 device=cuda",
+        f"{LARS} {APEX} precision=float16 gradient_compression=fp16 optim.clip_norm=1.0",
         f"{LOCAL} {APEX} optim.clip_norm=1.0",
     ],
 )

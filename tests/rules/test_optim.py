@@ -228,7 +228,10 @@ def test_biases_may_be_left_without_decay() -> None:
 
 @pytest.mark.parametrize("settings", ALL)
 def test_found_inf_leaves_everything_as_it_is(settings: Optim) -> None:
-    """Parameters and state, bit by bit, even though the gradients are not numbers."""
+    """Parameters and state, bit by bit, even though the gradients are not numbers.
+
+    A momentum correction is made all the same.
+    """
     model = small_net()
     optimizer = make(model, settings)
     found_inf = torch.zeros(())
@@ -242,9 +245,28 @@ def test_found_inf_leaves_everything_as_it_is(settings: Optim) -> None:
         parameter.grad.fill_(float("nan"))
     optim.set_lr(optimizer, 0.2)
     optimizer.step()
+    if settings.momentum_correction:
+        for state in before[1].values():
+            state["velocity"] *= 2
     torch.testing.assert_close(
         (model.state_dict(), optimizer.state_dict()["state"]), before, rtol=0, atol=0
     )
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+@pytest.mark.parametrize("settings", ALL)
+def test_a_skipped_update_is_as_if_it_had_not_been(settings: Optim, skipped: int) -> None:
+    """The first one too, before which torch has no state; and the lr goes on in it."""
+    model, other = small_net(), small_net()
+    optimizer, without = (make(each, settings) for each in (model, other))
+    optim.create_state(optimizer)
+    optimizer.found_inf = torch.zeros(())
+    for number, lr in enumerate(RATES):
+        optimizer.found_inf.fill_(number == skipped)
+        take_step(model, optimizer, lr, number)
+        if number != skipped:
+            take_step(other, without, lr, number)
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), **CLOSE)
 
 
 @pytest.mark.parametrize("stop", [0, 3])

@@ -290,6 +290,9 @@ def test_a_run_on_a_gpu_says_what_would_be_faster_or_what_speed_costs(
     recipe = compose_recipe("+recipe=digits", *words)
     assert metrics._of_speed(recipe, torch.device("cuda", 0)) == said
     assert metrics._of_speed(recipe, torch.device("cpu")) == []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    older = [each.replace("a100", "v100").replace("tf32 or bfloat16", "float16") for each in said]
+    assert metrics._of_speed(recipe, torch.device("cuda", 0)) == older
 
 
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:

@@ -315,6 +315,7 @@ def test_on_a_gpu_graphs_replay_the_run(tmp_path: Path) -> None:
     [
         [],
         ["precision=bfloat16", "channels_last=true"],
+        ["precision=float16", "optim=lars", "optim.clip_norm=1"],
         pytest.param(["optim.fused=apex"], marks=pytest.mark.apex),
     ],
 )

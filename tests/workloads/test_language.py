@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsgd.errors import UsageError
-from lsgd.models.lstm import LSTMLanguageModel, check_bfloat16
+from lsgd.models.lstm import LSTMLanguageModel, check_autocast
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 from lsgd.rules.sampler import MicroBatch
@@ -136,8 +136,8 @@ def test_a_processor_without_an_lstm_in_bfloat16_is_named(monkeypatch: pytest.Mo
         r"precision=bfloat16 is not supported by the LSTM .* cpu \(could not create a .*\); write"
     )
     with pytest.raises(UsageError, match=said):
-        check_bfloat16(model, CPU)
-    check_bfloat16(model.output, CPU)
+        check_autocast(model, CPU, torch.bfloat16)
+    check_autocast(model.output, CPU, torch.bfloat16)
 
 
 def test_the_network_of_the_paper() -> None:
