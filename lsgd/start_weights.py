@@ -16,7 +16,7 @@ from torch import Tensor
 from lsgd.comm import Comm, all_or_raise
 from lsgd.errors import UsageError
 from lsgd.installation import install_command, is_installed
-from lsgd.models import head_parameters, make_network
+from lsgd.models import first_layer_parameters, head_parameters, make_network
 from lsgd.recipe import Model, Recipe
 from lsgd.recipe.start_file import start_file, unreadable_start
 from lsgd.run.checkpoint import DamagedCheckpointError, decode_checkpoint, load_numbers
@@ -84,9 +84,10 @@ def _read(recipe: Recipe) -> StartWeights:
             f"model.start={model.start} holds no weights ({why}); give a checkpoint of lsgd, or a "
             "state dict by torch.save or as safetensors"
         ) from None
+    summed = _sum_channels(tensors, recipe)
     _check_tensors(tensors, recipe)
     anew = ", and a new last layer" * model.new_head
-    note = f"model.start={model.start}: {len(tensors)} tensors{found}{anew}, SHA-256 {digest[:12]}…"
+    note = f"model.start={model.start}: {len(tensors)} tensors{found}{summed}{anew}, SHA-256 {digest[:12]}…"
     return StartWeights(tensors, (note,))
 
 
@@ -148,6 +149,23 @@ def _load_safetensors(content: bytes) -> dict[str, Tensor]:
         return load(content)
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"it is a damaged safetensors file: {error}") from None
+
+
+def _sum_channels(tensors: dict[str, Tensor], recipe: Recipe) -> str:
+    """Sum the first layer's weights over three channels for grey images; return a note for the log.
+
+    The network then computes for a grey image what the other one computes for it in RGB.
+    """
+    if recipe.data.channels != 1:
+        return ""
+    summed = [
+        name
+        for name, shape in first_layer_parameters(recipe).items()
+        if name in tensors and tensors[name].shape == shape and shape[1:2] == (3,)
+    ]
+    for name in summed:
+        tensors[name] = tensors[name].sum(1, keepdim=True)
+    return f", with {', '.join(summed)} summed over three channels" if summed else ""
 
 
 def _check_tensors(tensors: dict[str, Tensor], recipe: Recipe) -> None:

@@ -199,9 +199,15 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
                 "data.augmentation=shift_flip is for small images in memory; write crop_flip, "
                 f"fb_resnet_torch or none for {data.name}"
             )
-        if data.channels != 3:
+        if data.channels not in (1, 3):
             raise UsageError(
-                f"data.channels={data.channels}, and image files give 3; write data.channels=3"
+                f"data.channels={data.channels}, and image files give 3 or, as grey, 1; write "
+                "data.channels=3 or data.channels=1"
+            )
+        if data.channels == 1 and data.augmentation == "fb_resnet_torch":
+            raise UsageError(
+                "data.augmentation=fb_resnet_torch changes colours, which images of "
+                "data.channels=1 do not have; write data.augmentation=crop_flip"
             )
     if loader == "dali" and not is_dali_installed():
         raise UsageError(

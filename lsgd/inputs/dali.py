@@ -107,12 +107,17 @@ class DaliInputs:
             # Not mapped: truncating a mapped file while it is read kills the process.
             file = fn.io.file.read(file, dont_use_mmap=True)
         hardware = settings.hardware_share
-        window = decode(file, corner, shape, on_gpu=decodes_on_gpu, hardware=hardware)
+        grey = self.data.channels == 1
+        window = decode(
+            file, corner, shape, on_gpu=decodes_on_gpu, hardware=hardware, sixteen_bits=grey
+        )
         pixels = resize(window, self.data, roi_start=begin, roi_end=end)
         if self.on_gpu and not decodes_on_gpu:
             pixels = pixels.gpu()  # as 8 bits, a quarter of their size as float32
         if self.recolours:
             pixels = recolour(pixels, *colours)
+        if grey:
+            pixels = fn.coord_transform(pixels, M=(augmentation.GREY / 257).tolist())
         layout = "HWC" if self.channels_last else "CHW"
         images = normalise(pixels, mirror, self.data, dtype=settings.dtype, layout=layout)
         return images, file.shape(dtype=types.INT64)
@@ -270,11 +275,20 @@ class DaliInputs:
         )
 
 
-def decode(file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float) -> Any:
-    """Build DALI's operators that decode a window of an image to 8-bit pixels (height, width, 3).
+def decode(
+    file: Any,
+    corner: Any,
+    shape: Any,
+    *,
+    on_gpu: bool,
+    hardware: float,
+    sixteen_bits: bool = False,
+) -> Any:
+    """Build DALI's operators that decode a window of an image to RGB pixels (height, width, 3).
 
     `corner` is the window's (top, left) and `shape` its (height, width), in pixels as stored.
-    Pixels outside the window are not decoded if the format allows it.
+    Pixels have 8 or 16 bits, each the whole range: DALI scales those of the other kind. Pixels
+    outside the window are not decoded if the format allows it.
     """
     # peek_image_shape raises an error for a header that cannot be parsed, which has crashed the
     # decoder (DALI 2.4). The minimum is the window itself; it only makes the decoder wait for that
@@ -290,6 +304,7 @@ def decode(file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float)
         normalized_anchor=False,
         normalized_shape=False,
         output_type=types.RGB,
+        dtype=types.UINT16 if sixteen_bits else types.UINT8,
         # PIL does not rotate by EXIF, and the published numbers are without it.
         adjust_orientation=False,
         # The CPU's default; the GPU's default is coarser.
@@ -348,6 +363,8 @@ def resize(window: Any, data: Data, **region: Any) -> Any:
         if data.augmentation == "fb_resnet_torch"
         else types.INTERP_TRIANGULAR,
         antialias=True,
+        # Not rounded for one channel, of which each has up to 16 bits.
+        dtype=types.UINT8 if data.channels == 3 else types.FLOAT,
         **region,
     )
 

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
+from lsgd.models import give_one_channel
 from lsgd.models.parameter_roles import ParameterRoles, find_roles, is_vector
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNorm1d, WorkerBatchNorm2d
@@ -223,6 +224,8 @@ def _build(recipe: Recipe) -> nn.Module:
         torch.manual_seed(recipe.seed)
         try:
             network = _build_on_device(build, name, given)
+            if library == "torchvision" and recipe.data.channels == 1:
+                give_one_channel(network)
         except (TypeError, ValueError, AssertionError) as error:
             raise UsageError(
                 f"model={recipe.model.name} cannot be built with "

@@ -331,14 +331,17 @@ def _check_images(recipe: Recipe) -> None:
                 "as train/n01440764/n01440764_10026.JPEG"
             )
     if not len(data.mean) == len(data.std) == data.channels:
+        grey = (
+            "; write data.mean=[0.449] data.std=[0.226], ImageNet's in grey, or those of the data"
+        )
         raise UsageError(
             f"data.mean and data.std need {data.channels} numbers each, one per channel, and have "
-            f"{len(data.mean)} and {len(data.std)}"
+            f"{len(data.mean)} and {len(data.std)}{grey * (data.channels == 1)}"
         )
-    if model in ("resnet50", "resnet101") and data.channels != 3:
+    if model in ("resnet50", "resnet101") and data.channels not in (1, 3):
         raise UsageError(
-            f"model={model} takes images of 3 channels and {data.name} has {data.channels}; write "
-            "model=small_resnet or model=resnet20"
+            f"model={model} takes images of 3 channels or 1 and {data.name} has {data.channels}; "
+            "write model=small_resnet or model=resnet20"
         )
     if model == "lenet5" and data.image_size != 28:
         raise UsageError(

@@ -78,7 +78,9 @@ class Data:
     classes: int = field(metadata=at_least(1))
     """The number of classes: of images or tree nodes, of tags, or the vocabulary size of a text."""
     channels: int = field(default=0, metadata=IMAGES | at_least(1))
-    """The number of channels of an image: 3 for colour, 1 for grey."""
+    """The number of channels of an image: 3 for colour, 1 for grey.
+    With 1, files of colours are read as grey, and those of 16 bits keep their precision. The
+    network's first layer has one channel; from `model.start` it is the sum over the three."""
     image_size: int = field(default=0, metadata=IMAGES | at_least(1))
     """The side of an input image of the model, in pixels."""
     mean: list[float] = field(default_factory=list, metadata=IMAGES | finite())
