@@ -87,7 +87,8 @@ def _read(recipe: Recipe) -> StartWeights:
     summed = _sum_channels(tensors, recipe)
     _check_tensors(tensors, recipe)
     anew = ", and a new last layer" * model.new_head
-    note = f"model.start={model.start}: {len(tensors)} tensors{found}{summed}{anew}, SHA-256 {digest[:12]}…"
+    changed = f"{found}{summed}{anew}, SHA-256 {digest[:12]}…"
+    note = f"model.start={model.start}: {len(tensors)} tensors{changed}"
     return StartWeights(tensors, (note,))
 
 

@@ -5,6 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
+
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.inputs.index import ImageIndex, index_file, open_indexes
@@ -93,6 +95,23 @@ def indexed_class_names(recipe: Recipe) -> list[str]:
         if len(names) < data.classes and file.is_file():
             names = ImageIndex(folder, file).classes()
     return names
+
+
+def training_labels(recipe: Recipe) -> "NDArray[np.int64]":
+    """Read the labels of all training images of a recipe, by example id.
+
+    Raises UsageError if the dataset is missing or differs from the recipe.
+    """
+    data = recipe.data
+    if recipe.inputs.loader == "synthetic":
+        return np.arange(data.train_examples) % data.classes
+    root = data_folder(data)
+    if data.name in IN_MEMORY_DATASETS:
+        from lsgd.inputs.arrays import load_arrays
+
+        return load_arrays(data, root)[0].labels
+    index, _ = open_indexes(data, root)
+    return index.labels(np.arange(len(index)))
 
 
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:

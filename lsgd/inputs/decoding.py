@@ -33,8 +33,8 @@ RAW_MODES: dict[str | None, tuple[str, ...]] = {
 }
 """The formats that PIL and DALI both read, with the pixel layouts that both decode to the same RGB.
 
-Layouts have PIL's names. The results differ by one level at most. Of images with 16 bits per channel
-only grey ones are included, since PIL drops half of the bits of others.
+Layouts have PIL's names. The results differ by one level at most. Of images with 16 bits per
+channel only grey ones are included, since PIL drops half of the bits of others.
 """
 
 MAX_RESIZED_PIXELS = 2**24

@@ -98,6 +98,8 @@ def write_index(folder: Path, split: str, rows: Iterable[IndexRow]) -> Path:
 class ImageIndex:
     """An index of one split's image files, without skipped images; example ids are 0 to len-1.
 
+    Larger ids, of repeated images, mean the same images again from 0.
+
     It is small to pickle, since other processes map the same file.
     """
 
@@ -118,6 +120,8 @@ class ImageIndex:
         return len(self.rows) - self.skipped
 
     def _of(self, ids: NDArray[np.int64]) -> NDArray[Any]:
+        # A balanced sampler counts an image that it repeats in an epoch as another example.
+        ids = ids % max(1, len(self))
         rows: NDArray[Any] = self.rows[ids + np.searchsorted(self._gaps, ids, side="right")]
         return rows
 

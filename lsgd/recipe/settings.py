@@ -95,6 +95,14 @@ class Data:
     crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips. fb_resnet_torch
     does the same, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
     resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips."""
+    balance: str = field(
+        default="none",
+        metadata=IMAGES | added_later("none") | one_of("none", "weights", "sampler"),
+    )
+    """The treatment of classes with unequal numbers of training images: none, weights or sampler.
+    weights multiplies the training loss of an image of class c by N / (K N_c), for N images of
+    which N_c are of class c, and K classes; the mean weight is 1. sampler draws N images per epoch
+    with replacement, each of a class drawn uniformly. Evaluation is not balanced."""
     root: str | None = field(default=None, metadata=EXECUTION)
     """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
     index: str | None = field(default=None, metadata=EXECUTION | IMAGES)
