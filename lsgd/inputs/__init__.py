@@ -9,11 +9,18 @@ import numpy as np
 
 from lsgd import paths
 from lsgd.errors import UsageError
-from lsgd.inputs.index import ImageIndex, index_file, open_indexes
+from lsgd.inputs.index import (
+    SPLITS,
+    ImageIndex,
+    index_file,
+    open_evaluation_index,
+    open_indexes,
+)
 from lsgd.installation import install_command
 from lsgd.job.launcher import cores, detect_launch
 from lsgd.recipe import Data, InputsSettings, Recipe
 from lsgd.recipe.fields import AUTO
+from lsgd.rules import augmentation
 from lsgd.rules.sampler import MicroBatch
 
 if TYPE_CHECKING:
@@ -114,6 +121,17 @@ def training_labels(recipe: Recipe) -> "NDArray[np.int64]":
     return index.labels(np.arange(len(index)))
 
 
+def evaluation_set_size(recipe: Recipe, name: str) -> int:
+    """Return the number of images of an evaluation set, by its index if it is not val.
+
+    Raises UsageError if the set is missing.
+    """
+    data = recipe.data
+    if name == "val" or recipe.inputs.loader == "synthetic":
+        return data.val_examples
+    return len(open_evaluation_index(data, data_folder(data), name))
+
+
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     """Open the data loader of a recipe and check its dataset's counts against those of the recipe.
 
@@ -131,6 +149,8 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
             else "torchvision"
         )
     _check_kind(data, settings, loader, device)
+    if loader == "memory":
+        _check_without_files(recipe)
     match loader:
         case "synthetic":
             from lsgd.inputs.synthetic import SyntheticInputs
@@ -140,7 +160,9 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
             from lsgd.inputs.memory import MemoryInputs
 
             return MemoryInputs(data, root, seed=recipe.seed, device=device)
-    indexes = open_indexes(data, root)
+    indexes = dict(zip(SPLITS, open_indexes(data, root), strict=True))
+    for name in recipe.evaluation.sets[1:]:
+        indexes[name] = open_evaluation_index(data, root, name)
     decoders = settings.decoders if settings.decoders is not None else cores(detect_launch())
     match loader:
         case "torchvision":
@@ -183,6 +205,21 @@ def _most_workers(recipe: Recipe) -> int:
 def is_dali_installed() -> bool:
     """Return whether NVIDIA DALI is installed."""
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
+
+
+def _check_without_files(recipe: Recipe) -> None:
+    """Raise UsageError for settings of image files if the dataset is held in memory."""
+    data, sets = recipe.data, recipe.evaluation.sets
+    if data.crop_ratio != augmentation.CROP_RATIO:
+        raise UsageError(
+            f"data.crop_ratio={data.crop_ratio:g} is for image folders, which {data.name} is not; "
+            "leave it out"
+        )
+    if len(sets) > 1:
+        raise UsageError(
+            f"evaluation.sets has {sets[1]}, and {data.name} is no image folder and has val alone; "
+            "leave it out"
+        )
 
 
 def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torch.device") -> None:

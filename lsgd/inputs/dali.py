@@ -8,7 +8,7 @@ and resizes a region of that window to the model's input size.
 import io
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from typing import Any
@@ -54,7 +54,7 @@ class DaliInputs:
     def __init__(
         self,
         data: Data,
-        indexes: tuple[ImageIndex, ImageIndex],
+        indexes: Mapping[str, ImageIndex],
         settings: InputsSettings,
         *,
         seed: int,
@@ -65,12 +65,12 @@ class DaliInputs:
     ) -> None:
         self.data, self.seed, self.device = data, seed, device
         self.recolours = data.augmentation == "fb_resnet_torch"
-        self.train_index, self.val_index = indexes
+        self.indexes = indexes
         self.on_gpu = is_nvidia(device)
         decodes_on_gpu = self.on_gpu and settings.decode_on != "cpu"
         where = f"GPU, {settings.hardware_share:.0%} in hardware" if decodes_on_gpu else "CPU"
         self.name = f"DALI {dali.__version__} on the {where}, {decoders} threads"
-        self.in_shards = any(index.in_shards() for index in indexes)
+        self.in_shards = any(index.in_shards() for index in indexes.values())
         self.channels_last = channels_last
         self.decoding_gpu = device.index if decodes_on_gpu else None
         self.requests: Iterator[tuple[MicroBatch, _Feed]] = iter(())
@@ -88,7 +88,7 @@ class DaliInputs:
 
     def columns(self) -> ExampleColumns:
         """Return the metadata columns (such as path and label) of all indexed images."""
-        return index_columns((self.train_index, self.val_index))
+        return index_columns(self.indexes)
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Yield the augmented images and the labels of each training micro-batch, in order."""
@@ -150,7 +150,7 @@ class DaliInputs:
         return tensor.permute(0, 3, 1, 2) if self.channels_last else tensor, labels
 
     def _index_of(self, each: MicroBatch) -> ImageIndex:
-        return self.train_index if each.split == "train" else self.val_index
+        return self.indexes[each.split]
 
     def _next(self) -> "_Feed":
         """Return the next batch's DALI inputs (files, crops, flips) and mark it as in flight."""
@@ -187,7 +187,9 @@ class DaliInputs:
         else:
             windows = np.concatenate((np.zeros_like(sizes), sizes), axis=1)
             mirror = np.zeros(len(ids), bool)
-            regions = augmentation.evaluation_regions(sizes, self.data.image_size)
+            regions = augmentation.evaluation_regions(
+                sizes, self.data.image_size, self.data.crop_ratio
+            )
         return (
             files,
             _rows_first(windows[:, :2], np.int32),

@@ -7,6 +7,7 @@ It does not import torch, which would take longer than decoding the first batche
 import mmap
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -45,10 +46,10 @@ class ImageFiles:
     It is small to pickle, since other processes map the same index files.
     """
 
-    def __init__(self, data: Data, indexes: tuple[ImageIndex, ImageIndex], *, seed: int) -> None:
+    def __init__(self, data: Data, indexes: Mapping[str, ImageIndex], *, seed: int) -> None:
         self.side, self.augmentation, self.seed = data.image_size, data.augmentation, seed
-        self.channels = data.channels
-        self.train, self.val = indexes
+        self.channels, self.crop_ratio = data.channels, data.crop_ratio
+        self.indexes = indexes
 
     def shape(self, each: MicroBatch) -> tuple[int, ...]:
         """Return the shape (images, height, width, channels) of a micro-batch's decoded pixels."""
@@ -65,7 +66,7 @@ class ImageFiles:
 
         Raises InputFailedError, which names the step, if an image cannot be read.
         """
-        index = self.train if each.split == "train" else self.val
+        index = self.indexes[each.split]
         try:
             return index.labels(each.examples), self._decode(index, each, pixels)
         except InputFailedError as error:
@@ -79,7 +80,7 @@ class ImageFiles:
         if each.epoch is None or self.augmentation not in augmentation.FILE_AUGMENTATIONS:
             for i, example in enumerate(ids):
                 whole = load_image(index, example, channels=self.channels)
-                image = centre_crop(whole, self.side, bicubic=bicubic)
+                image = centre_crop(whole, self.side, crop_ratio=self.crop_ratio, bicubic=bicubic)
                 pixels[i] = np.asarray(image).reshape(shape)
             return None
         draw = {"seed": self.seed, "epoch": each.epoch}

@@ -189,17 +189,23 @@ def crop(
     return cropped.resize((side, side), _kernel(bicubic))
 
 
-def centre_crop(image: Image.Image, side: int, *, bicubic: bool = False) -> Image.Image:
-    """Resize an image's short side to 256/224 of `side` and crop the centred square of side `side`.
+def centre_crop(
+    image: Image.Image,
+    side: int,
+    *,
+    crop_ratio: float = augmentation.CROP_RATIO,
+    bicubic: bool = False,
+) -> Image.Image:
+    """Resize an image's short side to `side` / `crop_ratio` and crop the centred square of `side`.
 
     Its pixels equal those of torchvision's resize and center_crop. The exception is an image so
     long that the resized one would have more than MAX_RESIZED_PIXELS: only the region of the
     square is resized, and rounding changes its bilinear pixels by up to two levels.
     """
-    short = round(side * augmentation.RESIZE)
+    short = round(side / crop_ratio)
     width, height = (short * length // min(image.size) for length in image.size)
     if width * height > MAX_RESIZED_PIXELS:
-        (region,) = augmentation.evaluation_regions(np.array([image.size]), side)
+        (region,) = augmentation.evaluation_regions(np.array([image.size]), side, crop_ratio)
         end = np.minimum(region[:2] + region[2:], image.size)
         return image.resize((side, side), _kernel(bicubic), box=(*region[:2], *end))
     resized = image.resize((width, height), _kernel(bicubic))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -40,7 +40,7 @@ class FolderInputs:
     def __init__(
         self,
         data: Data,
-        indexes: tuple[ImageIndex, ImageIndex],
+        indexes: Mapping[str, ImageIndex],
         settings: InputsSettings,
         *,
         seed: int,
@@ -56,7 +56,7 @@ class FolderInputs:
 
     def columns(self) -> ExampleColumns:
         """Return the metadata columns (such as path and label) of all indexed images."""
-        return index_columns((self.files.train, self.files.val))
+        return index_columns(self.files.indexes)
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Yield the augmented images and the labels of each training micro-batch, in order."""

@@ -62,7 +62,7 @@ def decode_images(
     def decode(path: Path) -> ImagePixels | InputFailedError:
         try:
             whole = load_loose_image(path, channels=data.channels)
-            image = centre_crop(whole, data.image_size, bicubic=bicubic)
+            image = centre_crop(whole, data.image_size, crop_ratio=data.crop_ratio, bicubic=bicubic)
         except InputFailedError as error:
             return error
         return np.asarray(image).reshape(image.height, image.width, -1)

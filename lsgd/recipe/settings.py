@@ -32,11 +32,12 @@ from lsgd.recipe.fields import (
     not_empty,
     one_of,
     only_for,
+    set_names,
     some_of,
 )
 from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
-from lsgd.rules import evaluation_interval, schedule
+from lsgd.rules import augmentation, evaluation_interval, schedule
 from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
 
 MODELS = {
@@ -83,6 +84,15 @@ class Data:
     network's first layer has one channel; from `model.start` it is the sum over the three."""
     image_size: int = field(default=0, metadata=IMAGES | at_least(1))
     """The side of an input image of the model, in pixels."""
+    crop_ratio: float = field(
+        default=augmentation.CROP_RATIO,
+        metadata=IMAGES
+        | added_later(augmentation.CROP_RATIO)
+        | above_0()
+        | at_most(1, "is more than the image; write a number up to 1"),
+    )
+    """The side of the centre crop of an evaluated image over its resized short side.
+    It is for files of images; 0.875 resizes to 256 pixels for a crop of 224."""
     mean: list[float] = field(default_factory=list, metadata=IMAGES | finite())
     """The mean of each channel, for pixels in [0, 1]."""
     std: list[float] = field(default_factory=list, metadata=IMAGES | above_0())
@@ -329,6 +339,13 @@ class Evaluation:
     """The interval between evaluations: a number of epochs, a fraction of one, or '500 steps'.
     A fraction, or steps of the run, add evaluations within epochs to those at the end of each. Only
     whole numbers of epochs are hashed, since evaluations within epochs change no result."""
+    sets: list[str] = field(
+        default_factory=lambda: ["val"], metadata=EXECUTION | IMAGES | set_names()
+    )
+    """The evaluation sets of an image folder: val first, by which the run is judged, then others.
+    Each is a folder beside `train` with the same classes, such as v2 of [val, v2], which
+    `lsgd prepare folder --sets v2` indexes. Each has its own metrics in the rows, such as
+    v2_top1_error."""
     offset: int = field(default=0, metadata=added_later(0) | at_least(0))
     """The number of epochs before the first evaluation; 0 for `every`."""
     bfloat16: bool = field(default=False, metadata=IMAGES | added_later(False))

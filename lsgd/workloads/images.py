@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd.comm import Comm, all_reduce_
-from lsgd.inputs import Batch, Inputs, open_inputs, training_labels
+from lsgd.inputs import Batch, Inputs, evaluation_set_size, open_inputs, training_labels
 from lsgd.job.device import arrays_to_device
 from lsgd.models import DTYPES, make_network, memory_format
 from lsgd.recipe import Recipe
@@ -33,10 +33,11 @@ class ImageClassification:
     metric = TOP1
     count_names = ("images", "top1", "top5")
     example_weights = None
-    evaluation_sets: tuple[str, ...] = ("val",)
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
+        self.evaluation_sets = tuple(recipe.evaluation.sets)
+        self._set_size = cache(partial(evaluation_set_size, recipe))
         self.dtype, self.layout = DTYPES[recipe.precision], memory_format(recipe)
         # Cached, since every checkpoint asks for it and ImageNet's takes 0.2 s. Two epochs are
         # kept, since precise BN statistics ask for the first epoch's order in between.
@@ -122,11 +123,11 @@ class ImageClassification:
         return self._order(epoch)
 
     def evaluation_micro_batches(self, split: str, rank: int, world_size: int) -> list[MicroBatch]:
-        """Return the micro-batches of this process's share of the validation images.
+        """Return the micro-batches of this process's share of an evaluation set's images.
 
         The share is contiguous. Micro-batches have `val_batch` images, and are never padded.
         """
-        share = sampler.contiguous_share(self.recipe.data.val_examples, world_size, rank)
+        share = sampler.contiguous_share(self._set_size(split), world_size, rank)
         ids, size = np.arange(share.start, share.stop), self.recipe.val_batch
         chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
         return [MicroBatch(None, ids, range(0), step, split) for step, ids in enumerate(chunks)]

@@ -80,7 +80,8 @@ SERVERS = ["strategy=sync", "strategy.servers=3"]
 KINDS = {
     # From lr 0 and down by a polynomial, with smoothed labels, and losses weighted by class.
     "lars": [
-        *IMAGES, "data.balance=weights", "optim=lars", "optim.weight_decay=1e-3", "label_smoothing=0.1",
+        *IMAGES, "data.balance=weights", "optim=lars", "optim.weight_decay=1e-3",
+        "label_smoothing=0.1",
         "schedule.scaling=none", "schedule.reference_lr=2", "schedule.warmup_start=0",
         "schedule.milestones=[]", "schedule.decay=polynomial", "schedule.end_lr=1e-4",
         "schedule.decay_steps=16",
