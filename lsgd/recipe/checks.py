@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
-from lsgd.recipe import MODELS, BatchGrowth, Model, Optim, Recipe, Schedule
+from lsgd.recipe import MODELS, BatchGrowth, Optim, Recipe, Schedule
 from lsgd.recipe.fields import (
     AUTO,
     WORKLOAD,
@@ -37,7 +37,7 @@ def check_recipe(recipe: Recipe) -> None:
     _check_target(recipe)
     _check_goal(recipe)
     _check_bn_statistics(recipe)
-    _check_start(recipe.model)
+    _check_start(recipe)
     _check_optim(recipe.optim)
     _check_fused(recipe)
     _check_workload(recipe)
@@ -114,7 +114,8 @@ def _check_model(recipe: Recipe) -> None:
             )
 
 
-def _check_start(model: Model) -> None:
+def _check_start(recipe: Recipe) -> None:
+    model = recipe.model
     if model.start_sha256 and not re.fullmatch("[0-9a-f]{64}", model.start_sha256):
         raise UsageError(
             f"model.start_sha256={model.start_sha256} is not a SHA-256 of 64 hexadecimal digits; "
@@ -124,6 +125,23 @@ def _check_start(model: Model) -> None:
         raise UsageError(
             "model.new_head=true has no effect without model.start, as all layers start from the "
             "seed then; leave it out, or write model.start=PATH"
+        )
+
+    if model.start_optimizer and not model.start_sha256:
+        raise UsageError(
+            "model.start_optimizer=true has no effect without model.start; leave it out, or write "
+            "model.start=RUN"
+        )
+    if model.start_optimizer and model.new_head:
+        raise UsageError(
+            "model.start_optimizer=true has no state for the new layer of model.new_head=true; "
+            "leave one of them out"
+        )
+    if model.start_optimizer and not recipe.strategy.is_synchronous:
+        raise UsageError(
+            "model.start_optimizer=true needs one optimizer for all workers, which "
+            f"strategy={recipe.strategy.name} does not have; leave it out, or write "
+            "strategy=allreduce"
         )
 
 

@@ -174,6 +174,10 @@ class Model:
     start_sha256: str = field(default="", metadata=IMAGES | added_later(""))
     """The SHA-256 of the file of `start`, in hexadecimal.
     It identifies the weights, and lsgd.config computes it if it is empty."""
+    start_optimizer: bool = field(default=False, metadata=IMAGES | added_later(False))
+    """Whether the optimizer's state, such as its momenta, starts from the run of `start` too.
+    The run's settings, such as the lr and the weight decay, are the recipe's own. It needs a
+    checkpoint of lsgd of the same network and optimizer, by allreduce or sync in both runs."""
     new_head: bool = field(default=False, metadata=IMAGES | added_later(False))
     """Whether the last layer, whose size is the number of classes, starts anew from the seed.
     All other layers start from the weights of `start`."""

@@ -173,6 +173,39 @@ def test_the_networks_of_the_paper_take_one_channel() -> None:
     assert shapes["conv1.weight"] == (64, 1, 7, 7)
 
 
+def test_a_run_begins_with_the_optimizer_of_another(trained: dict[str, Tensor]) -> None:
+    """Its momenta are those of the checkpoint, and its settings those of the recipe."""
+    words = [f"model.start={FINISHED}", "optim.weight_decay=1e-3", "model.start_optimizer=true"]
+    made = recipe(*words)
+    start = read_start_weights(made, SingleComm())
+    assert ", and its optimizer state, SHA" in start.notes[0]
+    learner = Learner(made, SingleComm(), CPU, start=start.tensors, optimizer=start.optimizer)
+    assert learner.next_step == 0
+    state, theirs = learner.strategy.state(), newest_checkpoint(FINISHED).optimizer["state"]
+    assert state["state"].keys() == theirs.keys()
+    for number, values in theirs.items():
+        found = state["state"][number]["momentum_buffer"]
+        assert found.abs().max() > 0
+        assert torch.equal(found, values["momentum_buffer"].to(found.dtype))
+    assert 1e-3 in {group["weight_decay"] for group in state["param_groups"]}
+    assert made.fingerprint != recipe(*words[:2]).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["optim=adamw"], "was trained with optim.name=sgd instead of adamw; write optim.name=sgd"),
+        (["model.frozen=[conv1]"], r"with model.frozen=\[\] instead of \[conv1\]"),
+        (["model.new_head=true"], "no state for the new layer"),
+        (["strategy=async"], "needs one optimizer for all workers"),
+    ],
+)
+def test_an_optimizer_of_another_kind_is_refused(words: list[str], reason: str) -> None:
+    asked = [f"model.start={FINISHED}", "model.start_optimizer=true"]
+    with pytest.raises(UsageError, match=reason):
+        read_start_weights(recipe(*asked, *words), SingleComm())
+
+
 # --- The fingerprint -------------------------------------------------------------------------
 
 
