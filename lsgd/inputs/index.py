@@ -292,7 +292,8 @@ def open_evaluation_index(data: Data, root: Path, name: str) -> ImageIndex:
     if not file.is_file():
         raise UsageError(
             f"evaluation.sets has {name}, and {file} is missing; put its images into "
-            f"{root / name}/CLASS and {_again(data, root)} --sets {name}"
+            f"{root / name}/CLASS and run "
+            f"{prepare_command('folder', root, Path(data.index) if data.index else None)} --sets {name}"
         )
     train, index = (_open(data, root, folder, split) for split in ("train", name))
     _check_classes(data, root, train, index, name)
