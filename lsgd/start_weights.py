@@ -167,8 +167,8 @@ def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[str, A
     model, drop = recipe.model, "leave model.start_optimizer out"
     if saved is None:
         raise UsageError(
-            f"model.start_optimizer=true, and model.start={model.start} is no checkpoint of lsgd "
-            f"with an optimizer state; {drop}"
+            f"model.start_optimizer=true, and model.start={model.start} is not a checkpoint of "
+            f"lsgd with an optimizer state; {drop}"
         )
     values = saved.recipe
     theirs = {

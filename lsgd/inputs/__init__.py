@@ -217,8 +217,8 @@ def _check_without_files(recipe: Recipe) -> None:
         )
     if len(sets) > 1:
         raise UsageError(
-            f"evaluation.sets has {sets[1]}, and {data.name} is no image folder and has val alone; "
-            "leave it out"
+            f"evaluation.sets has {sets[1]}, and {data.name}, which is not an image folder, has "
+            "val alone; leave it out"
         )
 
 

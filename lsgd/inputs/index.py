@@ -290,10 +290,10 @@ def open_evaluation_index(data: Data, root: Path, name: str) -> ImageIndex:
     folder = Path(data.index) if data.index else root
     file = index_file(folder, name)
     if not file.is_file():
+        make = prepare_command("folder", root, Path(data.index) if data.index else None)
         raise UsageError(
             f"evaluation.sets has {name}, and {file} is missing; put its images into "
-            f"{root / name}/CLASS and run "
-            f"{prepare_command('folder', root, Path(data.index) if data.index else None)} --sets {name}"
+            f"{root / name}/CLASS and run {make} --sets {name}"
         )
     train, index = (_open(data, root, folder, split) for split in ("train", name))
     _check_classes(data, root, train, index, name)

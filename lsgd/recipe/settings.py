@@ -84,15 +84,6 @@ class Data:
     network's first layer has one channel; from `model.start` it is the sum over the three."""
     image_size: int = field(default=0, metadata=IMAGES | at_least(1))
     """The side of an input image of the model, in pixels."""
-    crop_ratio: float = field(
-        default=augmentation.CROP_RATIO,
-        metadata=IMAGES
-        | added_later(augmentation.CROP_RATIO)
-        | above_0()
-        | at_most(1, "is more than the image; write a number up to 1"),
-    )
-    """The side of the centre crop of an evaluated image over its resized short side.
-    It is for files of images; 0.875 resizes to 256 pixels for a crop of 224."""
     mean: list[float] = field(default_factory=list, metadata=IMAGES | finite())
     """The mean of each channel, for pixels in [0, 1]."""
     std: list[float] = field(default_factory=list, metadata=IMAGES | above_0())
@@ -105,14 +96,6 @@ class Data:
     crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips. fb_resnet_torch
     does the same, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
     resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips."""
-    balance: str = field(
-        default="none",
-        metadata=IMAGES | added_later("none") | one_of("none", "weights", "sampler"),
-    )
-    """The treatment of classes with unequal numbers of training images: none, weights or sampler.
-    weights multiplies the training loss of an image of class c by N / (K N_c), for N images of
-    which N_c are of class c, and K classes; the mean weight is 1. sampler draws N images per epoch
-    with replacement, each of a class drawn uniformly. Evaluation is not balanced."""
     root: str | None = field(default=None, metadata=EXECUTION)
     """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
     index: str | None = field(default=None, metadata=EXECUTION | IMAGES)
@@ -122,6 +105,23 @@ class Data:
     lsgd.config reads it into `skip` and subtracts them from the numbers of examples."""
     skip: list[str] = field(default_factory=list, metadata=IMAGES | added_later([]))
     """Paths of excluded images, such as `train/n01440764/n01440764_10026.JPEG`."""
+    crop_ratio: float = field(
+        default=augmentation.CROP_RATIO,
+        metadata=IMAGES
+        | added_later(augmentation.CROP_RATIO)
+        | above_0()
+        | at_most(1, "is more than the image; write a number up to 1"),
+    )
+    """The side of the centre crop of an evaluated image over its resized short side.
+    It is for files of images; 0.875 resizes to 256 pixels for a crop of 224."""
+    balance: str = field(
+        default="none",
+        metadata=IMAGES | added_later("none") | one_of("none", "weights", "sampler"),
+    )
+    """The treatment of classes with unequal numbers of training images: none, weights or sampler.
+    weights multiplies the training loss of an image of class c by N / (K N_c), for N images of
+    which N_c are of class c, and K classes; the mean weight is 1. sampler draws N images per epoch
+    with replacement, each of a class drawn uniformly. Evaluation is not balanced."""
     workload: str = field(default="images", metadata=added_later("images") | one_of(*MODELS))
     """The workload, which decides what the model predicts.
     images: the class of an image. language: the next word of a text. tagging: the tag of each word
