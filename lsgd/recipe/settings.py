@@ -37,7 +37,8 @@ from lsgd.recipe.fields import (
 )
 from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
-from lsgd.rules import augmentation, evaluation_interval, schedule
+from lsgd.rules import evaluation_interval, schedule
+from lsgd.rules.augmentation import CROP_RATIO
 from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
 
 MODELS = {
@@ -106,9 +107,9 @@ class Data:
     skip: list[str] = field(default_factory=list, metadata=IMAGES | added_later([]))
     """Paths of excluded images, such as `train/n01440764/n01440764_10026.JPEG`."""
     crop_ratio: float = field(
-        default=augmentation.CROP_RATIO,
+        default=CROP_RATIO,
         metadata=IMAGES
-        | added_later(augmentation.CROP_RATIO)
+        | added_later(CROP_RATIO)
         | above_0()
         | at_most(1, "is more than the image; write a number up to 1"),
     )
