@@ -6,7 +6,7 @@ Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +rec
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +35,7 @@ from lsgd.trained_model import (
     build_trained,
     load_class_names,
     load_trained,
-    trained_image_size,
+    trained_crop,
 )
 
 
@@ -57,8 +57,8 @@ def evaluate_checkpoint(path: Path, overrides: Sequence[str] = ()) -> dict[str, 
     """Evaluate a checkpoint, or the newest one of a run folder, on each whole evaluation set.
 
     `overrides` change execution fields of its recipe, such as data.root=… or val_batch=…, and the
-    size of the evaluated images, data.image_size. Raises UsageError if the checkpoint is damaged,
-    the data is missing, or an override changes the trajectory.
+    size and crop of the evaluated images, data.image_size and data.crop_ratio. Raises UsageError if
+    the checkpoint is damaged, the data is missing, or an override changes the trajectory.
     """
     return _evaluate(_load_checkpoint(path, overrides)).scores
 
@@ -80,8 +80,8 @@ class _SavedModel(NamedTuple):
     weights: dict[str, Tensor]
     parts: dict[str, dict[str, Tensor]]
     data: Digests
-    trained_size: int
-    """The side of an image of the run that saved them, in pixels; 0 without images."""
+    trained_crop: tuple[int, float]
+    """The image size, in pixels (0 without images), and crop ratio of the run that saved them."""
 
 
 def _load(path: Path, overrides: Sequence[str]) -> _SavedModel:
@@ -97,8 +97,8 @@ def _load_checkpoint(path: Path, overrides: Sequence[str]) -> _SavedModel:
         "such as +recipe=bs256"
     )
     recipe, saved = load_trained(path, overrides, remedy=remedy, any_image_size=True)
-    size = trained_image_size(saved)
-    return _SavedModel(recipe, str(path), saved.model, saved.parts, saved.data, size)
+    crop = trained_crop(saved)
+    return _SavedModel(recipe, str(path), saved.model, saved.parts, saved.data, crop)
 
 
 def _load_average(folder: Path, count: int, overrides: Sequence[str]) -> _SavedModel:
@@ -153,8 +153,8 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
         raise UsageError(
             f"{path} holds no weights by name; give a file that torch.save made of a state_dict"
         ) from None
-    size = recipe.data.image_size
-    return _SavedModel(recipe, str(path), tensors, parts={}, data={}, trained_size=size)
+    crop = recipe.data.image_size, recipe.data.crop_ratio
+    return _SavedModel(recipe, str(path), tensors, parts={}, data={}, trained_crop=crop)
 
 
 def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResult:
@@ -172,6 +172,16 @@ def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResu
             scores = evaluate(trained, labelled, on_progress=watch)
         names = load_class_names(Path(saved.name), recipe) if comm.rank == 0 else []
         return _EvaluationResult(scores, counts.matrix(comm, names))
+
+
+def _crop_differences(saved: _SavedModel) -> Iterator[str]:
+    """Yield a line for each setting of the evaluated crops that differs from the run's own."""
+    data, (size, ratio) = saved.recipe.data, saved.trained_crop
+    if data.image_size != size:
+        own = f"the run's own are {size} x {size}"
+        yield f"images of {data.image_size} x {data.image_size} pixels; {own}"
+    if data.crop_ratio != ratio:
+        yield f"centre crops of {data.crop_ratio:g} of the short side; the run's own are {ratio:g}"
 
 
 def _progress_lines() -> EvaluationProgress:
@@ -220,7 +230,8 @@ def _make_parser() -> Parser:
         nargs="*",
         default=[],
         metavar="key=value",
-        help="such as data.root=/data/imagenet, or data.image_size=288 for larger images",
+        help="such as data.root=/data/imagenet, data.image_size=288 for larger images, "
+        "data.crop_ratio=0.95, or evaluation.sets=[val,v2] for other sets too",
     )
     parser.add_argument(
         "--average",
@@ -272,9 +283,8 @@ def main(argv: Sequence[str]) -> int:
             classes = saved.recipe.data.classes
             for split, of_set in by_set.items():
                 print(_format_scores(split, of_set, classes))
-            if (size := saved.recipe.data.image_size) != saved.trained_size:
-                trained = saved.trained_size
-                print(f"images of {size} x {size} pixels; the run's own are {trained} x {trained}")
+            for line in _crop_differences(saved):
+                print(line)
             if confusion and arguments.per_class:
                 print(confusion.table())
             if confusion and arguments.confusion:

@@ -45,10 +45,12 @@ class Learner:
         device: torch.device,
         data: Digests | None = None,
         start: Mapping[str, Tensor] = MappingProxyType({}),
+        optimizer: Mapping[str, Any] | None = None,
     ) -> None:
         """Create the model and strategy of a run before step 0.
 
-        `data` has dataset digests. The tensors of `start` replace initial weights of the same name.
+        `data` has dataset digests. The tensors of `start` replace initial weights of the same name,
+        and `optimizer` the initial state of the optimizer, if it is given.
         """
         self.recipe, self.comm, self.device, self.data = recipe, comm, device, data or {}
         choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
@@ -60,6 +62,9 @@ class Learner:
             compile_children(self.model, graphs=recipe.cuda_graphs)
         self.metric_sums = MetricSums(len(self.workload.count_names), device)
         self.strategy = open_strategy(recipe, self.workload, self.model, comm, self.metric_sums)
+        if optimizer is not None:
+            # The settings of its parameter groups stay the recipe's own.
+            self.strategy.restore(self.strategy.state() | {"state": dict(optimizer)}, 0)
         if device.type == "cpu":
             numbers = recipe.values_per_micro_batch(len(self.strategy.hosted))
             set_num_threads(choose_threads(numbers, cores(detect_launch())))

@@ -16,10 +16,11 @@ from torch import Tensor
 from lsgd.comm import Comm, all_or_raise
 from lsgd.errors import UsageError
 from lsgd.installation import install_command, is_installed
-from lsgd.models import head_parameters, make_network
+from lsgd.models import first_layer_parameters, head_parameters, make_network
 from lsgd.recipe import Model, Recipe
+from lsgd.recipe.fields import as_override
 from lsgd.recipe.start_file import start_file, unreadable_start
-from lsgd.run.checkpoint import DamagedCheckpointError, decode_checkpoint, load_numbers
+from lsgd.run.checkpoint import Checkpoint, DamagedCheckpointError, decode_checkpoint, load_numbers
 from lsgd.untrusted_files import open_regular
 
 MOST_NAMED = 3
@@ -31,6 +32,8 @@ class StartWeights:
     """The tensors that replace a network's initial weights, by name; empty if the seed decides."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    optimizer: Mapping[str, Any] | None = None
+    """The optimizer state of the checkpoint, if the recipe starts from it too."""
     notes: tuple[str, ...] = ()
     """Text for the log: the file, its hash, and how the tensors were found in it."""
 
@@ -77,23 +80,28 @@ def _read(recipe: Recipe) -> StartWeights:
             "original file, or leave model.start_sha256 out to start another run from this one"
         )
     try:
-        tensors, found = _state_dict(content, str(file))
+        tensors, found, saved = _state_dict(content, str(file))
     except (ValueError, DamagedCheckpointError) as error:
         why = str(error).partition(";")[0]
         raise UsageError(
             f"model.start={model.start} holds no weights ({why}); give a checkpoint of lsgd, or a "
             "state dict by torch.save or as safetensors"
         ) from None
+    optimizer = _optimizer_state(saved, recipe) if model.start_optimizer else None
+    summed = _sum_channels(tensors, recipe)
     _check_tensors(tensors, recipe)
     anew = ", and a new last layer" * model.new_head
-    note = f"model.start={model.start}: {len(tensors)} tensors{found}{anew}, SHA-256 {digest[:12]}…"
-    return StartWeights(tensors, (note,))
+    kept = ", and its optimizer state" * model.start_optimizer
+    changed = f"{found}{summed}{anew}{kept}, SHA-256 {digest[:12]}…"
+    note = f"model.start={model.start}: {len(tensors)} tensors{changed}"
+    return StartWeights(tensors, optimizer, (note,))
 
 
-def _state_dict(content: bytes, name: str) -> tuple[dict[str, Tensor], str]:
+def _state_dict(content: bytes, name: str) -> tuple[dict[str, Tensor], str, Checkpoint | None]:
     """Decode the tensors in a file of weights by name; return them with a note on what was removed.
 
-    Raises ValueError, or UsageError if a newer lsgd wrote the file.
+    The checkpoint of lsgd that has them is returned too, if it is one. Raises ValueError, or
+    UsageError if a newer lsgd wrote the file.
     """
     if _is_safetensors(content):
         loaded = _load_safetensors(content)
@@ -101,8 +109,9 @@ def _state_dict(content: bytes, name: str) -> tuple[dict[str, Tensor], str]:
         loaded = load_numbers(content)
         if isinstance(loaded, dict) and "fingerprint" in loaded:
             saved = decode_checkpoint(content, name)
-            return bare_state_dict(saved.model)[0], f" of the checkpoint after step {saved.step}"
-    return bare_state_dict(loaded)
+            note = f" of the checkpoint after step {saved.step}"
+            return bare_state_dict(saved.model)[0], note, saved
+    return *bare_state_dict(loaded), None
 
 
 def bare_state_dict(loaded: Any) -> tuple[dict[str, Tensor], str]:
@@ -148,6 +157,69 @@ def _load_safetensors(content: bytes) -> dict[str, Tensor]:
         return load(content)
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"it is a damaged safetensors file: {error}") from None
+
+
+def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[str, Any]:
+    """Return the optimizer state of a start checkpoint; raises UsageError if it is of another kind.
+
+    It has to be one optimizer's state for all workers, of the same rule and the same parameters.
+    """
+    model, drop = recipe.model, "leave model.start_optimizer out"
+    if saved is None:
+        raise UsageError(
+            f"model.start_optimizer=true, and model.start={model.start} is not a checkpoint of "
+            f"lsgd with an optimizer state; {drop}"
+        )
+    values = saved.recipe
+    theirs = {
+        "optim.name": values["optim"].get("name", "sgd"),
+        "optim.equation": values["optim"].get("equation", 9),
+        "model.frozen": values["model"].get("frozen", []),
+        "data.channels": values["data"].get("channels", 0),
+    }
+    ours = {
+        "optim.name": recipe.optim.name,
+        "optim.equation": recipe.optim.equation,
+        "model.frozen": recipe.model.frozen,
+        "data.channels": recipe.data.channels,
+    }
+    for key, value in theirs.items():
+        if value != ours[key]:
+            raise UsageError(
+                f"model.start_optimizer=true, and model.start={model.start} was trained with "
+                f"{key}={as_override(value)} instead of {as_override(ours[key])}; write "
+                f"{key}={as_override(value)}, or {drop}"
+            )
+    strategy = values.get("strategy", {}).get("name", "allreduce")
+    if strategy not in ("allreduce", "sync"):
+        raise UsageError(
+            f"model.start_optimizer=true, and model.start={model.start} was trained by "
+            f"strategy={strategy}, which has an optimizer for each worker or server; {drop}"
+        )
+    state: Mapping[str, Any] = saved.optimizer["state"]
+    if not state:
+        raise UsageError(
+            f"model.start_optimizer=true, and the optimizer of model.start={model.start} has no "
+            f"state; {drop}"
+        )
+    return state
+
+
+def _sum_channels(tensors: dict[str, Tensor], recipe: Recipe) -> str:
+    """Sum the first layer's weights over three channels for grey images; return a note for the log.
+
+    The network then computes for a grey image what the other one computes for it in RGB.
+    """
+    if recipe.data.channels != 1:
+        return ""
+    summed = [
+        name
+        for name, shape in first_layer_parameters(recipe).items()
+        if name in tensors and tensors[name].shape == shape and shape[1:2] == (3,)
+    ]
+    for name in summed:
+        tensors[name] = tensors[name].sum(1, keepdim=True)
+    return f", with {', '.join(summed)} summed over three channels" if summed else ""
 
 
 def _check_tensors(tensors: dict[str, Tensor], recipe: Recipe) -> None:

@@ -79,6 +79,14 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "cpu no-cuda": ("device=cpu",),
     "cuda": ("device=cuda",),
     "log-interval print-freq": ("log_steps=",),
+    "multi-label multilabel multi-target": (
+        "an image has one label, the class of its folder; several labels are not supported",
+    ),
+    "class-weights class-weight weighted-sampler": (
+        "data.balance=", "data.balance=weights or data.balance=sampler balances the classes",
+    ),
+    "in-chans in-channels num-channels grayscale greyscale": ("data.channels=",),
+    "crop-pct": ("data.crop_ratio=",),
     "wandb": ("trackers=[wandb]",),
     "mlflow": ("trackers=[mlflow]",),
     "n-trials max-trials": ("trials=",),

@@ -59,7 +59,7 @@ def train(recipe: Recipe) -> float:
         start = read_start_weights(recipe, comm)
         with open_run(recipe, comm) as run:
             recipe, choices = resolve_auto_fields(recipe, run.execution, comm, device)
-            learner = Learner(recipe, comm, device, data, start.tensors)
+            learner = Learner(recipe, comm, device, data, start.tensors, start.optimizer)
             if run.content:
                 learner.restore(checkpoint.decode_checkpoint(run.content, run.checkpoint_path))
             with metrics.open_log(learner, run.folder) as log:

@@ -17,7 +17,7 @@ from lsgd.inputs import ExampleColumns, Inputs, indexed_class_names
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.own_parts import is_import_path
 from lsgd.recipe import CommSettings, InputsSettings, Recipe
-from lsgd.rules import sampler
+from lsgd.rules import augmentation, sampler
 from lsgd.rules.sampler import MicroBatch
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
@@ -31,9 +31,9 @@ def load_trained(
     """Read a checkpoint, or the newest one of a run folder, and adapt its recipe to this machine.
 
     `overrides` change execution fields of the recipe, such as data.root=… or val_batch=…, and with
-    `any_image_size` data.image_size. Raises UsageError if the checkpoint is missing, if an override
-    changes the trajectory, or, with the remedy at the end of the sentence, if the file is no
-    complete checkpoint.
+    `any_image_size` data.image_size and data.crop_ratio. Raises UsageError if the checkpoint is
+    missing, if an override changes the trajectory, or, with the remedy at the end of the sentence,
+    if the file is no complete checkpoint.
     """
     if path.is_dir():
         found = checkpoint.checkpoint_files(path)
@@ -50,21 +50,26 @@ def load_trained(
     recipe = config.from_saved(for_this_machine(saved.recipe), *overrides)
     trained = recipe
     if any_image_size:
-        trained = replace(recipe, data=replace(recipe.data, image_size=trained_image_size(saved)))
+        size, ratio = trained_crop(saved)
+        own = replace(recipe.data, image_size=size, crop_ratio=ratio)
+        trained = replace(recipe, data=own)
     # An earlier fingerprint differs only in initialisation and decay, which do not matter here.
     if saved.fingerprint not in (trained.fingerprint, trained.earlier_fingerprint):
         raise UsageError(
             f"{' '.join(overrides)} would change the run of {path}; a checkpoint is evaluated as "
             "it was trained, and only these may differ: data.root, device, val_batch, "
-            "comm.library" + ", data.image_size" * any_image_size
+            "comm.library, evaluation.sets" + ", data.image_size, data.crop_ratio" * any_image_size
         )
     return recipe, saved
 
 
-def trained_image_size(saved: Checkpoint) -> int:
-    """Return the image size of the run that saved a checkpoint; 0 if it has no images."""
-    size: int = saved.recipe["data"].get("image_size", 0)
-    return size
+def trained_crop(saved: Checkpoint) -> tuple[int, float]:
+    """Return the image size and crop ratio of the run that saved a checkpoint.
+
+    The size is 0 if the run has no images.
+    """
+    data = saved.recipe["data"]
+    return data.get("image_size", 0), data.get("crop_ratio", augmentation.CROP_RATIO)
 
 
 def for_this_machine(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,11 @@ def loader_setting(recipe: Recipe) -> LoaderSetting:
         raise UsageError(
             f"{what} has no image files to load; write for example +recipe=bs256 data.root=FOLDER"
         )
+    if recipe.data.channels != 3:
+        raise UsageError(
+            f"data.channels={recipe.data.channels} is not loaded by the other libraries that this "
+            "benchmark compares; leave it out"
+        )
     check_not_launched("the loaders of one are compared")
     root = Path(recipe.data.root) if recipe.data.root else paths.data_root(recipe.data.name)
     index, _ = open_indexes(recipe.data, root)

@@ -66,12 +66,13 @@ def _of_files(recipe: Recipe) -> list[Observation]:
     is_full = kind == "fb_resnet_torch"
     resize = "bicubic" if is_full else "bilinear"
     as_stored = Observation("colour", "as stored", "as stored")
-    crop = f"short side {round(side * augmentation.RESIZE)}, centre {side}"
+    ratio = recipe.data.crop_ratio
+    crop = f"short side {round(side / ratio)}, centre {side}"
     return [
         Observation("augmentation", str(windows or kind), windows),
         Observation("resize", f"antialiased {resize}", {resize}),
         _colour(recipe) if is_full else as_stored,
-        Observation("evaluation_crop", crop, True),
+        Observation("evaluation_crop", crop, ratio == augmentation.CROP_RATIO),
     ]
 
 

@@ -20,6 +20,7 @@ def observe(learner: Learner) -> list[Observation]:
         _evaluation_epochs(recipe),
         _averaging(recipe),
         _growth(recipe),
+        *_balance(recipe),
         _metric(learner),
     ]
 
@@ -61,6 +62,16 @@ def _averaging(recipe: Recipe) -> Observation:
     name = recipe.averaging.name
     run = "none" if name == "none" else f"averaging={name}: evaluations are of averages"
     return Observation("averaging", run, name)
+
+
+def _balance(recipe: Recipe) -> list[Observation]:
+    """Observe how the classes are balanced; an empty list if they are not."""
+    run = {
+        "weights": "data.balance=weights: the loss of an image is weighted by its class",
+        "sampler": "data.balance=sampler: images are drawn with replacement, by class",
+    }
+    how = recipe.data.balance
+    return [] if how == "none" else [Observation("balance", run[how], how)]
 
 
 def _growth(recipe: Recipe) -> Observation:

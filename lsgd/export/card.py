@@ -9,7 +9,7 @@ import lsgd
 from lsgd import config
 from lsgd.export.network import ExportedNetwork
 from lsgd.recipe import Data
-from lsgd.rules.augmentation import FILE_AUGMENTATIONS, RESIZE
+from lsgd.rules.augmentation import FILE_AUGMENTATIONS
 from lsgd.rules.metric import METRICS, TOP1
 from lsgd.sanitizing import sanitize
 from lsgd.tables import escape_markdown, markdown_table
@@ -190,7 +190,7 @@ def _images(data: Data) -> str:
     way = "bicubic" if data.augmentation == "fb_resnet_torch" else "bilinear"
     return (
         f"The centre crop of {size} x {size} after the short side was resized to "
-        f"{round(size * RESIZE)} ({way}, antialiased). {each}"
+        f"{round(size / data.crop_ratio)} ({way}, antialiased). {each}"
     )
 
 

@@ -10,12 +10,19 @@ import numpy as np
 
 from lsgd import paths
 from lsgd.errors import UsageError
-from lsgd.inputs.index import ImageIndex, index_file, open_indexes
+from lsgd.inputs.index import (
+    SPLITS,
+    ImageIndex,
+    index_file,
+    open_evaluation_index,
+    open_indexes,
+)
 from lsgd.installation import install_command
 from lsgd.job.launcher import cores, detect_launch
 from lsgd.own_parts import LOADER, imported_part, is_import_path
 from lsgd.recipe import Data, InputsSettings, Recipe
 from lsgd.recipe.fields import AUTO
+from lsgd.rules import augmentation
 from lsgd.rules.sampler import MicroBatch
 
 if TYPE_CHECKING:
@@ -112,6 +119,34 @@ class Augmentation(Protocol):
         """
 
 
+def training_labels(recipe: Recipe) -> "NDArray[np.int64]":
+    """Read the labels of all training images of a recipe, by example id.
+
+    Raises UsageError if the dataset is missing or differs from the recipe.
+    """
+    data = recipe.data
+    if recipe.inputs.loader == "synthetic":
+        return np.arange(data.train_examples) % data.classes
+    root = data_folder(data)
+    if data.name in IN_MEMORY_DATASETS:
+        from lsgd.inputs.arrays import load_arrays
+
+        return load_arrays(data, root)[0].labels
+    index, _ = open_indexes(data, root)
+    return index.labels(np.arange(len(index)))
+
+
+def evaluation_set_size(recipe: Recipe, name: str) -> int:
+    """Return the number of images of an evaluation set, by its index if it is not val.
+
+    Raises UsageError if the set is missing.
+    """
+    data = recipe.data
+    if name == "val" or recipe.inputs.loader == "synthetic":
+        return data.val_examples
+    return len(open_evaluation_index(data, data_folder(data), name))
+
+
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     """Open the data loader of a recipe and check its dataset's counts against those of the recipe.
 
@@ -120,9 +155,9 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     if is_import_path(recipe.data.augmentation):
         from lsgd.inputs.augmented import AugmentedInputs, open_augmentation
 
-        augmentation = open_augmentation(recipe, device)
+        own = open_augmentation(recipe, device)
         plain = replace(recipe.data, augmentation="none")
-        return AugmentedInputs(open_inputs(replace(recipe, data=plain), device), augmentation)
+        return AugmentedInputs(open_inputs(replace(recipe, data=plain), device), own)
     data, settings = recipe.data, recipe.inputs
     root = data_folder(data)
     loader = settings.loader
@@ -137,6 +172,8 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     _check_kind(data, settings, loader, device)
     if settings.is_own:
         return _open_own(recipe, device)
+    if loader == "memory":
+        _check_without_files(recipe)
     match loader:
         case "synthetic":
             from lsgd.inputs.synthetic import SyntheticInputs
@@ -146,7 +183,9 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
             from lsgd.inputs.memory import MemoryInputs
 
             return MemoryInputs(data, root, seed=recipe.seed, device=device)
-    indexes = open_indexes(data, root)
+    indexes = dict(zip(SPLITS, open_indexes(data, root), strict=True))
+    for name in recipe.evaluation.sets[1:]:
+        indexes[name] = open_evaluation_index(data, root, name)
     decoders = settings.decoders if settings.decoders is not None else cores(detect_launch())
     match loader:
         case "torchvision":
@@ -232,6 +271,21 @@ def is_dali_installed() -> bool:
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
+def _check_without_files(recipe: Recipe) -> None:
+    """Raise UsageError for settings of image files if the dataset is held in memory."""
+    data, sets = recipe.data, recipe.evaluation.sets
+    if data.crop_ratio != augmentation.CROP_RATIO:
+        raise UsageError(
+            f"data.crop_ratio={data.crop_ratio:g} is for image folders, which {data.name} is not; "
+            "leave it out"
+        )
+    if len(sets) > 1:
+        raise UsageError(
+            f"evaluation.sets has {sets[1]}, and {data.name}, which is not an image folder, has "
+            "val alone; leave it out"
+        )
+
+
 def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torch.device") -> None:
     """Raise UsageError if a data loader is not installed or not for this dataset or device."""
     if settings.dtype != "float32" and loader != "dali":
@@ -265,9 +319,15 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
                 "data.augmentation=shift_flip is for small images in memory; write crop_flip, "
                 f"fb_resnet_torch or none for {data.name}"
             )
-        if data.channels != 3:
+        if data.channels not in (1, 3):
             raise UsageError(
-                f"data.channels={data.channels}, and image files give 3; write data.channels=3"
+                f"data.channels={data.channels}, and image files give 3 or, as grey, 1; write "
+                "data.channels=3 or data.channels=1"
+            )
+        if data.channels == 1 and data.augmentation == "fb_resnet_torch":
+            raise UsageError(
+                "data.augmentation=fb_resnet_torch changes colours, which images of "
+                "data.channels=1 do not have; write data.augmentation=crop_flip"
             )
     if loader == "dali" and not is_dali_installed():
         raise UsageError(

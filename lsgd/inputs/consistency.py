@@ -51,9 +51,15 @@ def open_consistent_inputs(
 def check_same_data(saved: Digests, own: Digests) -> None:
     """Raise UsageError if the data digests saved by a run differ from those of the data read now.
 
-    Empty digests mean unknown data, which matches any.
+    Empty digests mean unknown data, which matches any. Sets that only one of them has are not
+    compared, since a run may be evaluated on others.
     """
-    if saved and own and (differing := _differing(saved, own)):
+    common = {name.split()[0] for name in saved} & {name.split()[0] for name in own}
+    saved, own = (
+        {name: digest for name, digest in each.items() if name.split()[0] in common}
+        for each in (saved, own)
+    )
+    if differing := _differing(saved, own):
         raise UsageError(
             "the data in data.root are not those that the run was trained on: "
             f"{', '.join(differing)} differ; {REMEDY} as in the training, or start another run "

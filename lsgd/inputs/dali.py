@@ -8,7 +8,7 @@ and resizes a region of that window to the model's input size.
 import io
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from typing import Any
@@ -54,7 +54,7 @@ class DaliInputs:
     def __init__(
         self,
         data: Data,
-        indexes: tuple[ImageIndex, ImageIndex],
+        indexes: Mapping[str, ImageIndex],
         settings: InputsSettings,
         *,
         seed: int,
@@ -65,12 +65,12 @@ class DaliInputs:
     ) -> None:
         self.data, self.seed, self.device = data, seed, device
         self.recolours = data.augmentation == "fb_resnet_torch"
-        self.train_index, self.val_index = indexes
+        self.indexes = indexes
         self.on_gpu = is_nvidia(device)
         decodes_on_gpu = self.on_gpu and settings.decode_on != "cpu"
         where = f"GPU, {settings.hardware_share:.0%} in hardware" if decodes_on_gpu else "CPU"
         self.name = f"DALI {dali.__version__} on the {where}, {decoders} threads"
-        self.in_shards = any(index.in_shards() for index in indexes)
+        self.in_shards = any(index.in_shards() for index in indexes.values())
         self.channels_last = channels_last
         self.decoding_gpu = device.index if decodes_on_gpu else None
         self.requests: Iterator[tuple[MicroBatch, _Feed]] = iter(())
@@ -88,7 +88,7 @@ class DaliInputs:
 
     def columns(self) -> ExampleColumns:
         """Return the metadata columns (such as path and label) of all indexed images."""
-        return index_columns((self.train_index, self.val_index))
+        return index_columns(self.indexes)
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Yield the augmented images and the labels of each training micro-batch, in order."""
@@ -107,12 +107,17 @@ class DaliInputs:
             # Not mapped: truncating a mapped file while it is read kills the process.
             file = fn.io.file.read(file, dont_use_mmap=True)
         hardware = settings.hardware_share
-        window = decode(file, corner, shape, on_gpu=decodes_on_gpu, hardware=hardware)
+        grey = self.data.channels == 1
+        window = decode(
+            file, corner, shape, on_gpu=decodes_on_gpu, hardware=hardware, sixteen_bits=grey
+        )
         pixels = resize(window, self.data, roi_start=begin, roi_end=end)
         if self.on_gpu and not decodes_on_gpu:
             pixels = pixels.gpu()  # as 8 bits, a quarter of their size as float32
         if self.recolours:
             pixels = recolour(pixels, *colours)
+        if grey:
+            pixels = fn.coord_transform(pixels, M=(augmentation.GREY / 257).tolist())
         layout = "HWC" if self.channels_last else "CHW"
         images = normalise(pixels, mirror, self.data, dtype=settings.dtype, layout=layout)
         return images, file.shape(dtype=types.INT64)
@@ -145,7 +150,7 @@ class DaliInputs:
         return tensor.permute(0, 3, 1, 2) if self.channels_last else tensor, labels
 
     def _index_of(self, each: MicroBatch) -> ImageIndex:
-        return self.train_index if each.split == "train" else self.val_index
+        return self.indexes[each.split]
 
     def _next(self) -> "_Feed":
         """Return the next batch's DALI inputs (files, crops, flips) and mark it as in flight."""
@@ -182,7 +187,9 @@ class DaliInputs:
         else:
             windows = np.concatenate((np.zeros_like(sizes), sizes), axis=1)
             mirror = np.zeros(len(ids), bool)
-            regions = augmentation.evaluation_regions(sizes, self.data.image_size)
+            regions = augmentation.evaluation_regions(
+                sizes, self.data.image_size, self.data.crop_ratio
+            )
         return (
             files,
             _rows_first(windows[:, :2], np.int32),
@@ -270,11 +277,20 @@ class DaliInputs:
         )
 
 
-def decode(file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float) -> Any:
-    """Build DALI's operators that decode a window of an image to 8-bit pixels (height, width, 3).
+def decode(
+    file: Any,
+    corner: Any,
+    shape: Any,
+    *,
+    on_gpu: bool,
+    hardware: float,
+    sixteen_bits: bool = False,
+) -> Any:
+    """Build DALI's operators that decode a window of an image to RGB pixels (height, width, 3).
 
     `corner` is the window's (top, left) and `shape` its (height, width), in pixels as stored.
-    Pixels outside the window are not decoded if the format allows it.
+    Pixels have 8 or 16 bits, each the whole range: DALI scales those of the other kind. Pixels
+    outside the window are not decoded if the format allows it.
     """
     # peek_image_shape raises an error for a header that cannot be parsed, which has crashed the
     # decoder (DALI 2.4). The minimum is the window itself; it only makes the decoder wait for that
@@ -290,6 +306,7 @@ def decode(file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float)
         normalized_anchor=False,
         normalized_shape=False,
         output_type=types.RGB,
+        dtype=types.UINT16 if sixteen_bits else types.UINT8,
         # PIL does not rotate by EXIF, and the published numbers are without it.
         adjust_orientation=False,
         # The CPU's default; the GPU's default is coarser.
@@ -348,6 +365,8 @@ def resize(window: Any, data: Data, **region: Any) -> Any:
         if data.augmentation == "fb_resnet_torch"
         else types.INTERP_TRIANGULAR,
         antialias=True,
+        # Not rounded for one channel, of which each has up to 16 bits.
+        dtype=types.UINT8 if data.channels == 3 else types.FLOAT,
         **region,
     )
 

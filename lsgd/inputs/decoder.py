@@ -7,6 +7,7 @@ It does not import torch, which would take longer than decoding the first batche
 import mmap
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -32,8 +33,8 @@ from lsgd.recipe import Data
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import MicroBatch
 
-Pixels: TypeAlias = NDArray[np.uint8]
-"""8-bit images in memory, shape (images, height, width, 3)."""
+Pixels: TypeAlias = NDArray[Any]
+"""Images in memory, shape (images, height, width, channels), with values of 0 to 255."""
 
 LabelsAndColours: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64] | None]
 """The labels of a micro-batch, and its augmentation.colour_transforms or None."""
@@ -45,13 +46,19 @@ class ImageFiles:
     It is small to pickle, since other processes map the same index files.
     """
 
-    def __init__(self, data: Data, indexes: tuple[ImageIndex, ImageIndex], *, seed: int) -> None:
+    def __init__(self, data: Data, indexes: Mapping[str, ImageIndex], *, seed: int) -> None:
         self.side, self.augmentation, self.seed = data.image_size, data.augmentation, seed
-        self.train, self.val = indexes
+        self.channels, self.crop_ratio = data.channels, data.crop_ratio
+        self.indexes = indexes
 
     def shape(self, each: MicroBatch) -> tuple[int, ...]:
-        """Return the array shape (images, height, width, 3) of a micro-batch's decoded pixels."""
-        return len(each.examples), self.side, self.side, 3
+        """Return the shape (images, height, width, channels) of a micro-batch's decoded pixels."""
+        return len(each.examples), self.side, self.side, self.channels
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        """The type of decoded pixels: 8 bits of RGB, or float32 of one channel with 16 bits."""
+        return np.uint8 if self.channels == 3 else np.float32
 
     @unlimited_image_size()
     def decode(self, each: MicroBatch, pixels: Pixels) -> LabelsAndColours:
@@ -59,7 +66,7 @@ class ImageFiles:
 
         Raises InputFailedError, which names the step, if an image cannot be read.
         """
-        index = self.train if each.split == "train" else self.val
+        index = self.indexes[each.split]
         try:
             return index.labels(each.examples), self._decode(index, each, pixels)
         except InputFailedError as error:
@@ -69,17 +76,21 @@ class ImageFiles:
         self, index: ImageIndex, each: MicroBatch, pixels: Pixels
     ) -> NDArray[np.float64] | None:
         ids, bicubic = each.examples, self.augmentation == "fb_resnet_torch"
+        shape = pixels.shape[1:]
         if each.epoch is None or self.augmentation not in augmentation.FILE_AUGMENTATIONS:
             for i, example in enumerate(ids):
-                image = centre_crop(load_image(index, example), self.side, bicubic=bicubic)
-                pixels[i] = np.asarray(image)
+                whole = load_image(index, example, channels=self.channels)
+                image = centre_crop(whole, self.side, crop_ratio=self.crop_ratio, bicubic=bicubic)
+                pixels[i] = np.asarray(image).reshape(shape)
             return None
         draw = {"seed": self.seed, "epoch": each.epoch}
         windows = augmentation.crop_windows(index.sizes(ids), ids, **draw)
         flips = augmentation.flip_mask(ids, **draw)
         for i, example in enumerate(ids):
-            image = crop(load_image(index, example), windows[i], self.side, bicubic=bicubic)
-            pixels[i] = np.asarray(flip_horizontally(image) if flips[i] else image)
+            whole = load_image(index, example, channels=self.channels)
+            image = crop(whole, windows[i], self.side, bicubic=bicubic)
+            image = flip_horizontally(image) if flips[i] else image
+            pixels[i] = np.asarray(image).reshape(shape)
         return augmentation.colour_transforms(ids, **draw) if bicubic else None
 
 
@@ -94,17 +105,17 @@ class SharedPixelBuffer:
         self.descriptor = descriptor
         self._bytes: Pixels = np.empty(0, np.uint8)
 
-    def pixels(self, shape: tuple[int, ...]) -> Pixels:
-        """Return the shared memory as a pixel array of this shape, with its current contents.
+    def pixels(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Pixels:
+        """Return the shared memory as a pixel array of this shape and type, with its contents.
 
         The memory is enlarged if needed.
         """
-        size = int(np.prod(shape))
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if size > len(self._bytes):
             if os.fstat(self.descriptor).st_size < size:
                 os.ftruncate(self.descriptor, size)
             self._bytes = np.frombuffer(mmap.mmap(self.descriptor, size), np.uint8)
-        return self._bytes[:size].reshape(shape)
+        return self._bytes[:size].view(dtype).reshape(shape)
 
 
 def main(descriptor: int, *buffers: int) -> None:
@@ -124,7 +135,7 @@ def main(descriptor: int, *buffers: int) -> None:
         each, room = messages.get()
         answer: LabelsAndColours | InputFailedError
         try:
-            answer = files.decode(each, shared[room].pixels(files.shape(each)))
+            answer = files.decode(each, shared[room].pixels(files.shape(each), files.dtype))
         except InputFailedError as error:
             answer = error
         try:

@@ -19,18 +19,22 @@ from lsgd.rules import augmentation
 from lsgd.rules.sampler import MicroBatch
 from lsgd.untrusted_files import MAX_PIXELS, read_bounded
 
+GREY_16 = ("I;16", "I;16B", "I;16N")
+"""PIL's names of the layouts of grey pixels with 16 bits in either byte order."""
+
 RAW_MODES: dict[str | None, tuple[str, ...]] = {
     "JPEG": ("L", "RGB", "CMYK;I"),
     "MPO": ("L", "RGB"),
-    "PNG": ("1", "L;2", "L;4", "L", "LA", "P;1", "P;2", "P;4", "P", "RGB", "RGBA"),
+    "PNG": ("1", "L;2", "L;4", "L", "LA", "I;16B", "P;1", "P;2", "P;4", "P", "RGB", "RGBA"),
     "BMP": ("1", "L", "P;1", "P;4", "P", "BGR", "BGRX", "BGRA"),
     "WEBP": ("RGB", "RGBA"),
-    "TIFF": ("L", "L;I", "P", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr"),
+    "TIFF": ("L", "L;I", *GREY_16, "P", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr"),
     "PPM": ("1;I", "L", "RGB"),
 }
 """The formats that PIL and DALI both read, with the pixel layouts that both decode to the same RGB.
 
-Layouts have PIL's names. The results differ by one level at most. 16 bits per channel are excluded.
+Layouts have PIL's names. The results differ by one level at most. Of images with 16 bits per
+channel only grey ones are included, since PIL drops half of the bits of others.
 """
 
 MAX_RESIZED_PIXELS = 2**24
@@ -38,6 +42,9 @@ MAX_RESIZED_PIXELS = 2**24
 
 It takes 64 MiB, and has an aspect ratio of 256 at 224 pixels.
 """
+
+PHOTOMETRIC = 0x0106
+"""The TIFF tag of the meaning of pixel values; 0 is white for 0."""
 
 ORIENTATION = 0x0112
 """The EXIF tag of the camera's orientation; 1 is upright."""
@@ -60,6 +67,8 @@ def decoding_mismatch(image: ImageFile) -> str | None:
         return "CMYK without Adobe's marker is decoded as a negative by PIL and not by DALI"
     if kind == "PPM" and rest and rest[0] != 255:
         return f"PPM with levels up to {rest[0]} is scaled to 255 by PIL and not by DALI"
+    if kind == "TIFF" and raw_mode in GREY_16 and image.getexif().get(PHOTOMETRIC) == 0:
+        return "TIFF of 16 bits with white as 0 is inverted by DALI and not by PIL"
     if kind == "TIFF" and image.getexif().get(ORIENTATION, 1) != 1:
         return "TIFF with an orientation tag is rotated by PIL and not by DALI"
     return None
@@ -94,8 +103,10 @@ def reuse_pixel_blocks() -> None:
 
 
 @unlimited_image_size()
-def load_image(index: ImageIndex, example: int) -> Image.Image:
-    """Read and decode an indexed image as RGB in its stored orientation, ignoring EXIF rotation.
+def load_image(index: ImageIndex, example: int, *, channels: int = 3) -> Image.Image:
+    """Read and decode an indexed image in its stored orientation, ignoring EXIF rotation.
+
+    It is converted to RGB, or for one channel to grey, as by convert_pixels.
 
     Raises InputFailedError if it cannot be decoded, or if its size differs from the index,
     before any of it is decoded.
@@ -106,8 +117,7 @@ def load_image(index: ImageIndex, example: int) -> Image.Image:
         image: Image.Image = Image.open(io.BytesIO(content))
         if image.size == (width, height):
             image.load()
-            # convert would copy an image that is RGB already.
-            image = image if image.mode == "RGB" else image.convert("RGB")
+            image = convert_pixels(image, channels)
     except UnidentifiedImageError:
         raise index.read_error(
             example, "it is not an image" if content else "it is empty"
@@ -124,8 +134,8 @@ def load_image(index: ImageIndex, example: int) -> Image.Image:
     return image
 
 
-def load_loose_image(path: Path) -> Image.Image:
-    """Read and decode an image that is in no index as RGB, as load_image decodes indexed ones.
+def load_loose_image(path: Path, *, channels: int = 3) -> Image.Image:
+    """Read and decode an image that is in no index, as load_image decodes indexed ones.
 
     Raises InputFailedError if it cannot be decoded, if the loaders would decode it differently, or,
     before it is decoded, if it has more than MAX_PIXELS. Call it within unlimited_image_size, whose
@@ -140,13 +150,31 @@ def load_loose_image(path: Path) -> Image.Image:
             if mismatch := decoding_mismatch(image):
                 raise ValueError(mismatch)
             image.load()
-            return image if image.mode == "RGB" else image.convert("RGB")
+            return convert_pixels(image, channels)
     except UnidentifiedImageError:
         raise InputFailedError(f"{path} cannot be read (it is not an image)") from None
     except Exception as error:
         # A decoder may raise any error on bytes that are not in the expected format.
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise InputFailedError(f"{path} cannot be read ({why})") from None
+
+
+def convert_pixels(image: Image.Image, channels: int) -> Image.Image:
+    """Convert a decoded image to RGB of 8 bits, or for one channel to grey as float32 of 0 to 255.
+
+    Grey pixels of 16 bits are scaled by their range: 65535 becomes 255, unrounded for one channel.
+    Colours become grey by the weights of ITU-R 601, unrounded.
+    """
+    if image.mode.startswith("I;16") or image.mode == "I":
+        levels = np.asarray(image)
+        if channels == 1:
+            return Image.fromarray(levels.astype(np.float32) / np.float32(257))
+        image = Image.fromarray(((levels.astype(np.uint32) + 128) // 257).astype(np.uint8))
+    elif channels == 1 and image.mode == "L":
+        return image.convert("F")
+    # convert would copy an image that is RGB already.
+    colours = image if image.mode == "RGB" else image.convert("RGB")
+    return colours if channels == 3 else colours.convert("F")
 
 
 def crop(
@@ -161,17 +189,23 @@ def crop(
     return cropped.resize((side, side), _kernel(bicubic))
 
 
-def centre_crop(image: Image.Image, side: int, *, bicubic: bool = False) -> Image.Image:
-    """Resize an image's short side to 256/224 of `side` and crop the centred square of side `side`.
+def centre_crop(
+    image: Image.Image,
+    side: int,
+    *,
+    crop_ratio: float = augmentation.CROP_RATIO,
+    bicubic: bool = False,
+) -> Image.Image:
+    """Resize an image's short side to `side` / `crop_ratio` and crop the centred square of `side`.
 
     Its pixels equal those of torchvision's resize and center_crop. The exception is an image so
     long that the resized one would have more than MAX_RESIZED_PIXELS: only the region of the
     square is resized, and rounding changes its bilinear pixels by up to two levels.
     """
-    short = round(side * augmentation.RESIZE)
+    short = round(side / crop_ratio)
     width, height = (short * length // min(image.size) for length in image.size)
     if width * height > MAX_RESIZED_PIXELS:
-        (region,) = augmentation.evaluation_regions(np.array([image.size]), side)
+        (region,) = augmentation.evaluation_regions(np.array([image.size]), side, crop_ratio)
         end = np.minimum(region[:2] + region[2:], image.size)
         return image.resize((side, side), _kernel(bicubic), box=(*region[:2], *end))
     resized = image.resize((width, height), _kernel(bicubic))

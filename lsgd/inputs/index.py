@@ -6,7 +6,7 @@ An image is a file of its own or part of a tar shard; ids and crops are the same
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tarfile import BLOCKSIZE, TarError, TarInfo
 from typing import Any
@@ -73,11 +73,11 @@ def _images(folder: Path) -> list[str]:
     return [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
 
 
-def index_columns(indexes: "Sequence[ImageIndex]") -> dict[str, NDArray[Any]]:
+def index_columns(indexes: "Mapping[str, ImageIndex]") -> dict[str, NDArray[Any]]:
     """Return the metadata columns of all splits' image indexes, by names such as `train path`."""
     return {
         f"{split} {name}": column
-        for split, index in zip(SPLITS, indexes, strict=True)
+        for split, index in indexes.items()
         for name, column in index.columns().items()
     }
 
@@ -97,6 +97,8 @@ def write_index(folder: Path, split: str, rows: Iterable[IndexRow]) -> Path:
 
 class ImageIndex:
     """An index of one split's image files, without skipped images; example ids are 0 to len-1.
+
+    Larger ids, of repeated images, mean the same images again from 0.
 
     It is small to pickle, since other processes map the same file.
     """
@@ -118,6 +120,8 @@ class ImageIndex:
         return len(self.rows) - self.skipped
 
     def _of(self, ids: NDArray[np.int64]) -> NDArray[Any]:
+        # A balanced sampler counts an image that it repeats in an epoch as another example.
+        ids = ids % max(1, len(self))
         rows: NDArray[Any] = self.rows[ids + np.searchsorted(self._gaps, ids, side="right")]
         return rows
 
@@ -256,20 +260,7 @@ def open_indexes(data: Data, root: Path) -> tuple[ImageIndex, ImageIndex]:
     """
     folder = Path(data.index) if data.index else root
     train, val = (_open(data, root, folder, split) for split in SPLITS)
-    names, others = train.class_names(), val.class_names()
-    if not {*others.values()} <= {*names.values()}:
-        odd = sorted({*names.values()} ^ {*others.values()})
-        raise UsageError(
-            f"train and val of {root} differ in their classes ({', '.join(odd[:3])} …); give both "
-            f"the same folders and {_again(data, root)}"
-        )
-    if not others.items() <= names.items():
-        label = min(label for label, _ in names.items() ^ others.items())
-        raise UsageError(
-            f"{train.file} and {val.file} number their classes differently (label {label} is "
-            f"{names.get(label)} to train and {others.get(label)} to validate); "
-            f"{_again(data, root)}"
-        )
+    _check_classes(data, root, train, val, "val")
     for name, number, expected in (
         ("classes", len(train.classes()), data.classes),
         ("train_examples", len(train), data.train_examples),
@@ -289,6 +280,44 @@ def open_indexes(data: Data, root: Path) -> tuple[ImageIndex, ImageIndex]:
                 )
             )
     return train, val
+
+
+def open_evaluation_index(data: Data, root: Path, name: str) -> ImageIndex:
+    """Open the index of a further evaluation set of an image folder, beside train and val.
+
+    Raises UsageError if it is missing, or has other classes than the training images.
+    """
+    folder = Path(data.index) if data.index else root
+    file = index_file(folder, name)
+    if not file.is_file():
+        make = prepare_command("folder", root, Path(data.index) if data.index else None)
+        raise UsageError(
+            f"evaluation.sets has {name}, and {file} is missing; put its images into "
+            f"{root / name}/CLASS and run {make} --sets {name}"
+        )
+    train, index = (_open(data, root, folder, split) for split in ("train", name))
+    _check_classes(data, root, train, index, name)
+    return index
+
+
+def _check_classes(
+    data: Data, root: Path, train: ImageIndex, other: ImageIndex, split: str
+) -> None:
+    """Raise UsageError unless the classes of an evaluation set are training classes, by number."""
+    names, others = train.class_names(), other.class_names()
+    if not {*others.values()} <= {*names.values()}:
+        odd = sorted({*names.values()} ^ {*others.values()})
+        raise UsageError(
+            f"train and {split} of {root} differ in their classes ({', '.join(odd[:3])} …); give "
+            f"both the same folders and {_again(data, root)}"
+        )
+    if not others.items() <= names.items():
+        label = min(label for label, _ in names.items() ^ others.items())
+        raise UsageError(
+            f"{train.file} and {other.file} number their classes differently (label {label} is "
+            f"{names.get(label)} to train and {others.get(label)} to {split}); "
+            f"{_again(data, root)}"
+        )
 
 
 def _again(data: Data, root: Path) -> str:

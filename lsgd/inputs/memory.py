@@ -40,6 +40,7 @@ class MemoryInputs:
         self.normalise = Normalise(data, device)
         self.shifts = data.augmentation == "shift_flip"
         self.seed = seed
+        self.repeats = data.balance == "sampler"
 
     def columns(self) -> ExampleColumns:
         """Return the labels and pixels of all training and validation images, by column name."""
@@ -54,7 +55,8 @@ class MemoryInputs:
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Yield each training micro-batch's images, shifted and flipped per recipe, and labels."""
         for each in passes:
-            numbers = [each.examples]
+            count = len(self.train_labels)
+            numbers = [each.examples % count if self.repeats else each.examples]
             if self.shifts and each.epoch is not None:
                 numbers += self._places(each.examples, each.epoch)
             ids, *places = to_device_together(

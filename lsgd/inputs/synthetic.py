@@ -23,6 +23,8 @@ class SyntheticInputs:
         # On the device, so that a benchmark measures the training and not the loader.
         self.images = torch.randn(shape, generator=generator).to(device)
         self.classes = data.classes
+        self.train_examples = data.train_examples
+        self.repeats = data.balance == "sampler"
 
     def columns(self) -> ExampleColumns:
         """Return an empty dict of metadata columns, as the recipe determines the examples."""
@@ -31,7 +33,9 @@ class SyntheticInputs:
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Yield the random images and labels of each micro-batch, without augmentation."""
         for each in passes:
-            ids = arrays_to_device(each.examples, self.images.device)
+            repeats = self.repeats and each.split == "train"
+            examples = each.examples % self.train_examples if repeats else each.examples
+            ids = arrays_to_device(examples, self.images.device)
             yield self.images[ids % DISTINCT_IMAGES], ids % self.classes
 
     def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:

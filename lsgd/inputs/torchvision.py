@@ -8,7 +8,7 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -40,7 +40,7 @@ class FolderInputs:
     def __init__(
         self,
         data: Data,
-        indexes: tuple[ImageIndex, ImageIndex],
+        indexes: Mapping[str, ImageIndex],
         settings: InputsSettings,
         *,
         seed: int,
@@ -56,7 +56,7 @@ class FolderInputs:
 
     def columns(self) -> ExampleColumns:
         """Return the metadata columns (such as path and label) of all indexed images."""
-        return index_columns((self.files.train, self.files.val))
+        return index_columns(self.files.indexes)
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Yield the augmented images and the labels of each training micro-batch, in order."""
@@ -76,7 +76,7 @@ class FolderInputs:
 
     def _here(self, passes: Iterable[MicroBatch]) -> Iterator[tuple[Tensor, LabelsAndColours]]:
         for each in passes:
-            pixels = np.empty(self.files.shape(each), np.uint8)
+            pixels = np.empty(self.files.shape(each), self.files.dtype)
             beside = self.files.decode(each, pixels)
             yield self._taken(pixels), beside
 
@@ -88,7 +88,7 @@ class FolderInputs:
 
 
 def _floats(pixels: Pixels) -> Tensor:
-    """Convert 8-bit pixels to a float32 tensor in memory that glibc can reuse for later batches.
+    """Convert pixels to a float32 tensor in memory that glibc can reuse for later batches.
 
     torch asks for an address divisible by 64, so glibc looks for a gap that is larger by as much:
     the gap of an equal batch is too small, and gaps add up to 40 batches. numpy accepts any
@@ -133,7 +133,8 @@ class _DecoderPool:
             answer = self._answer()
             if isinstance(answer, InputFailedError):
                 raise answer
-            tensor = convert(decoder.rooms[room].pixels(self.files.shape(each)))
+            pixels = decoder.rooms[room].pixels(self.files.shape(each), self.files.dtype)
+            tensor = convert(pixels)
             # Its buffer is free again, so it decodes the next micro-batch during the computation on
             # this one.
             if following := next(passes, None):

@@ -1,5 +1,6 @@
 """Networks as plain modules, and their initial weights, precision and memory layout."""
 
+import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -92,6 +93,32 @@ def freeze_parameters(model: nn.Module, recipe: Recipe) -> None:
         layer.train(layer.training)
 
 
+def give_one_channel(model: nn.Module) -> None:
+    """Replace a network's first convolution of 3 channels, if any, by one that takes grey images.
+
+    Its weights are the sums over the three channels, so that it computes for a grey image what the
+    other one computes for the same image in RGB.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Conv2d):
+            if layer.in_channels == 3:
+                grey = copy.copy(layer)
+                grey._parameters = dict(layer._parameters)
+                grey.in_channels = 1
+                grey.weight = nn.Parameter(layer.weight.detach().sum(1, keepdim=True))
+                model.set_submodule(name, grey)
+            return
+
+
+def first_layer_parameters(recipe: Recipe) -> dict[str, torch.Size]:
+    """Return the shapes in RGB of the parameters whose shape depends on the number of channels."""
+    data = replace(recipe.data, channels=3)
+    with torch.device("meta"):
+        own, colour = make_network(recipe), make_network(replace(recipe, data=data))
+    shapes = {name: parameter.shape for name, parameter in own.named_parameters()}
+    return {n: p.shape for n, p in colour.named_parameters() if shapes.get(n) != p.shape}
+
+
 def _is_meant(name: str, pattern: str) -> bool:
     """Return whether a pattern means a parameter, by its name or by that of a layer around it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
@@ -127,6 +154,8 @@ def make_model(
     }
     with _SkipInit():
         model: nn.Module = makers[name]()
+        if channels == 1:
+            give_one_channel(model)
     initialise(model, last_gamma=last_gamma, seed=seed)
     return model
 

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
+from lsgd.models import give_one_channel
 from lsgd.models.parameter_roles import ParameterRoles, find_roles, is_vector
 from lsgd.own_parts import NETWORK, imported_part
 from lsgd.recipe import Recipe
@@ -206,13 +207,16 @@ def _build(recipe: Recipe) -> nn.Module:
         )
     given |= {"num_classes": recipe.data.classes} | builder_options(recipe)
     try:
-        return _build_seeded(partial(build, name, **given), recipe.seed)
+        network = _build_seeded(partial(build, name, **given), recipe.seed)
     except (TypeError, ValueError, AssertionError) as error:
         raise UsageError(
             f"model={recipe.model.name} cannot be built with "
             f"model.options={dict(recipe.model.options)} ({_first_line(error)}); write "
             "options that its library takes"
         ) from None
+    if library == "torchvision" and recipe.data.channels == 1:
+        give_one_channel(network)
+    return network
 
 
 def _build_own(recipe: Recipe) -> nn.Module:

@@ -97,6 +97,7 @@ def report(
         "them (figures 7 and 8 of the paper; speed alone: its error rises from 16k images on, and "
         "beyond 64k training diverges):",
         _rows(growing),
+        *filter(None, [recipe.describe_evaluations()]),
         "Hours are those of the training steps, without evaluations and checkpoints. Efficiency "
         "is images per second and GPU, as a share of the measured ones. The bottleneck takes "
         "most of a step; `workers`: some GPUs would have no worker, which lsgd refuses; "

@@ -61,10 +61,11 @@ def decode_images(
 
     def decode(path: Path) -> ImagePixels | InputFailedError:
         try:
-            image = centre_crop(load_loose_image(path), data.image_size, bicubic=bicubic)
+            whole = load_loose_image(path, channels=data.channels)
+            image = centre_crop(whole, data.image_size, crop_ratio=data.crop_ratio, bicubic=bicubic)
         except InputFailedError as error:
             return error
-        return np.asarray(image)
+        return np.asarray(image).reshape(image.height, image.width, -1)
 
     pending: deque[Future[ImagePixels | InputFailedError]] = deque()
     with unlimited_image_size(), ThreadPoolExecutor(threads, "decoder") as pool:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lsgd.errors import UsageError
+from lsgd.inputs.decoding import convert_pixels
 
 LEVELS = 1
 """The most by which a colour value may differ between DALI and PIL, of 255."""
@@ -57,7 +58,7 @@ def dali_difference(content: bytes, image: Image.Image) -> str | None:
         why = error_summary(error)
         return f"PIL decodes this {image.format} and DALI fails with {why!r}"
     _decoders.append(decoder)
-    expected = np.asarray(image.convert("RGB"))
+    expected = np.asarray(convert_pixels(image, 3))
     if pixels.shape != expected.shape:
         return f"DALI decodes {pixels.shape[1]} x {pixels.shape[0]} pixels of this {image.format}"
     largest = int(np.abs(pixels.astype(np.int16) - expected).max())

@@ -87,8 +87,27 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         action="store_true",
         help="index a folder whose val has no image of some classes, which are then not evaluated",
     )
+    parser.add_argument(
+        "--sets",
+        type=_set_names,
+        default=[],
+        metavar="NAME,...",
+        help="further folders of ROOT to evaluate on, such as v2 for evaluation.sets=[val,v2]",
+    )
     add_max_pixels(parser)
     parser.set_defaults(command=_prepare)
+
+
+def _set_names(text: str) -> list[str]:
+    """Parse the names of evaluation sets, separated by commas; val is always indexed."""
+    from lsgd.recipe.fields import set_names
+
+    names = [name for name in text.split(",") if name != "val"]
+    try:
+        set_names()["set_names"].enforce("--sets", ["val", *names])
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return names
 
 
 def _share(text: str) -> float:
@@ -124,17 +143,27 @@ def _prepare(options: argparse.Namespace) -> None:
             f"and {divided.val:,} in {root}/val, as links{copies}"
         )
     prepare(
-        root, options.index, options.max_pixels, allow_empty_classes=options.allow_empty_classes
+        root,
+        options.index,
+        options.max_pixels,
+        allow_empty_classes=options.allow_empty_classes,
+        sets=options.sets,
     )
 
 
 def prepare(
-    root: Path, index: Path | None, max_pixels: int, *, allow_empty_classes: bool = False
+    root: Path,
+    index: Path | None,
+    max_pixels: int,
+    *,
+    allow_empty_classes: bool = False,
+    sets: Sequence[str] = (),
 ) -> None:
     """Check an image folder, index it, and print the command that trains on it.
 
-    With `allow_empty_classes` the validation images may lack some of the classes. Raises
-    UsageError, in one sentence, for all problems that would stop a run.
+    With `allow_empty_classes` the validation images may lack some of the classes; the further
+    evaluation sets, named by `sets`, always may. Raises UsageError, in one sentence, for all
+    problems that would stop a run.
     """
     # Imported here, to keep --help fast.
     from lsgd.prepare.fetch import locked_folder
@@ -143,22 +172,28 @@ def prepare(
     _check_place(root, index or root)
     with locked_folder(index or root):
         found = check_names(root, allow_empty_classes=allow_empty_classes)
+        found.errors.extend(_set_faults(root, sets))
         for remark in found.warnings:
             print(f"warning: {remark}", flush=True)
         if not found.errors:
             unusable = index_folder(
-                root, index, processes=len(usable_cores()), max_pixels=max_pixels
+                root, index, processes=len(usable_cores()), max_pixels=max_pixels, sets=sets
             )
             found.errors.extend(_reasons(root, unusable, max_pixels))
         if found.errors:
             raise UsageError(f"{'; '.join(found.errors)}; fix that and rerun the same command")
     train, val = found.images["train"], found.images["val"]
-    print(f"{found.classes:,} classes, {train:,} images in train and {val:,} in val, indexed")
+    others = "".join(f", {_image_count(root / name):,} in {name}" for name in sets)
+    print(
+        f"{found.classes:,} classes, {train:,} images in train and {val:,} in val{others}, indexed"
+    )
     overrides = [
         shell_override("data.root", root),
         *([shell_override("data.index", index)] if index else []),
     ]
     overrides += overrides_for_size(train)
+    if sets:
+        overrides.append(f"'evaluation.sets=[val,{','.join(sets)}]'")
     print(f"ready: python -m lsgd.train +recipe=bs256 data=folder {' '.join(overrides)}")
 
 
@@ -232,6 +267,31 @@ def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProbl
         )
     totals = {split: sum(map(len, files.values())) for split, files in images.items()}
     return FolderProblems(faults, remarks, totals, len(classes["train"]))
+
+
+def _set_faults(root: Path, sets: Sequence[str]) -> list[str]:
+    """Return a sentence for each further evaluation set that has no images of training classes."""
+    from lsgd.inputs.index import class_folders
+
+    faults, known = [], class_folders(root / "train")
+    for name in sets:
+        found = class_folders(root / name) if (root / name).is_dir() else []
+        if not _image_count(root / name):
+            faults.append(f"{root / name}/CLASS, which --sets names, has no image")
+        if alone := [each for each in found if each not in known]:
+            faults.append(
+                f"{_count(alone, 'class is', 'classes are')} only in {root / name} "
+                f"({_some(alone)}) and not in train, whose names the classes of a set have"
+            )
+    return faults
+
+
+def _image_count(folder: Path) -> int:
+    """Return the number of images in the class folders of a split; 0 if it does not exist."""
+    from lsgd.inputs.index import class_folders, image_files
+
+    names = class_folders(folder) if folder.is_dir() else []
+    return sum(len(image_files(folder / name)) for name in names)
 
 
 def _check_place(root: Path, index: Path) -> None:

@@ -25,7 +25,7 @@ ODD = {
     "CMYK": "four inks, converted to RGB when read",
     "other format": "a format other than its name's",
     "EXIF-rotated": "a camera's orientation tag, which no loader here follows",
-    "gray": "one channel, repeated",
+    "gray": "one channel, repeated unless data.channels=1",
     "tiny": "a side under 32 pixels",
     "not by DALI": "neither JPEG nor PNG; whether DALI decodes it is unknown without DALI",
 }
@@ -133,7 +133,7 @@ def _decode(path: ImageSource, max_pixels: int) -> list[tuple[str, str]]:
             "CMYK": (image.mode == "CMYK", image.mode),
             "other format": (by_name != actual, f"{actual}, {image.mode}"),
             "EXIF-rotated": (orientation in range(2, 9), f"orientation {orientation}"),
-            "gray": (image.mode in ("1", "L", "LA"), image.mode),
+            "gray": (image.mode in ("1", "L", "LA", "I", "I;16", "I;16B"), image.mode),
             "tiny": (min(width, height) < 32, f"{width} x {height}"),
             "not by DALI": (asked and not is_dali_installed(), str(image.format)),
         }

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,20 +16,25 @@ from lsgd.prepare.process_pool import in_parallel
 
 
 def index_folder(
-    root: Path, index: Path | None = None, *, processes: int = 1, max_pixels: int = MAX_PIXELS
+    root: Path,
+    index: Path | None = None,
+    *,
+    processes: int = 1,
+    max_pixels: int = MAX_PIXELS,
+    sets: Sequence[str] = (),
 ) -> list[str]:
-    """Write index files of the images in root/train and root/val; return unusable images.
+    """Write index files of the images in root/train, root/val and `sets`; return unusable images.
 
     Only files that are new, changed or unusable since an older index are opened. Returns the paths
     of files that not every loader reads completely and equally, or that have more than `max_pixels`
     pixels; their size in the index is 0 x 0. Classes are numbered by the order of their folders in
-    root/train, of which root/val may lack some.
+    root/train, of which root/val and the folders of `sets` may lack some.
     """
     folder = index or root
     folder.mkdir(parents=True, exist_ok=True)
     return [
         path
-        for split in SPLITS
+        for split in (*SPLITS, *sets)
         for path in _index_split(root, folder, split, processes, max_pixels)
     ]
 

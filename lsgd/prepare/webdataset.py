@@ -293,6 +293,11 @@ def _class_number(kind: str, content: bytes, where: str) -> int | None:
         value = next((value[key] for key in CLASS_KEYS if key in value), None)
         if value is None:
             return None
+    if isinstance(value, list):
+        raise UsageError(
+            f"{where} holds {content[:40]!r}, several labels; multi-label data are not supported, "
+            "and an image has one class number"
+        )
     if type(value) is not int or not 0 <= value < 2**31:
         raise UsageError(f"{where} holds {content[:40]!r}, and no class number from 0 on")
     return value

@@ -517,6 +517,10 @@ class Recipe(RunSettings):
         """Describe the run in a few lines of text: network, dataset, steps, batch size and lr."""
         return wording.summarize(self)
 
+    def describe_evaluations(self) -> str:
+        """Describe the cost of evaluations within epochs and of further sets; empty if none."""
+        return wording.describe_evaluations(self)
+
     def format_result(self, metric: Metric, number: float) -> str:
         """Format the run's final metric as a sentence that compares it with the published number.
 

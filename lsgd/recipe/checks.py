@@ -11,7 +11,7 @@ from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.own_parts import FORM, KINDS, is_import_path
-from lsgd.recipe import MODELS, BatchGrowth, Model, Optim, Recipe, Schedule
+from lsgd.recipe import MODELS, BatchGrowth, Optim, Recipe, Schedule
 from lsgd.recipe.fields import (
     AUTO,
     WORKLOAD,
@@ -38,7 +38,7 @@ def check_recipe(recipe: Recipe) -> None:
     _check_target(recipe)
     _check_goal(recipe)
     _check_bn_statistics(recipe)
-    _check_start(recipe.model)
+    _check_start(recipe)
     _check_optim(recipe.optim)
     _check_own_parts(recipe)
     _check_fused(recipe)
@@ -117,7 +117,8 @@ def _check_model(recipe: Recipe) -> None:
             )
 
 
-def _check_start(model: Model) -> None:
+def _check_start(recipe: Recipe) -> None:
+    model = recipe.model
     if model.start_sha256 and not re.fullmatch("[0-9a-f]{64}", model.start_sha256):
         raise UsageError(
             f"model.start_sha256={model.start_sha256} is not a SHA-256 of 64 hexadecimal digits; "
@@ -127,6 +128,23 @@ def _check_start(model: Model) -> None:
         raise UsageError(
             "model.new_head=true has no effect without model.start, as all layers start from the "
             "seed then; leave it out, or write model.start=PATH"
+        )
+
+    if model.start_optimizer and not model.start_sha256:
+        raise UsageError(
+            "model.start_optimizer=true has no effect without model.start; leave it out, or write "
+            "model.start=RUN"
+        )
+    if model.start_optimizer and model.new_head:
+        raise UsageError(
+            "model.start_optimizer=true has no state for the new layer of model.new_head=true; "
+            "leave one of them out"
+        )
+    if model.start_optimizer and not recipe.strategy.is_synchronous:
+        raise UsageError(
+            "model.start_optimizer=true needs one optimizer for all workers, which "
+            f"strategy={recipe.strategy.name} does not have; leave it out, or write "
+            "strategy=allreduce"
         )
 
 
@@ -372,14 +390,17 @@ def _check_images(recipe: Recipe) -> None:
                 "as train/n01440764/n01440764_10026.JPEG"
             )
     if not len(data.mean) == len(data.std) == data.channels:
+        grey = (
+            "; write data.mean=[0.449] data.std=[0.226], ImageNet's in grey, or those of the data"
+        )
         raise UsageError(
             f"data.mean and data.std need {data.channels} numbers each, one per channel, and have "
-            f"{len(data.mean)} and {len(data.std)}"
+            f"{len(data.mean)} and {len(data.std)}{grey * (data.channels == 1)}"
         )
-    if model in ("resnet50", "resnet101") and data.channels != 3:
+    if model in ("resnet50", "resnet101") and data.channels not in (1, 3):
         raise UsageError(
-            f"model={model} takes images of 3 channels and {data.name} has {data.channels}; write "
-            "model=small_resnet or model=resnet20"
+            f"model={model} takes images of 3 channels or 1 and {data.name} has {data.channels}; "
+            "write model=small_resnet or model=resnet20"
         )
     if model == "lenet5" and data.image_size != 28:
         raise UsageError(

@@ -86,6 +86,7 @@ def _model(recipe: Recipe) -> tuple[Model, str]:
             name="small_resnet",
             start=None,
             start_sha256="",
+            start_optimizer=False,
             new_head=False,
             frozen=[],
         )

@@ -168,6 +168,31 @@ def some_of(*choices: str) -> FieldMetadata:
     return {"some_of": FieldLimit(f"some of {', '.join(choices)}", limit)}
 
 
+def set_names() -> FieldMetadata:
+    """Return metadata that limits a recipe field to names of evaluation sets, val first.
+
+    A name has no underscore, which separates it from a metric in the rows.
+    """
+
+    def limit(key: str, value: Any) -> None:
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", name) or name == "train":
+                raise UsageError(
+                    f"{key} has {name!r}, which is not a name of an evaluation set; write the name "
+                    "of its folder, of letters, digits, - and ."
+                )
+            if value.count(name) > 1:
+                raise UsageError(f"{key} has {name} twice; write it once")
+        if value[:1] != ["val"]:
+            others = ",".join(["val", *(name for name in value if name != "val")])
+            raise UsageError(
+                f"{key}={as_override(value)} does not begin with val, by which a run is judged; "
+                f"write {key}=[{others}]"
+            )
+
+    return {"set_names": FieldLimit("val, then others", limit)}
+
+
 def at_least(least: int, most: float = MOST) -> FieldMetadata:
     """Return metadata that limits a recipe field to None or a number from `least` to `most`."""
 

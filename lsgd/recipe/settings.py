@@ -33,11 +33,13 @@ from lsgd.recipe.fields import (
     not_empty,
     one_of,
     only_for,
+    set_names,
     some_of,
 )
 from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.rules import evaluation_interval, schedule
+from lsgd.rules.augmentation import CROP_RATIO
 from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
 
 MODELS = {
@@ -79,7 +81,9 @@ class Data:
     classes: int = field(metadata=at_least(1))
     """The number of classes: of images or tree nodes, of tags, or the vocabulary size of a text."""
     channels: int = field(default=0, metadata=IMAGES | at_least(1))
-    """The number of channels of an image: 3 for colour, 1 for grey."""
+    """The number of channels of an image: 3 for colour, 1 for grey.
+    With 1, files of colours are read as grey, and those of 16 bits keep their precision. The
+    network's first layer has one channel; from `model.start` it is the sum over the three."""
     image_size: int = field(default=0, metadata=IMAGES | at_least(1))
     """The side of an input image of the model, in pixels."""
     mean: list[float] = field(default_factory=list, metadata=IMAGES | finite())
@@ -110,6 +114,23 @@ class Data:
     lsgd.config reads it into `skip` and subtracts them from the numbers of examples."""
     skip: list[str] = field(default_factory=list, metadata=IMAGES | added_later([]))
     """Paths of excluded images, such as `train/n01440764/n01440764_10026.JPEG`."""
+    crop_ratio: float = field(
+        default=CROP_RATIO,
+        metadata=IMAGES
+        | added_later(CROP_RATIO)
+        | above_0()
+        | at_most(1, "is more than the image; write a number up to 1"),
+    )
+    """The side of the centre crop of an evaluated image over its resized short side.
+    It is for files of images; 0.875 resizes to 256 pixels for a crop of 224."""
+    balance: str = field(
+        default="none",
+        metadata=IMAGES | added_later("none") | one_of("none", "weights", "sampler"),
+    )
+    """The treatment of classes with unequal numbers of training images: none, weights or sampler.
+    weights multiplies the training loss of an image of class c by N / (K N_c), for N images of
+    which N_c are of class c, and K classes; the mean weight is 1. sampler draws N images per epoch
+    with replacement, each of a class drawn uniformly. Evaluation is not balanced."""
     workload: str = field(default="images", metadata=added_later("images") | one_of(*MODELS))
     """The workload, which decides what the model predicts.
     images: the class of an image. language: the next word of a text. tagging: the tag of each word
@@ -168,6 +189,10 @@ class Model:
     start_sha256: str = field(default="", metadata=IMAGES | added_later(""))
     """The SHA-256 of the file of `start`, in hexadecimal.
     It identifies the weights, and lsgd.config computes it if it is empty."""
+    start_optimizer: bool = field(default=False, metadata=IMAGES | added_later(False))
+    """Whether the optimizer's state, such as its momenta, starts from the run of `start` too.
+    The run's settings, such as the lr and the weight decay, are the recipe's own. It needs a
+    checkpoint of lsgd of the same network and optimizer, by allreduce or sync in both runs."""
     new_head: bool = field(default=False, metadata=IMAGES | added_later(False))
     """Whether the last layer, whose size is the number of classes, starts anew from the seed.
     All other layers start from the weights of `start`."""
@@ -354,6 +379,13 @@ class Evaluation:
     """The interval between evaluations: a number of epochs, a fraction of one, or '500 steps'.
     A fraction, or steps of the run, add evaluations within epochs to those at the end of each. Only
     whole numbers of epochs are hashed, since evaluations within epochs change no result."""
+    sets: list[str] = field(
+        default_factory=lambda: ["val"], metadata=EXECUTION | IMAGES | set_names()
+    )
+    """The evaluation sets of an image folder: val first, by which the run is judged, then others.
+    Each is a folder beside `train` with the same classes, such as v2 of [val, v2], which
+    `lsgd prepare folder --sets v2` indexes. Each has its own metrics in the rows, such as
+    v2_top1_error."""
     offset: int = field(default=0, metadata=added_later(0) | at_least(0))
     """The number of epochs before the first evaluation; 0 for `every`."""
     bfloat16: bool = field(default=False, metadata=IMAGES | added_later(False))

@@ -76,6 +76,21 @@ def format_result(recipe: "Recipe", metric: Metric, number: float) -> str:
     return outcome
 
 
+def describe_evaluations(recipe: "Recipe") -> str:
+    """Describe the cost of evaluations within epochs and of further sets; empty without these."""
+    rule, data = recipe.evaluation, recipe.data
+    if not rule.is_within_epochs and len(rule.sets) == 1:
+        return ""
+    _, evaluations = recipe.work_left(0)
+    work = evaluations * data.val_examples / (3 * recipe.examples(recipe.total_steps))
+    of_sets = f" of {len(rule.sets)} sets" * (len(rule.sets) > 1)
+    return (
+        f"evaluation.every={rule.every} makes {evaluations} evaluations{of_sets}; the "
+        f"{data.val_examples:,} {UNITS[data.workload].examples} of val add about {100 * work:.1f} "
+        "% to the training, with a forward pass as a third of a step"
+    )
+
+
 def describe_early_stop(recipe: "Recipe", stop: EarlyStop) -> str:
     """Describe where and why a run stopped early."""
     metric = METRICS[recipe.stop.metric]

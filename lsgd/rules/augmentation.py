@@ -23,8 +23,8 @@ FILE_AUGMENTATIONS = ("crop_flip", "fb_resnet_torch")
 AREA = (0.08, 1.0)
 LOG_ASPECT = (math.log(3 / 4), math.log(4 / 3))
 MAX_TRIES = 10
-RESIZE = 256 / 224
-"""The short side of a resized validation image over the crop size: 256 for 224 pixels."""
+CROP_RATIO = 224 / 256
+"""The default ratio of a validation crop to the resized short side: 224 pixels of 256."""
 
 JITTER_RANGE = 0.4
 """The maximum deviation from 1 of the factors of brightness, contrast and saturation."""
@@ -73,15 +73,17 @@ def centred_squares(image_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate(((image_sizes - side) // 2, side, side), axis=1)
 
 
-def evaluation_regions(image_sizes: NDArray[np.int64], side: int) -> NDArray[np.float64]:
+def evaluation_regions(
+    image_sizes: NDArray[np.int64], side: int, crop_ratio: float = CROP_RATIO
+) -> NDArray[np.float64]:
     """Return the centre region of each validation image: (left, top, width, height), (images, 4).
 
     It is the region that, resized to `side` x `side`, equals the centre crop after the short side
-    was resized to 256/224 of `side`; the long side is then rounded down to whole pixels, as in
+    was resized to `side` / `crop_ratio`; the long side is then rounded down to whole pixels, as in
     torchvision.
     """
     short = image_sizes.min(axis=1, keepdims=True)
-    resized = round(side * RESIZE) * image_sizes // short
+    resized = round(side / crop_ratio) * image_sizes // short
     corner = np.rint((resized - side) / 2)
     scale = image_sizes / resized
     return np.concatenate((corner * scale, side * scale), axis=1)

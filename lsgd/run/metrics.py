@@ -197,6 +197,7 @@ class RunLog(Log):
                 write_class_names(self.folder, names)
         self.write("start", self.first_step, **parts, **versions)
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
+        lines += filter(None, [run.recipe.describe_evaluations()])
         lines += _of_speed(run.recipe, run.device)
         if self.first_step == self.console.total_steps or run.recipe.has_stopped(run.epoch_metrics):
             lines.append("it is complete; nothing is left to train")

@@ -20,7 +20,7 @@ from lsgd.compare import (
 )
 from lsgd.errors import DivergedError
 from lsgd.evaluation import evaluate
-from lsgd.inputs import Inputs
+from lsgd.inputs import Inputs, evaluation_set_size
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
@@ -379,6 +379,8 @@ def _compare_value(
         evidence.close(key, where, their[key], our[key], rounding)
         return
     sizes = {"val": recipe.data.val_examples, "test": recipe.data.test_examples}
+    if split in recipe.evaluation.sets and split not in sizes:
+        sizes[split] = evaluation_set_size(recipe, split)
     if not (examples := sizes.get(split)):
         first = begin if begin is not None else recipe.first_step(our["epoch"] - 1)
         examples = recipe.examples(our["step"]) - recipe.examples(first)

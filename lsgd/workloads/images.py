@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 
 import numpy as np
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd.comm import Comm, all_reduce_
-from lsgd.inputs import Batch, Inputs, open_inputs
+from lsgd.inputs import Batch, Inputs, evaluation_set_size, open_inputs, training_labels
 from lsgd.job.device import arrays_to_device
 from lsgd.models import DTYPES, make_network, memory_format
 from lsgd.recipe import Recipe
-from lsgd.rules import sampler
+from lsgd.rules import balance, sampler
 from lsgd.rules.averaging import AveragedWeights, LastEpochsAverage, MovingAverage
 from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norms
 from lsgd.rules.counter_dropout import CounterBasedDraws, counter_dropout_layers
@@ -33,18 +33,35 @@ class ImageClassification:
     metric = TOP1
     count_names = ("images", "top1", "top5")
     example_weights = None
-    evaluation_sets: tuple[str, ...] = ("val",)
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
+        self.evaluation_sets = tuple(recipe.evaluation.sets)
+        self._set_size = cache(partial(evaluation_set_size, recipe))
         self.dtype, self.layout = DTYPES[recipe.precision], memory_format(recipe)
         # Cached, since every checkpoint asks for it and ImageNet's takes 0.2 s. Two epochs are
         # kept, since precise BN statistics ask for the first epoch's order in between.
-        self._order = lru_cache(maxsize=2)(
-            partial(sampler.epoch_order, recipe.train_examples, seed=recipe.seed)
-        )
+        self._order = lru_cache(maxsize=2)(self._draw_order)
         self.average: AveragedWeights | None = None
         self.draws: CounterBasedDraws | None = None
+
+    @cached_property
+    def _labels(self) -> NDArray[np.int64]:
+        """The labels of all training images, by which their classes are balanced."""
+        return training_labels(self.recipe)
+
+    @cached_property
+    def _class_weights(self) -> Tensor | None:
+        """The weights of the losses of each class's training images; None if all are 1."""
+        if self.recipe.data.balance != "weights":
+            return None
+        weights = balance.class_weights(self._labels, self.recipe.data.classes)
+        return torch.from_numpy(weights).to(self.device, self.dtype)
+
+    def _draw_order(self, epoch: int) -> NDArray[np.int64]:
+        if self.recipe.data.balance == "sampler":
+            return balance.balanced_order(self._labels, seed=self.recipe.seed, epoch=epoch)
+        return sampler.epoch_order(self.recipe.train_examples, seed=self.recipe.seed, epoch=epoch)
 
     def network(self) -> nn.Module:
         """Build the recipe's image network in its precision and memory layout."""
@@ -99,15 +116,18 @@ class ImageClassification:
         return open_inputs(self.recipe, self.device)
 
     def example_order(self, epoch: int) -> NDArray[np.int64]:
-        """Return the random order of all training images in an epoch."""
-        return self._order(epoch=epoch)
+        """Return the training images of an epoch in their random order.
+
+        They are all images once, or those that a balanced sampler draws.
+        """
+        return self._order(epoch)
 
     def evaluation_micro_batches(self, split: str, rank: int, world_size: int) -> list[MicroBatch]:
-        """Return the micro-batches of this process's share of the validation images.
+        """Return the micro-batches of this process's share of an evaluation set's images.
 
         The share is contiguous. Micro-batches have `val_batch` images, and are never padded.
         """
-        share = sampler.contiguous_share(self.recipe.data.val_examples, world_size, rank)
+        share = sampler.contiguous_share(self._set_size(split), world_size, rank)
         ids, size = np.arange(share.start, share.stop), self.recipe.val_batch
         chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
         return [MicroBatch(None, ids, range(0), step, split) for step, ids in enumerate(chunks)]
@@ -162,7 +182,7 @@ class ImageClassification:
         """Return the summed cross-entropy of a micro-batch of images, and its counts.
 
         The counts are those of images, and of images whose label is the first guess or within five
-        guesses. Labels are smoothed in training, as the recipe says.
+        guesses. In training, labels are smoothed and losses weighted as the recipe says.
         """
         images, labels = batch
         trains = each.split == "train"
@@ -174,9 +194,15 @@ class ImageClassification:
         logits = model(images)
         # Summed, not averaged: the step divides by the examples of all processes (remark 3).
         smoothing = self.recipe.label_smoothing if trains else 0.0
+        weights = self._class_weights if trains else None
         loss = F.cross_entropy(
-            logits.to(self.dtype), labels, reduction="sum", label_smoothing=smoothing
+            logits.to(self.dtype),
+            labels,
+            reduction="sum" if weights is None else "none",
+            label_smoothing=smoothing,
         )
+        if weights is not None:
+            loss = (loss * weights[labels]).sum()
         # topk breaks ties arbitrarily, so every image has exactly one first guess and at most five
         # guesses.
         right = logits.detach().topk(min(5, logits.shape[1])).indices == labels[:, None]

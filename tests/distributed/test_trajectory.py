@@ -78,9 +78,10 @@ LIBRARY = [
 ]  # fmt: skip
 SERVERS = ["strategy=sync", "strategy.servers=3"]
 KINDS = {
-    # From lr 0 and down by a polynomial, with smoothed labels.
+    # From lr 0 and down by a polynomial, with smoothed labels, and losses weighted by class.
     "lars": [
-        *IMAGES, "optim=lars", "optim.weight_decay=1e-3", "label_smoothing=0.1",
+        *IMAGES, "data.balance=weights", "optim=lars", "optim.weight_decay=1e-3",
+        "label_smoothing=0.1",
         "schedule.scaling=none", "schedule.reference_lr=2", "schedule.warmup_start=0",
         "schedule.milestones=[]", "schedule.decay=polynomial", "schedule.end_lr=1e-4",
         "schedule.decay_steps=16",
@@ -95,9 +96,10 @@ KINDS = {
     "trees": ["+recipe=sst_treelstm", *SENTENCES],
     "library": [*LIBRARY, "model=timm/test_resnet"],
     # No BN, blocks that are skipped by example, and the decay of networks that are trained so.
+    # Images are drawn by class, some several times an epoch.
     "library without BN": [
         *LIBRARY, "model=timm/test_convnext", "model.options.drop_path_rate=0.2", "optim=adamw",
-        "schedule.reference_lr=0.001",
+        "schedule.reference_lr=0.001", "data.balance=sampler",
     ],
     # From trained weights, of which the first layers stay and the last one is new.
     "fine-tuned": [

@@ -16,6 +16,7 @@ from PIL import Image
 
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.inputs import open_inputs
+from lsgd.inputs.decoding import convert_pixels
 from lsgd.inputs.index import index_file, write_index
 from lsgd.prepare.indexing import index_folder
 from lsgd.rules import augmentation
@@ -45,7 +46,7 @@ def decoded(contents: list[bytes], windows: NDArray[np.int64]) -> Iterator[NDArr
 
 
 def in_rgb(content: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(content)).convert("RGB")
+    return convert_pixels(Image.open(io.BytesIO(content)), 3)
 
 
 @pytest.mark.data

@@ -174,7 +174,9 @@ def test_pil_s_own_limit_neither_warns_nor_refuses(tmp_path: Path) -> None:
     index_folder(tmp_path)
     index = ImageIndex(tmp_path, index_file(tmp_path, "train"))
     files = ImageFiles(
-        replace(DATA, image_size=3, augmentation="crop_flip"), (index, index), seed=0
+        replace(DATA, image_size=3, augmentation="crop_flip"),
+        {"train": index, "val": index},
+        seed=0,
     )
     pixels = np.empty((1, 3, 3, 3), np.uint8)
     limit = Image.MAX_IMAGE_PIXELS

@@ -303,7 +303,7 @@ decoding = decoder.main, (theirs.detach(), os.memfd_create("pixels"))
 threading.Thread(target=decoding[0], args=decoding[1], daemon=True).start()
 index = ImageIndex(root, index_file(root, "train"))
 trainer = Connection(ours.detach())
-trainer.send(decoder.ImageFiles(DATA, (index, index), seed=0))
+trainer.send(decoder.ImageFiles(DATA, {"train": index, "val": index}, seed=0))
 for _ in range(2):
     Image.core.reset_stats()
     trainer.send((MicroBatch(0, np.arange(4)), 0))

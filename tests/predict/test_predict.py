@@ -115,7 +115,7 @@ def test_an_unreadable_image_is_named_and_the_others_are_predicted(
     (photos / "more/b.png").write_bytes(whole)
     (photos / "notes.txt").write_text("no image")
     (photos / ".hidden.png").write_bytes(whole)
-    Image.new("I;16", (20, 20)).save(photos / "deep.png")
+    Image.new("F", (20, 20)).save(photos / "deep.tif")
     assert main([str(trained / "run"), str(photos), "--top=1", "device=cpu"]) == 1
     printed = capsys.readouterr()
     assert [line.partition(",")[0] for line in printed.out.splitlines()] == [
@@ -123,7 +123,7 @@ def test_an_unreadable_image_is_named_and_the_others_are_predicted(
     ]  # fmt: skip
     cut, deep = printed.err.splitlines()[-2:]
     assert cut.startswith(f"lsgd: {photos}/cut.png cannot be read (")
-    assert "I;16" in deep
+    assert "F;32F" in deep
     assert "decoded the same way by every loader" in deep
 
 

@@ -70,7 +70,7 @@ def test_kinds(tmp_path: Path) -> None:
     text.write_text("<html>404</html>")
     empty.touch()
     tiff = tmp_path / "deep.tif"
-    Image.new("I;16", (40, 40)).save(tiff)
+    Image.new("F", (40, 40)).save(tiff)
     expected = {
         save(tmp_path / "plain.JPEG"): [],
         save(tmp_path / "upright.JPEG", exif=upright): [],
@@ -81,7 +81,7 @@ def test_kinds(tmp_path: Path) -> None:
         save(tmp_path / "gray.JPEG", "L"): [("gray", "L")],
         save(tmp_path / "tiny.JPEG", side=31): [("tiny", "31 x 31")],
         tiff: [
-            ("unshared", "TIFF with pixels of I;16 is not decoded the same way by every loader")
+            ("unshared", "TIFF with pixels of F;32F is not decoded the same way by every loader")
         ],
         text: [("not an image", "16 bytes, beginning with b'<html>40'")],
         empty: [("empty", "0 bytes")],
@@ -104,7 +104,7 @@ def test_what_no_loader_or_not_every_one_reads_is_unusable(tmp_path: Path) -> No
     assert set(without_size) == refused.keys() - set(HEADER_ONLY)
     for name, detail in (
         ("gif", "GIF is not a format that every loader reads"),
-        ("png 16 bits x 1", "PNG with pixels of I;16B is not decoded the same way"),
+        ("png 16 bits x 3", "PNG with pixels of RGB;16B is not decoded the same way"),
         ("png rows missing", "8648 of 9568 bytes of pixels"),
         ("bmp cut by 1", "8701 of 8702 bytes"),
     ):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers.folders import LOADERS
 from PIL import Image
 
@@ -20,6 +21,7 @@ from lsgd.prepare.folder import overrides_for_size
 from lsgd.prepare.indexing import index_folder
 from lsgd.run.read import read_run
 from lsgd.vision import datasets
+from lsgd.workloads.images import ImageClassification
 
 # In the order of ImageFolder, which is that of their characters.
 CLASSES = ["10", "9", "Zebra", "cat"]
@@ -71,6 +73,74 @@ def test_three_commands_from_a_folder_to_an_error(
     assert evaluate.main(command) == 0
     told = capsys.readouterr().out
     assert told.startswith(f"8 images: top-1 error {run.epochs[2]['val_top1_error']:.2f} %, loss ")
+
+
+def test_further_evaluation_sets(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A copy of val has its metrics; a set may lack a class, and the fingerprint stays.
+
+    Catches a set that is evaluated on the images of val, and classes that are numbered anew.
+    """
+    shutil.copytree(root / "val", root / "copy")
+    shutil.copytree(root / "val", root / "v2", ignore=shutil.ignore_patterns("10", "0.JPG"))
+    assert prepare(["folder", str(root), "--sets", "copy,v2"]) == 0
+    told = capsys.readouterr().out
+    assert "24 images in train and 8 in val, 8 in copy, 3 in v2, indexed" in told
+    assert "'evaluation.sets=[val,copy,v2]'" in told
+    assert (
+        train.main(
+            words(root, "evaluation.sets=[val,copy,v2]", "epochs=1", "schedule.milestones=[]")
+        )
+        == 0
+    )
+    run = read_run(root.parent / "run")
+    epoch = run.epochs[1]
+    assert epoch["copy_loss"] == epoch["val_loss"]
+    assert epoch["copy_top1_error"] == epoch["val_top1_error"]
+    assert run.sets == ["val", "copy", "v2"]
+    assert "makes 1 evaluations of 3 sets; the 8 images of val add" in capsys.readouterr().out
+    plain = ["inputs=torchvision", "inputs.decoders=0"]
+    found = evaluate.evaluate_checkpoint(run.path, [*plain, "evaluation.sets=[val,v2]"])
+    assert found["v2"].counts["images"] == 3
+    assert found["v2"].metrics["loss"] == epoch["v2_loss"]
+
+    alone = evaluate.evaluate_checkpoint(run.path, plain)
+    assert [*alone] == ["val", "copy", "v2"]
+    recipe = config.load_recipe(words(root))
+    longer = config.load_recipe(words(root, "evaluation.sets=[val,v2]"))
+    assert longer.fingerprint == recipe.fingerprint
+    workload = ImageClassification(longer, torch.device("cpu"))
+    for split, count in (("val", 8), ("v2", 3)):
+        for processes in (1, 2, 3):
+            seen = [
+                each.examples
+                for rank in range(processes)
+                for each in workload.evaluation_micro_batches(split, rank, processes)
+            ]
+            assert np.concatenate(seen).tolist() == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("sets", "reason"),
+    [
+        ("[v2,val]", r"does not begin with val, .* write evaluation\.sets=\[val,v2\]"),
+        ("[val,a_b]", "'a_b', which is not a name of an evaluation set; write"),
+        ("[val,v2,v2]", "has v2 twice"),
+        ("[val,v3]", r"v3\.index\.npy is missing; .* --sets v3"),
+    ],
+)
+def test_wrong_evaluation_sets_are_refused(sets: str, reason: str, root: Path) -> None:
+    index_folder(root)
+    with pytest.raises(UsageError, match=reason):
+        train.train(config.load_recipe(words(root, f"evaluation.sets={sets}")))
+    assert not (root.parent / "run").exists()
+
+
+def test_a_set_of_other_classes_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(root / "val/10", root / "v2/11")
+    assert prepare(["folder", str(root), "--sets=v2,none"]) == 2
+    said = capsys.readouterr().err
+    assert "1 class is only in" in said
+    assert "none/CLASS, which --sets names, has no image" in said
 
 
 @pytest.mark.parametrize("command", [["folder"], ["imagenet", "--check", "--processes", "1"]])

@@ -119,7 +119,8 @@ REFUSED = [
          r"1281184 \(1 workers x worker_batch=32 x .*; write strategy.local_steps=40036 or fewer"),
         ("data.mean=[0.5]", "data.mean and data.std need 3 numbers .* have 1 and 3"),
         ("data.std=[0.2,0.2,0.0]", "data.std has 0, which .* a number above 0"),
-        ("data.channels=1 data.mean=[0.5] data.std=[0.2]", "model=small_resnet"),
+        ("data.channels=2 data.mean=[0.5,0.5] data.std=[0.2,0.2]", "model=small_resnet"),
+        ("data.channels=1", r"write data.mean=\[0.449\] data.std=\[0.226\]"),
         ("model.name=lenet5", "lenet5 takes images of 28 x 28 .*image_size=224; write data=f"),
         # The strategy.
         ("strategy.backup=2", "strategy.backup=2 has no effect with strategy=allreduce; leave"),

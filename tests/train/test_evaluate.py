@@ -105,10 +105,10 @@ def test_other_sizes_than_the_run_trained_on(capsys: pytest.CaptureFixture[str])
     Catches a size that changes the crop but not the resize, and a checkpoint that refuses it.
     """
     words = [f"data.root={OLD / 'images'}", "inputs=torchvision", "inputs.decoders=0", "device=cpu"]
-    path, resized = OLD / "images-killed", {16: 18, 24: 27}
-    for side, short in resized.items():
+    path = OLD / "images-killed"
+    for side, short, more in ((16, 18, []), (24, 27, []), (24, 32, ["data.crop_ratio=0.75"])):
         recipe, saved = load_trained(
-            path, [f"data.image_size={side}"], remedy="", any_image_size=True
+            path, [f"data.image_size={side}", *more], remedy="", any_image_size=True
         )
         preset = transforms.Compose(
             [
@@ -127,16 +127,21 @@ def test_other_sizes_than_the_run_trained_on(capsys: pytest.CaptureFixture[str])
         with torch.inference_mode():
             logits = model.eval()(images.double())
         labels = torch.tensor([int(file.parent.name == "n1") for file in files])
-        found = evaluate_checkpoint(path, [*words, f"data.image_size={side}"])["val"]
+        found = evaluate_checkpoint(path, [*words, f"data.image_size={side}", *more])["val"]
         assert found.counts["images"] == len(files) == 8
         expected = F.cross_entropy(logits, labels).item()
         assert found.metrics["loss"] == pytest.approx(expected, rel=1e-5)
-    assert main([str(path), *words, "data.image_size=24"]) == 0
+    assert main([str(path), *words, "data.image_size=24", "data.crop_ratio=0.95"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "images of 24 x 24 pixels; the run's own are 16 x 16"
+    assert said[-2:] == [
+        "images of 24 x 24 pixels; the run's own are 16 x 16",
+        "centre crops of 0.95 of the short side; the run's own are 0.875",
+    ]
     assert main([str(path), *words]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(said) - 1
-    with pytest.raises(UsageError, match=r"change the run .* comm.library, data\.image_size$"):
+    assert len(capsys.readouterr().out.splitlines()) == len(said) - 2
+    with pytest.raises(
+        UsageError, match=r"change the run .* comm.library, .*, data\.image_size, data\.crop_ratio$"
+    ):
         evaluate_checkpoint(path, [*words, "data.image_size=24", "seed=1"])
 
 

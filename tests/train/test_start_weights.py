@@ -24,7 +24,7 @@ from lsgd.evaluate import evaluate_path
 from lsgd.export.__main__ import write
 from lsgd.export.network import load_exported_network
 from lsgd.learner import Learner
-from lsgd.models import head_parameters
+from lsgd.models import head_parameters, make_network
 from lsgd.recipe import Recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.start_weights import read_start_weights
@@ -142,6 +142,68 @@ def test_the_last_layer_of_a_network(name: str, head: tuple[str, ...] | None) ->
     made = replace(made, data=data, model=replace(made.model, name=name))
     found = head_parameters(made)
     assert found == head if head else len(found) == 2
+
+
+@pytest.mark.parametrize("name", ["small_resnet", "torchvision/mobilenet_v3_small"])
+def test_a_network_of_one_channel_sums_the_first_layer_of_three(name: str, tmp_path: Path) -> None:
+    """It computes for a grey image what the network of the file computes for it in RGB."""
+    grey, colour = (
+        replace(made, data=replace(made.data, channels=c, mean=[0.5] * c, std=[0.2] * c))
+        for made, c in ((recipe(f"model.name={name}"), 1), (recipe(f"model.name={name}"), 3))
+    )
+    network = make_network(colour).eval()
+    path = saved(tmp_path / "colour.pth", network.state_dict())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    model = replace(grey.model, start=str(path), start_sha256=digest)
+    start = read_start_weights(replace(grey, model=model), SingleComm())
+    first = "conv1.weight" if name == "small_resnet" else "features.0.0.weight"
+    assert f", with {first} summed over three channels, SHA" in start.notes[0]
+    own = make_network(grey).eval()
+    assert own.state_dict()[first].shape[1] == 1
+    own.load_state_dict(start.tensors)
+    images = torch.rand(2, 1, 32, 32, dtype=torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(own(images), network(images.repeat(1, 3, 1, 1)))
+
+
+def test_the_networks_of_the_paper_take_one_channel() -> None:
+    with torch.device("meta"):
+        network = make_network(recipe("model.name=resnet50"))
+    shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
+    assert shapes["conv1.weight"] == (64, 1, 7, 7)
+
+
+def test_a_run_begins_with_the_optimizer_of_another(trained: dict[str, Tensor]) -> None:
+    """Its momenta are those of the checkpoint, and its settings those of the recipe."""
+    words = [f"model.start={FINISHED}", "optim.weight_decay=1e-3", "model.start_optimizer=true"]
+    made = recipe(*words)
+    start = read_start_weights(made, SingleComm())
+    assert ", and its optimizer state, SHA" in start.notes[0]
+    learner = Learner(made, SingleComm(), CPU, start=start.tensors, optimizer=start.optimizer)
+    assert learner.next_step == 0
+    state, theirs = learner.strategy.state(), newest_checkpoint(FINISHED).optimizer["state"]
+    assert state["state"].keys() == theirs.keys()
+    for number, values in theirs.items():
+        found = state["state"][number]["momentum_buffer"]
+        assert found.abs().max() > 0
+        assert torch.equal(found, values["momentum_buffer"].to(found.dtype))
+    assert 1e-3 in {group["weight_decay"] for group in state["param_groups"]}
+    assert made.fingerprint != recipe(*words[:2]).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["optim=adamw"], "was trained with optim.name=sgd instead of adamw; write optim.name=sgd"),
+        (["model.frozen=[conv1]"], r"with model.frozen=\[\] instead of \[conv1\]"),
+        (["model.new_head=true"], "no state for the new layer"),
+        (["strategy=async"], "needs one optimizer for all workers"),
+    ],
+)
+def test_an_optimizer_of_another_kind_is_refused(words: list[str], reason: str) -> None:
+    asked = [f"model.start={FINISHED}", "model.start_optimizer=true"]
+    with pytest.raises(UsageError, match=reason):
+        read_start_weights(recipe(*asked, *words), SingleComm())
 
 
 # --- The fingerprint -------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lsgd.inputs import training_labels
 from lsgd.metric_sums import MetricSums
+from lsgd.rules.sampler import MicroBatch
 from lsgd.scores import Scores
 from lsgd.workloads import compute_metrics
 from lsgd.workloads.images import ImageClassification
@@ -83,3 +85,42 @@ def test_rates_are_percentages_of_what_was_wrong() -> None:
     state = {"counts": torch.tensor([53, 40, 50]), "loss": torch.tensor(106.0)}
     rates = {"loss": 2.0, "top1_error": 100 * 13 / 53, "top5_error": 100 * 3 / 53}
     assert compute_metrics(IMAGES, state) == Scores({"images": 53, "top1": 40, "top5": 50}, rates)
+
+
+BALANCED = [
+    "+recipe=digits", "precision=float64", "data.balance=weights", "inputs=synthetic",
+    "data.train_examples=34", "data.classes=4", "label_smoothing=0.1", "workers=2",
+    "worker_batch=4",
+]  # fmt: skip
+
+
+def test_class_weights_multiply_the_training_loss_alone() -> None:
+    """34 images have 9, 9, 8 and 8 of the classes; an evaluation is not weighted."""
+    workload = ImageClassification(compose_recipe(*BALANCED), CPU)
+    logits = torch.randn(5, 4, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2, 3, 3])
+    weights = torch.tensor([34 / 36, 34 / 36, 34 / 32, 34 / 32], dtype=torch.float64)
+    each = F.cross_entropy(logits, labels, reduction="none", label_smoothing=0.1)
+    loss, counts = workload.loss(nn.Identity(), (logits, labels), MicroBatch(0, labels.numpy()))
+    torch.testing.assert_close(loss, (each * weights[labels]).sum())
+    assert counts[0] == 5
+    (one,) = evaluation_micro_batches(labels.numpy())
+    torch.testing.assert_close(
+        workload.loss(nn.Identity(), (logits, labels), one)[0],
+        F.cross_entropy(logits, labels, reduction="sum"),
+    )
+
+
+@pytest.mark.parametrize("made_up", [True, False])
+def test_a_balanced_sampler_repeats_images_with_other_crops(made_up: bool) -> None:
+    words = ["inputs=synthetic"] if made_up else ["data.augmentation=shift_flip"]
+    recipe = compose_recipe("+recipe=digits", "data.balance=sampler", "device=cpu", *words)
+    workload = ImageClassification(recipe, CPU)
+    count, order = recipe.train_examples, workload.example_order(2)
+    assert len(order) == count
+    (repeated,) = (order[order >= count][:1],)
+    ids = np.concatenate((repeated, repeated % count))
+    inputs = workload.inputs()
+    ((images, labels),) = inputs.train([MicroBatch(2, ids)])
+    assert labels[0] == labels[1] == training_labels(recipe)[ids[1]]
+    assert torch.equal(images[0], images[1]) == made_up

@@ -23,6 +23,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         absent.add("label_smoothing")
     if recipe.averaging.name == "none":
         absent.add("averaging")
+    if recipe.data.balance == "none":
+        absent.add("balance")
     if not recipe.batch_growth.milestones:
         absent.add("batch_growth")
     return {name: rule for name, rule in RULES.items() if name not in absent}
@@ -121,6 +123,11 @@ RULES = {
     "worker_batch": Rule("2.3, 5.1", "n = 32", lambda sizes: sizes == {32}),
     "tail": Rule("2.1", "every step has kn images", bool),
     "averaging": Rule("5.1", "none: the weights of the last step", lambda name: name == "none"),
+    "balance": Rule(
+        "5.1",
+        "none: every image once per epoch, with weight 1",
+        lambda how: how == "none",
+    ),
     "batch_growth": Rule("5.1", "one minibatch for the whole run", lambda sizes: len(sizes) == 1),
     "metric": Rule(
         "5.1",
@@ -129,7 +136,7 @@ RULES = {
     ),
 }
 
-COMMON_NAMES = ("normalisation", "other_gammas", "tail", "averaging")
+COMMON_NAMES = ("normalisation", "other_gammas", "tail", "averaging", "balance")
 COMMON_RULES = {name: replace(RULES[name], section="any") for name in COMMON_NAMES}
 """The rules of Goyal et al. 2017 that hold for any source."""
 
