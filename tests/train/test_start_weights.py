@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lsgd import config
 from lsgd.check import build_learner, observe
+from lsgd.check.papers import goyal2017
 from lsgd.comm.single import SingleComm
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.evaluate import evaluate_path
@@ -329,12 +330,15 @@ def test_other_words_for_the_weights_of_a_library() -> None:
 
 def test_a_check_finds_weights_that_are_not_those_of_the_paper() -> None:
     """And layers that are not trained."""
-    made = recipe(f"model.start={FINISHED}", "model.frozen=[conv1]")
+    made = recipe(f"model.start={FINISHED}", "model.frozen=[conv1]", "optim.head_lr=0.5")
     found = {each.rule: each for each in observe(build_learner(made))}
     plain = {each.rule: each for each in observe(build_learner(recipe()))}
     for rule in ("fc_init", "last_gamma", "weight_decay"):
         assert found[rule].run != plain[rule].run, rule
     assert found["weight_decay"].run.endswith("; 1 are not trained")
+    assert found["reference_lr"].run == "lr 0.025 for 16 images, and 0.5 for the last layer"
+    rule = goyal2017.rules(made)["reference_lr"]
+    assert rule.holds((0.1, 256)) and not rule.holds((0.1, 256, 0.5))
 
 
 def test_a_run_stopped_at_once_begins_from_the_file_again(tmp_path: Path) -> None:
