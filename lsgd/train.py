@@ -29,6 +29,7 @@ from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.learner import Learner
 from lsgd.metric_sums import named_by_set
+from lsgd.models.pretrained import with_pretrained_weights
 from lsgd.profile import profiling
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_world_size
@@ -53,6 +54,7 @@ def train(recipe: Recipe) -> float:
     device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
+        recipe = with_pretrained_weights(recipe, comm)
         inputs, data = open_consistent_inputs(comm, lambda: open_workload(recipe, device).inputs())
         start = read_start_weights(recipe, comm)
         with open_run(recipe, comm) as run:

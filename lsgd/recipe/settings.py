@@ -180,6 +180,11 @@ class Model:
         return is_within(self.name, LIBRARIES)
 
     @property
+    def starts_pretrained(self) -> bool:
+        """Whether a run starts from its library's own trained weights, by the option pretrained."""
+        return self.is_from_library and self.options.get("pretrained") is True
+
+    @property
     def uses_parameter_roles(self) -> bool:
         """Whether parameter roles change how this network is initialised, decayed and normalised.
 

@@ -40,8 +40,8 @@ WORDS = [
     "+recipe=digits", "precision=float64", "device=cpu", "inputs=synthetic", "workers=4",
     "worker_batch=4", "data.train_examples=58", "data.val_examples=6", "tail=keep", "epochs=2",
     "schedule.milestones=[1]", "schedule.warmup_epochs=0.5", "schedule.reference_batch=8",
-    "optim.weight_decay=0.01", "optim.head_lr=0.25", f"model.start={FINISHED}", "model.new_head=true",
-    f"model.frozen=[{','.join(PATTERNS)}]",
+    "optim.weight_decay=0.01", "optim.head_lr=0.25", f"model.start={FINISHED}",
+    "model.new_head=true", f"model.frozen=[{','.join(PATTERNS)}]",
 ]  # fmt: skip
 PUSHING = ["workers_per_pass=1", "cluster.spread=0.7"]
 KINDS = {
