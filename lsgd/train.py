@@ -79,9 +79,8 @@ def train(recipe: Recipe) -> float:
                     profiling(learner, inputs, run.folder, log),
                 ):
                     train_epochs(learner, inputs, saver, log)
-                final_metric = learner.final_metric()
-                log.end(recipe.format_result(learner.metric, final_metric))
-            return final_metric
+                log.end(recipe.format_result(learner.metric, learner.epoch_metrics))
+            return learner.final_metric()
 
 
 def train_epochs(
