@@ -16,8 +16,8 @@ from lsgd.errors import UsageError
 from lsgd.inputs import index, indexed_class_names
 from lsgd.inputs.index import open_indexes
 from lsgd.prepare.__main__ import main as prepare
-from lsgd.prepare.folder import overrides_for_size
 from lsgd.prepare.indexing import index_folder
+from lsgd.prepare.suggestion import overrides_for_size
 from lsgd.run.read import read_run
 from lsgd.vision import datasets
 
