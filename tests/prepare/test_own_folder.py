@@ -151,8 +151,8 @@ def test_what_is_printed_to_go_on_with_is_accepted(
     [
         (0.001, "cpu", "", "resnet50 at 224 pixels, 90 epochs of 1 step: about 3 s on "),
         (
-            1.0, "cpu", "model=torchvision/resnet18 data.image_size=128",
-            "resnet18 at 128 pixels, 90 epochs of 1 step: about 9 min on ",
+            0.7, "cpu", "model=torchvision/resnet18 data.image_size=128",
+            "resnet18 at 128 pixels, 90 epochs of 1 step: about 8 min on ",
         ),
         (9.0, "cpu", SMALLEST, "resnet20 at 32 pixels, 90 epochs of 1 step: about 27 min on "),
         (9.0, "cuda", "model=torchvision/resnet18", "resnet18 at 224 pixels, 90 epochs of 1 step"),
