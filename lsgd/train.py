@@ -28,6 +28,7 @@ from lsgd.job import preemption
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.learner import Learner
+from lsgd.models.pretrained import with_pretrained_weights
 from lsgd.profile import profiling
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_world_size
@@ -53,6 +54,7 @@ def train(recipe: Recipe) -> float:
     device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
+        recipe = with_pretrained_weights(recipe, comm)
         inputs, data = open_consistent_inputs(
             comm, lambda: open_workload(recipe, device).inputs(), recipe.part_sources
         )
@@ -79,9 +81,8 @@ def train(recipe: Recipe) -> float:
                     profiling(learner, inputs, run.folder, log),
                 ):
                     train_epochs(learner, inputs, saver, log)
-                final_metric = learner.final_metric()
-                log.end(recipe.format_result(learner.metric, final_metric))
-            return final_metric
+                log.end(recipe.format_result(learner.metric, learner.epoch_metrics))
+            return learner.final_metric()
 
 
 def train_epochs(

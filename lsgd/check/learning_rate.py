@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from lsgd.check.observation import Observation
 from lsgd.learner import Learner
 from lsgd.recipe import BatchGrowth, Recipe, Stage
+from lsgd.rules import optim
+from lsgd.strategy.allreduce import AllReduce
 
 Curve = NDArray[np.float64]
 """The lr of every step of a run."""
@@ -29,7 +31,7 @@ def observe(learner: Learner) -> list[Observation]:
     recipe = learner.recipe
     curve = _curve(recipe)
     return [
-        _reference(recipe),
+        _reference(learner),
         _scaling(recipe),
         _warmup(recipe, curve),
         _peak(curve),
@@ -39,13 +41,20 @@ def observe(learner: Learner) -> list[Observation]:
     ]
 
 
-def _reference(recipe: Recipe) -> Observation:
+def _reference(learner: Learner) -> Observation:
+    recipe = learner.recipe
     batch = round(recipe.schedule.reference_batch)
     full = _full(recipe, batch)
+    assert isinstance(learner.strategy, AllReduce)
+    optimizer = learner.strategy.optimizer
+    optim.set_lr(optimizer, full)  # every step sets it anew
+    lrs = {float(group["lr"]) for group in optimizer.param_groups if group["params"]}
+    others = sorted(lrs - {full})
     return Observation(
         "reference_lr",
-        f"lr {full:g} for {batch} images",
-        (full, batch),
+        f"lr {full:g} for {batch} images"
+        + "".join(f", and {other:g} for the last layer" for other in others),
+        (full, batch, *others),
     )
 
 

@@ -213,5 +213,5 @@ def _scores(exported: ExportedNetwork) -> str:
     if not exported.checkpoint.rates:  # saved within the first epoch
         return text
     metric = recipe.final_metric(TOP1)
-    number = recipe.format_result(metric, metric.final_metric(exported.checkpoint.rates))
+    number = recipe.format_result(metric, exported.checkpoint.rates)
     return f"{text}\n\nFinal metric: {number}."

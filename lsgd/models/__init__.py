@@ -48,6 +48,8 @@ def make_network(recipe: Recipe) -> nn.Module:
             seed=recipe.seed,
         )
     freeze_parameters(model, recipe)
+    if recipe.optim.head_lr is not None:
+        _set_head_lr(model, recipe, recipe.optim.head_lr)
     return model.to(DTYPES[recipe.precision], memory_format=memory_format(recipe))  # type: ignore[call-overload,no-any-return]
 
 
@@ -57,6 +59,7 @@ def head_parameters(recipe: Recipe) -> tuple[str, ...]:
     They are those whose shape depends on the number of classes, also where a network has several
     such layers.
     """
+    recipe = replace(recipe, optim=replace(recipe.optim, head_lr=None))
     data = replace(recipe.data, classes=recipe.data.classes + 1)
     with torch.device("meta"):
         own, other = make_network(recipe), make_network(replace(recipe, data=data))
@@ -91,6 +94,22 @@ def freeze_parameters(model: nn.Module, recipe: Recipe) -> None:
     for layer in worker_batch_norms(model):
         layer.is_frozen = not any(each.requires_grad for each in layer.parameters())
         layer.train(layer.training)
+
+
+def _set_head_lr(model: nn.Module, recipe: Recipe, head_lr: float) -> None:
+    """Record in a model's `lr_factors` that its last layer has a reference lr of its own.
+
+    Raises UsageError if this layer is not trained.
+    """
+    parameters = dict(model.named_parameters())
+    trained = [name for name in head_parameters(recipe) if parameters[name].requires_grad]
+    if not trained:
+        raise UsageError(
+            f"optim.head_lr={head_lr:g} is the lr of the last layer, which is not trained with "
+            f"model.frozen={as_override(recipe.model.frozen)}; leave one of them out"
+        )
+    factor = head_lr / recipe.schedule.reference_lr
+    model.lr_factors = dict.fromkeys(trained, factor)  # type: ignore[assignment]
 
 
 def give_one_channel(model: nn.Module) -> None:

@@ -173,9 +173,12 @@ def _check_buffers(network: nn.Module, versions: dict[str, int], name: str) -> N
             )
 
 
-def _build(recipe: Recipe) -> nn.Module:
-    if recipe.model.is_own:
-        return _build_own(recipe)
+def find_builder(recipe: Recipe) -> tuple[Any, dict[str, Any]]:
+    """Return the function with which a library builds a recipe's network, and its arguments.
+
+    The arguments do not have those of the recipe. Raises UsageError for an unknown network, or if
+    its library is not installed.
+    """
     library, _, name = recipe.model.name.partition("/")
     # Before timm, whose own import of torchvision fails beside a CPU build of torch.
     from lsgd.vision import models
@@ -198,11 +201,19 @@ def _build(recipe: Recipe) -> nn.Module:
         given = {"weights": None}
     if name not in known:
         raise UsageError(f"model={recipe.model.name} does not exist; {did_you_mean(name, known)}")
+    return build, given
+
+
+def _build(recipe: Recipe) -> nn.Module:
+    if recipe.model.is_own:
+        return _build_own(recipe)
+    library, _, name = recipe.model.name.partition("/")
+    build, given = find_builder(recipe)
     if loads := sorted(LOADING_OPTIONS & recipe.model.options.keys()):
         raise UsageError(
             f"model.options.{loads[0]} makes {library} fetch or load weights, which a run reads "
             f"from a file that identifies them; leave it out, save the weights once where the "
-            f"network is reachable, by {_saving_code(library, name)}, and write "
+            f"network is reachable, by {saving_code(library, name)}, and write "
             f"model.start={name}.pth"
         )
     given |= {"num_classes": recipe.data.classes} | builder_options(recipe)
@@ -241,7 +252,7 @@ def _build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         return _build_on_device(build)
 
 
-def _saving_code(library: str, name: str) -> str:
+def saving_code(library: str, name: str) -> str:
     """Return the line of Python that downloads a network's trained weights into a file."""
     maker = (
         f"timm.create_model('{name}', pretrained=True)"

@@ -35,12 +35,6 @@ examples:
   python -m lsgd.train +recipe=bs256 data=folder data.root=/data/flowers data.image_size=64
 """
 
-N, K = 32, 8
-"""The worker batch and the number of workers of the recipe in the suggested command."""
-STEPS = 10
-"""The updates that an epoch should have: with fewer, 90 epochs of a small folder learn little."""
-
-
 PLAIN_SUFFIXES = (".jpeg", ".jpg", ".png")
 """The suffixes of the image formats that every loader reads."""
 
@@ -191,10 +185,21 @@ def prepare(
         shell_override("data.root", root),
         *([shell_override("data.index", index)] if index else []),
     ]
-    overrides += overrides_for_size(train)
     if sets:
         overrides.append(f"'evaluation.sets=[val,{','.join(sets)}]'")
-    print(f"ready: python -m lsgd.train +recipe=bs256 data=folder {' '.join(overrides)}")
+    print_suggestion(overrides, train)
+
+
+def print_suggestion(overrides: Sequence[str], train: int) -> None:
+    """Print the command that trains on an indexed folder of `train` images, after what it takes.
+
+    `overrides` name the folder.
+    """
+    # Imported here, to keep --help fast.
+    from lsgd.prepare.suggestion import suggested_command
+
+    command, note = suggested_command(overrides, train)
+    print(f"{note}\nready: {command}")
 
 
 def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProblems:
@@ -332,20 +337,6 @@ def _reasons(root: Path, unusable: Sequence[str], max_pixels: int) -> list[str]:
     more = f" and {len(unusable) - 3} more" if len(unusable) > 3 else ""
     what = _count(unusable, "file is", "files are")
     return [f"{what} unusable ({'; '.join(reasons)}{more})"]
-
-
-def overrides_for_size(train: int) -> list[str]:
-    """Return overrides with which an epoch of `train` images has about STEPS updates if it can.
-
-    The list is empty where the recipe already has that many.
-
-    >>> overrides_for_size(24), overrides_for_size(700), overrides_for_size(2560)
-    (['workers=1', 'worker_batch=24'], ['workers=2'], [])
-    """
-    if train < N:
-        return ["workers=1", f"worker_batch={train}"]
-    workers = max(1, train // (N * STEPS))
-    return [f"workers={workers}"] if workers < K else []
 
 
 def _names(folder: Path) -> set[str]:

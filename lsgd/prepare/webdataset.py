@@ -19,7 +19,7 @@ from lsgd.job.command import Parser
 from lsgd.job.system import usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.prepare import add_max_pixels
-from lsgd.prepare.folder import overrides_for_size
+from lsgd.prepare.folder import print_suggestion
 from lsgd.prepare.images import FATAL, image_problems, usable_size
 from lsgd.prepare.journal import FolderFindings, Journal
 from lsgd.prepare.process_pool import in_parallel
@@ -120,8 +120,7 @@ def prepare(options: argparse.Namespace) -> None:
     overrides = [shell_override("data.root", root)]
     if options.index:
         overrides.append(shell_override("data.index", options.index))
-    overrides += overrides_for_size(counts["train"])
-    print(f"ready: python -m lsgd.train recipe=bs256 data=folder {' '.join(overrides)}")
+    print_suggestion(overrides, counts["train"])
 
 
 def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[str]]:

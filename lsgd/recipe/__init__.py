@@ -521,13 +521,14 @@ class Recipe(RunSettings):
         """Describe the cost of evaluations within epochs and of further sets; empty if none."""
         return wording.describe_evaluations(self)
 
-    def format_result(self, metric: Metric, number: float) -> str:
+    def format_result(self, metric: Metric, metrics: Mapping[int, Mapping[str, Any]]) -> str:
         """Format the run's final metric as a sentence that compares it with the published number.
 
-        The published number is added if it is of the same metric and dataset. A dry run reports no
-        number, since its metric means nothing.
+        It is computed from the metrics of each epoch, by its number from 1. The published number is
+        added if it is of the same metric and dataset. A dry run reports no number, since its metric
+        means nothing.
         """
-        return wording.format_result(self, metric, number)
+        return wording.format_result(self, metric, metrics)
 
 
 def _hash(fields: dict[str, Any]) -> str:

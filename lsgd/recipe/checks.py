@@ -124,7 +124,12 @@ def _check_start(recipe: Recipe) -> None:
             f"model.start_sha256={model.start_sha256} is not a SHA-256 of 64 hexadecimal digits; "
             "leave it out, and it is computed from model.start"
         )
-    if model.new_head and not model.start_sha256:
+    if model.starts_pretrained and model.start:
+        raise UsageError(
+            f"model.options.pretrained=true has no effect with model.start={model.start}, which "
+            "gives the weights; leave one of them out"
+        )
+    if model.new_head and not model.start_sha256 and not model.starts_pretrained:
         raise UsageError(
             "model.new_head=true has no effect without model.start, as all layers start from the "
             "seed then; leave it out, or write model.start=PATH"

@@ -224,6 +224,11 @@ class Model:
         return is_within(self.name, LIBRARIES) or self.is_own
 
     @property
+    def starts_pretrained(self) -> bool:
+        """Whether a run starts from its library's own trained weights, by the option pretrained."""
+        return self.is_from_library and self.options.get("pretrained") is True
+
+    @property
     def uses_parameter_roles(self) -> bool:
         """Whether parameter roles change how this network is initialised, decayed and normalised.
 
@@ -295,6 +300,9 @@ class Optim:
     """The tensors whose gradient LARS scales: weights, or all.
     weights excludes BN and biases, as MLPerf does. The other tensors are updated by plain momentum
     SGD."""
+    head_lr: float | None = field(default=None, metadata=IMAGES | added_later(None) | above_0())
+    """The schedule.reference_lr of the last layer; None for that of all other layers.
+    At every step its lr is head_lr / reference_lr times that of the other layers."""
     decay_bias: bool = field(default=True, metadata=added_later(True))
     """Whether weight decay applies to biases; it never applies to gamma and beta of BN."""
     fused: str = field(default="torch", metadata=EXECUTION | one_of("torch", "apex"))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from lsgd.errors import UsageError
 from lsgd.override_syntax import format_override
+from lsgd.recipe import Recipe
 
 RELATIONS = ("as_good_as", "no_worse_than", "worse_than")
 REPEATS = ("first", "mean")
@@ -21,6 +22,8 @@ class Entry:
     """The label of the row in the table, such as "gradual warmup"."""
     like: str | None = None
     """The recipe of the paper that this one represents at a smaller scale."""
+    start: str | None = None
+    """The recipe from whose run with the same seed this one starts, with a new last layer."""
     search: str | None = None
     """The folder in runs/searches whose best trial gives the overrides for this recipe."""
     file: str | None = None
@@ -32,6 +35,11 @@ class Entry:
     def recipe_override(self) -> str:
         """The override that chooses the recipe of this entry, such as +recipe=digits."""
         return format_override("+recipe", self.file or self.recipe)
+
+
+def without_start(recipe: Recipe) -> Recipe:
+    """Return a recipe without its start weights, which differ between the seeds of an entry."""
+    return replace(recipe, model=replace(recipe.model, start=None, start_sha256="", new_head=False))
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,12 @@ def check_study(study: Study, recipes: list[str]) -> None:
                 f"{', '.join(trained)}"
             )
     for entry in study.entries:
+        if entry.start and (entry.start not in recipes or entry.start in trained):
+            why = "the study trains itself" if entry.start in trained else "does not exist"
+            raise UsageError(
+                f"study {study.name} starts {entry.recipe} from {entry.start}, which {why}; write "
+                "a recipe of another study, which `python -m lsgd.train --recipes` lists"
+            )
         if entry.words:
             raise UsageError(
                 f"study {study.name} has overrides for {entry.recipe}; write a recipe with them, "

@@ -1,7 +1,8 @@
 """The description of a run in words: its summary and its result."""
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lsgd.recipe.settings import TARGET_DATA, Target
 from lsgd.rules.early_stopping import EarlyStop
@@ -61,15 +62,21 @@ def summarize(recipe: "Recipe") -> str:
     return "\n".join(lines)
 
 
-def format_result(recipe: "Recipe", metric: Metric, number: float) -> str:
+def format_result(
+    recipe: "Recipe", metric: Metric, metrics: Mapping[int, Mapping[str, Any]]
+) -> str:
     """Format a run's final metric as a sentence that compares it with the published number.
 
-    The published number is added if it is of the same metric and dataset. A dry run reports no
-    number, since its metric means nothing.
+    It is computed from the metrics of each epoch, by its number from 1. The published number is
+    added if it is of the same metric and dataset. A dry run reports no number, since its metric
+    means nothing.
     """
     if recipe.rehearse:
         return "dry run done: steps, evaluations and checkpoints all worked"
-    outcome = metric.format_labelled(number) + f" ({metric.aggregation})" * math.isfinite(number)
+    number = metric.final_metric(metrics)
+    evaluated = sum(metric.key in row for row in metrics.values())
+    outcome = metric.format_labelled(number)
+    outcome += f" ({metric.aggregation(evaluated)})" * math.isfinite(number)
     on_its_data = recipe.data.name in TARGET_DATA and recipe.inputs.loader != "synthetic"
     if recipe.target and recipe.target.metric == metric and on_its_data:
         return f"{outcome}; {describe_difference(recipe.target, number)}"

@@ -12,7 +12,7 @@ from lsgd import config
 from lsgd.errors import UsageError
 from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
-from lsgd.recipe.study import Study
+from lsgd.recipe.study import Study, without_start
 from lsgd.report.run_folders import SkippedFolder
 from lsgd.report.welch import SampleStats, sample_stats
 from lsgd.rules.metric import TOP1, Metric
@@ -185,18 +185,28 @@ def group_study(
         entry.recipe: load_shipped_recipe(entry.file or entry.recipe, *overrides, *entry.words)
         for entry in study.entries
     }
-    names = {_key(recipe): name for name, recipe in wanted.items()}
+    started = {entry.recipe for entry in study.entries if entry.start}
+
+    def key(recipe: Recipe) -> str:
+        # The start weights of an entry are those of another run for each seed.
+        if recipe.name not in started:
+            return _key(recipe)
+        return f"{recipe.name} {_key(without_start(recipe))}"
+
+    names = {key(recipe): name for name, recipe in wanted.items()}
     ours: dict[str, list[Run]] = {name: [] for name in wanted}
     left_out, considered = [], []
     for run in runs:
-        name = names.get(_key(run.recipe))
+        name = names.get(key(run.recipe))
+        if name in started and not run.recipe.model.start_sha256:
+            name = None
         if name is None:
             left_out.append(SkippedFolder(run.path, _why_not(run.recipe, wanted)))
         else:
             considered.append(run)
     done, unfinished = _split_ended(considered)
     for run in done:
-        ours[names[_key(run.recipe)]].append(run)
+        ours[names[key(run.recipe)]].append(run)
     without_end = {folder.path.name: folder.path for folder in [*no_runs, *unfinished]}
     groups = [
         _group(

@@ -70,12 +70,15 @@ class Metric:
         """The upper bound of the metric: 100 for a percentage, None without a bound."""
         return 100 if self.unit == "%" else None
 
-    @property
-    def aggregation(self) -> str:
-        """The label of the epochs from which a run's final metric is computed."""
-        if self.last_epochs == 1:
+    def aggregation(self, evaluated: int) -> str:
+        """Return the label of the epochs from which a final metric of this many is computed.
+
+        >>> [METRICS["top1_error"].aggregation(evaluated) for evaluated in (1, 3, 90)]
+        ['of the last epoch', 'median of the last 3 epochs', 'median of the last 5 epochs']
+        """
+        if (last := min(self.last_epochs, evaluated)) == 1:
             return "of the last epoch"
-        return f"median of the last {self.last_epochs} epochs"
+        return f"median of the last {last} epochs"
 
     @property
     def definition(self) -> str:
@@ -216,9 +219,8 @@ class TimeToTarget(Metric):
         """The unit of this time to target: epochs or steps."""
         return self.time_unit
 
-    @property
-    def aggregation(self) -> str:
-        """The label of the evaluation at which the count of epochs or steps ends."""
+    def aggregation(self, evaluated: int) -> str:
+        """Return the label of the evaluation at which the count of epochs or steps ends."""
         return "at the first evaluation that reaches it"
 
     @property

@@ -33,10 +33,12 @@ STEP_KEY = "step"
 
 NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 """The layers whose gamma and beta have no weight decay."""
-GROUP_SETTINGS = ("weight_decay", "decay_bias", "adapts")
+GROUP_SETTINGS = ("weight_decay", "decay_bias", "adapts", "head_lr")
 """The settings that determine a parameter's group; optimizer_over_groups does not take them."""
 LARS_DECAY = "lars_decay"
 """The key of a LARS group's weight decay, which is added before the gradient is scaled."""
+LR_FACTOR = "lr_factor"
+"""The key of the ratio of a group's lr to that of the schedule; a group without it has 1."""
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -45,31 +47,39 @@ def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, decay_bias: bool = True, adapts: str | None = None
+    model: nn.Module,
+    weight_decay: float,
+    decay_bias: bool = True,
+    adapts: str | None = None,
+    lr_factors: Mapping[str, float] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """Split the trained parameters of a model by weight decay (Goyal et al. 2017, section 5.1).
 
     gamma and beta of norms do not decay. They are found by the type of their module, since the
     names of shortcut BNs do not contain "bn". A library's network may name further parameters in
     `undecayed`, such as layer scales. With `adapts` two such groups come first with the parameters
-    that LARS scales.
+    that LARS scales. The parameters in `lr_factors`, by their names, come last, in such groups with
+    the LR_FACTOR that it gives.
     """
     still = undecayed_parameters(model)
-    kinds = itertools.product((True, False) if adapts else (False,), (True, False))
-    members: dict[tuple[bool, bool], list[nn.Parameter]] = {kind: [] for kind in kinds}
-    for module in model.modules():
+    factors = dict.fromkeys((1.0, *lr_factors.values()))
+    kinds = itertools.product(factors, (True, False) if adapts else (False,), (True, False))
+    members: dict[tuple[float, bool, bool], list[nn.Parameter]] = {kind: [] for kind in kinds}
+    for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad:
                 continue
             norm = parameter in still
             weight = not norm and "bias" not in name
             scaled = adapts == "all" or (adapts == "weights" and weight)
-            members[scaled, weight or (decay_bias and not norm)].append(parameter)
+            factor = lr_factors.get(f"{path}.{name}".lstrip("."), 1.0)
+            members[factor, scaled, weight or (decay_bias and not norm)].append(parameter)
     groups = []
-    for (scaled, decays), parameters in members.items():
+    for (factor, scaled, decays), parameters in members.items():
         decay = weight_decay if decays else 0.0
         settings = {"weight_decay": 0.0, LARS_DECAY: decay} if scaled else {"weight_decay": decay}
-        groups.append({"params": parameters, **settings})
+        ratio = {LR_FACTOR: factor} if factor != 1 else {}
+        groups.append({"params": parameters, **settings, **ratio})
     return groups
 
 
@@ -93,17 +103,25 @@ def shared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_optimizer(
-    model: nn.Module, *, weight_decay: float, decay_bias: bool, adapts: str, **settings: Any
+    model: nn.Module,
+    *,
+    weight_decay: float,
+    decay_bias: bool,
+    adapts: str,
+    head_lr: float | None,
+    **settings: Any,
 ) -> torch.optim.Optimizer:
     """Create a recipe's optimizer for a model, whose parameters are grouped by weight decay.
 
     The settings are those of optimizer_over_groups. The lr is set before every step, with `set_lr`.
-    The optimizer skips an update, of parameters and state, if its `found_inf` is 1; a momentum
-    correction for a new lr is made all the same. Before an update that may be skipped, and is not
-    the last one, create_state has to be called.
+    With a `head_lr` the model's `lr_factors` apply, which have been computed from it. The optimizer
+    skips an update, of parameters and state, if its `found_inf` is 1; a momentum correction for a
+    new lr is made all the same. Before an update that may be skipped, and is not the last one,
+    create_state has to be called.
     """
     lars = settings["name"] == "lars"
-    groups = parameter_groups(model, weight_decay, decay_bias, adapts if lars else None)
+    factors: dict[str, float] = {} if head_lr is None else model.lr_factors  # type: ignore[assignment]
+    groups = parameter_groups(model, weight_decay, decay_bias, adapts if lars else None, factors)
     return optimizer_over_groups(groups, **settings)
 
 
@@ -305,9 +323,12 @@ def copy_in_layout(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all parameter groups of an optimizer for the next update."""
+    """Set the learning rate of all parameter groups of an optimizer for the next update.
+
+    `lr` is that of the schedule, which a group multiplies by its LR_FACTOR.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get(LR_FACTOR, 1.0)
 
 
 class VelocitySGD(torch.optim.Optimizer):

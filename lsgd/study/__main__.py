@@ -48,7 +48,7 @@ from lsgd.report.formatting import format_count
 from lsgd.report.look_record import note_added_seeds, plan_looks, read_added_seeds
 from lsgd.report.looks import Looks
 from lsgd.study.cost import cost_lines
-from lsgd.study.planned_runs import planned_runs, trained_seeds
+from lsgd.study.planned_runs import check_sources, planned_runs, trained_seeds
 from lsgd.study.power import power_lines
 from lsgd.study.reporting import report_folder, study_findings, write_report
 from lsgd.study.request import StudyRequest, read_request
@@ -168,6 +168,7 @@ def train_or_submit(
     request: StudyRequest, chosen: Sequence[PlannedRun], everything: Sequence[PlannedRun]
 ) -> int:
     """Train or submit the unfinished runs of `chosen`; write the report; return the exit code."""
+    check_sources(request.study, {trial.recipe.seed for trial in chosen})
     launcher = request.launcher
     runs = {str(trial): trial.saved_run for trial in chosen}
     todo = [trial for trial in chosen if not has_ended(runs[str(trial)])]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lsgd.files import locked
 from lsgd.planned import PlannedRun
-from lsgd.recipe.study import Study
+from lsgd.recipe.study import Study, without_start
 from lsgd.report import report
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.folder import STUDIES
@@ -25,7 +25,8 @@ def report_folder(study: Study, all_runs: Sequence[PlannedRun]) -> Path:
     """
 
     def computed(trials: Sequence[PlannedRun]) -> list[str]:
-        return sorted({replace(trial.recipe, seed=0).fingerprint for trial in trials})
+        recipes = [without_start(replace(trial.recipe, seed=0)) for trial in trials]
+        return sorted({recipe.fingerprint for recipe in recipes})
 
     if computed(all_runs) == computed(planned_runs(study, [])):
         return STUDIES / study.name

@@ -77,7 +77,7 @@ def run_outcome(run: Run) -> RunOutcome:
     """Return whether a training run has finished or diverged so far, with its outcome as text."""
     text = run.diverged or run.state
     if run.finished:
-        text = run.recipe.format_result(run.metric, run.final_metric)
+        text = run.recipe.format_result(run.metric, run.epochs)
     written = (run.path / "metrics.jsonl").stat().st_mtime
     return RunOutcome(run.finished, run.diverged is not None, written, text)
 

@@ -112,7 +112,7 @@ class ImageClassification:
             check_library_network(self.recipe)
         if self.recipe.model.frozen:
             with torch.device("meta"):
-                make_network(self.recipe)  # refuses a pattern that means no parameter
+                make_network(self.recipe)  # refuses wrong patterns, and the lr of a frozen head
         return open_inputs(self.recipe, self.device)
 
     def example_order(self, epoch: int) -> NDArray[np.int64]:

@@ -65,7 +65,7 @@ def test_the_hub_reads_the_front_matter(tmp_path: Path) -> None:
         "digits", "accuracy", 0.94,
     )  # fmt: skip
     assert "6.00 %" in text
-    assert "top-1 error 5.00 % (median of the last 5 epochs)" in text
+    assert "top-1 error 5.00 % (median of the last 3 epochs)" in text
     assert recipe.fingerprint in text
     assert "Pixels in [0, 1] are normalised by mean [0.3051]" in text
     assert all(f"- {rule}: {reason}" in text for rule, reason in recipe.deviations.items())

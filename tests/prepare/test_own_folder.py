@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,9 +17,11 @@ from lsgd import config, evaluate, train
 from lsgd.errors import UsageError
 from lsgd.inputs import index, indexed_class_names
 from lsgd.inputs.index import open_indexes
+from lsgd.prepare import suggestion
 from lsgd.prepare.__main__ import main as prepare
-from lsgd.prepare.folder import overrides_for_size
 from lsgd.prepare.indexing import index_folder
+from lsgd.prepare.suggestion import overrides_for_size
+from lsgd.recipe import Recipe
 from lsgd.run.read import read_run
 from lsgd.vision import datasets
 from lsgd.workloads.images import ImageClassification
@@ -27,6 +30,8 @@ from lsgd.workloads.images import ImageClassification
 CLASSES = ["10", "9", "Zebra", "cat"]
 TRAIN, VAL = 6, 2
 TOO_FEW = "workers=1 worker_batch=24"
+SMALLEST = "model=resnet20 data.image_size=32"
+"""The network for images that are no larger, whatever the time of a step."""
 
 
 def add_image(file: Path, seed: int = 0) -> None:
@@ -60,10 +65,14 @@ def test_three_commands_from_a_folder_to_an_error(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prepare(["folder", str(root)]) == 0
-    assert capsys.readouterr().out == (
-        "4 classes, 24 images in train and 8 in val, indexed\n"
-        f"ready: python -m lsgd.train +recipe=bs256 data=folder data.root={root} {TOO_FEW}\n"
+    counts, note, ready = capsys.readouterr().out.splitlines()
+    assert counts == "4 classes, 24 images in train and 8 in val, indexed"
+    assert re.fullmatch(
+        r"resnet20 at 32 pixels, 90 epochs of 1 step: about [\w .]+ on \d+ cores?, by a timed step",
+        note,
     )
+    words_of_run = f"recipe=bs256 data=folder data.root={root} {TOO_FEW} {SMALLEST}"
+    assert ready == f"ready: python -m lsgd.train {words_of_run}"
     assert train.main(words(root)) == 0
     run = read_run(root.parent / "run")
     assert (run.state, run.recipe.data.classes) == ("finished", 4)
@@ -201,9 +210,42 @@ def test_what_is_printed_to_go_on_with_is_accepted(
                     shutil.copy(root / "train/cat/1.png", file) if not file.exists() else None
         assert prepare(["folder", str(root)]) == 0
         *_, ready = capsys.readouterr().out.split("data=folder ")
-        assert ready == f"data.root={root} {shown}\n"
+        assert ready == f"data.root={root} {shown} {SMALLEST}\n"
         recipe = config.load_recipe(["+recipe=bs256", "data=folder", *ready.split()])
         assert recipe.steps_per_epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "on", "chosen", "said"),
+    [
+        (0.001, "cpu", "", "resnet50 at 224 pixels, 90 epochs of 1 step: about 3 s on "),
+        (
+            0.7, "cpu", "model=torchvision/resnet18 data.image_size=128",
+            "resnet18 at 128 pixels, 90 epochs of 1 step: about 8 min on ",
+        ),
+        (9.0, "cpu", SMALLEST, "resnet20 at 32 pixels, 90 epochs of 1 step: about 27 min on "),
+        (9.0, "cuda", "model=torchvision/resnet18", "resnet18 at 224 pixels, 90 epochs of 1 step"),
+    ],
+)  # fmt: skip
+def test_a_suggested_run_takes_ten_minutes_unless_none_is_faster(
+    seconds: float, on: str, chosen: str, said: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time of an image, which grows with the network; here the images are large."""
+    index_folder(root)
+    given = suggestion.NETWORKS
+
+    def timed(recipe: Recipe) -> suggestion.TimedStep:
+        place = given.index((recipe.model.name, recipe.data.image_size))
+        return suggestion.TimedStep(0.0, seconds / 12 * 2**place)
+
+    monkeypatch.setattr(suggestion, "timed_step", timed)
+    monkeypatch.setattr(suggestion, "_usual_side", lambda _: 500)
+    monkeypatch.setattr(suggestion, "pick_device", lambda _: torch.device(on))
+    monkeypatch.setattr(suggestion, "device_name", lambda _: "a GPU")
+    command, note = suggestion.suggested_command([f"data.root={root}"], 24)
+    assert note.startswith(said)
+    words = f"recipe=bs256 data=folder data.root={root} {TOO_FEW} {chosen}"
+    assert command == f"python -m lsgd.train {words}".rstrip()
 
 
 @pytest.mark.parametrize(

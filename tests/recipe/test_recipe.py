@@ -220,25 +220,32 @@ def test_examples_are_those_of_the_steps_so_far(tail: str) -> None:
     assert recipe.examples(recipe.total_steps) == seen == 3 * (1000 if tail == "keep" else 768)
 
 
+def top1(error: float) -> dict[int, dict[str, float]]:
+    """The metrics of six epochs of this top-1 error."""
+    return {epoch: {"val_top1_error": error} for epoch in range(1, 7)}
+
+
 @pytest.mark.parametrize(("error", "distance"), [(23.83, "0.09 above"), (23.56, "0.18 below")])
 def test_the_outcome_has_its_distance_to_the_published_number(error: float, distance: str) -> None:
     """And no verdict, which takes several seeds."""
     recipe = with_fields(BASE, target=Target(23.74, 0.09, "table 1"))
     run = f"top-1 error {error:.2f} % (median of the last 5 epochs)"
     assert (
-        recipe.format_result(TOP1, error)
+        recipe.format_result(TOP1, top1(error))
         == f"{run}; {distance} the published 23.74 ± 0.09 % (table 1)"
     )
     side = f"{distance} the published 23.74 %"
-    assert with_fields(BASE, target=Target(23.74)).format_result(TOP1, error) == f"{run}; {side}"
-    assert with_fields(BASE, target=None).format_result(TOP1, error) == run
-    assert "published" not in with_fields(recipe, rehearse=True).format_result(TOP1, error)
+    assert (
+        with_fields(BASE, target=Target(23.74)).format_result(TOP1, top1(error)) == f"{run}; {side}"
+    )
+    assert with_fields(BASE, target=None).format_result(TOP1, top1(error)) == run
+    assert "published" not in with_fields(recipe, rehearse=True).format_result(TOP1, top1(error))
 
 
 def test_a_number_of_another_metric_is_not_held_against_the_published_one() -> None:
     recipe = with_fields(BASE, target=Target(23.74, 0.09, "table 1"))
     assert (
-        recipe.format_result(METRICS["perplexity"], 118.2)
+        recipe.format_result(METRICS["perplexity"], {1: {"val_perplexity": 118.2}})
         == "perplexity 118.20 (of the last epoch)"
     )
 
@@ -249,7 +256,10 @@ def test_an_error_on_other_data_is_not_held_against_the_published_number() -> No
         with_fields(recipe, data__name="fashion-mnist"),
         with_fields(recipe, inputs__loader="synthetic"),
     ):
-        assert other.format_result(TOP1, 8.0) == "top-1 error 8.00 % (median of the last 5 epochs)"
+        assert (
+            other.format_result(TOP1, top1(8.0))
+            == "top-1 error 8.00 % (median of the last 5 epochs)"
+        )
 
 
 def test_a_run_is_evaluated_by_its_grid_and_at_its_end() -> None:

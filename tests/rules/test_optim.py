@@ -227,6 +227,23 @@ def test_biases_may_be_left_without_decay() -> None:
 
 
 @pytest.mark.parametrize("settings", ALL)
+def test_the_last_layer_is_updated_at_its_own_lr(settings: Optim) -> None:
+    """And all other layers as without one, bit by bit, also where the lr changes."""
+    models = ours, body, head = [small_net() for _ in range(3)]
+    ours.lr_factors = {"3.weight": 4.0, "3.bias": 4.0}
+    optimizers = [
+        make(model, replace(settings, head_lr=head_lr))
+        for model, head_lr in zip(models, (0.4, None, None), strict=True)
+    ]
+    for number, lr in enumerate(RATES):
+        for model, optimizer, factor in zip(models, optimizers, (1, 1, 4), strict=True):
+            take_step(model, optimizer, factor * lr, number)
+    for name, value in ours.state_dict().items():
+        expected = (head if name.startswith("3.") else body).state_dict()[name]
+        assert torch.equal(value, expected), name
+
+
+@pytest.mark.parametrize("settings", ALL)
 def test_found_inf_leaves_everything_as_it_is(settings: Optim) -> None:
     """Parameters and state, bit by bit, even though the gradients are not numbers.
 

@@ -1,6 +1,7 @@
 """Frozen parameters: bit-equal for good, without optimizer state, gradients, traffic and decay.
 
-With any strategy, number of processes and restart the others are trained the same.
+With any strategy, number of processes and restart the others are trained the same, the new last
+layer at its own lr.
 """
 
 import copy
@@ -23,7 +24,7 @@ from lsgd.models import make_network
 from lsgd.plan.gradients import gradient_buckets, parameter_sizes
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import worker_batch_norms
-from lsgd.rules.optim import trained_parameters
+from lsgd.rules.optim import LR_FACTOR, trained_parameters
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.start_weights import read_start_weights
 from lsgd.step import train_step
@@ -39,14 +40,14 @@ WORDS = [
     "+recipe=digits", "precision=float64", "device=cpu", "inputs=synthetic", "workers=4",
     "worker_batch=4", "data.train_examples=58", "data.val_examples=6", "tail=keep", "epochs=2",
     "schedule.milestones=[1]", "schedule.warmup_epochs=0.5", "schedule.reference_batch=8",
-    "optim.weight_decay=0.01", f"model.start={FINISHED}", "model.new_head=true",
-    f"model.frozen=[{','.join(PATTERNS)}]",
+    "optim.weight_decay=0.01", "optim.head_lr=0.25", f"model.start={FINISHED}",
+    "model.new_head=true", f"model.frozen=[{','.join(PATTERNS)}]",
 ]  # fmt: skip
 PUSHING = ["workers_per_pass=1", "cluster.spread=0.7"]
 KINDS = {
     "allreduce": ["optim.clip_norm=0.5"],
-    "lars": ["optim=lars", "schedule.reference_lr=2"],
-    "adam": ["optim=adam", "schedule.reference_lr=0.001"],
+    "lars": ["optim=lars", "schedule.reference_lr=2", "optim.head_lr=3"],
+    "adam": ["optim=adam", "schedule.reference_lr=0.001", "optim.head_lr=0.004"],
     "equation 10": ["optim.equation=10", "optim.momentum_correction=true"],
     "sync": ["strategy=sync", "strategy.servers=3"],
     "backup": [*PUSHING, "strategy=backup", "strategy.backup=1", "strategy.servers=2"],
@@ -137,6 +138,20 @@ def test_any_processes_and_restarts_leave_frozen_tensors_as_they_are(kind: str) 
         assert torch.equal(theirs.model[name], value), name
 
 
+def test_servers_use_the_lr_of_the_last_layer() -> None:
+    """Not for the updates by pseudo-gradients, whose local steps have had it."""
+    ours, theirs = (
+        make_steps(learner(SingleComm(), kind, *words), END)
+        for kind, words in (("sync", []), ("allreduce", ["optim.clip_norm=null"]))
+    )
+    plain = make_steps(learner(SingleComm(), "sync", "optim.head_lr=null"), END)
+    assert difference(ours, theirs) < 1e-10
+    assert (ours.model["fc.weight"] - plain.model["fc.weight"]).abs().max() > 1e-3
+    assert [LR_FACTOR in group for group in ours.optimizer["param_groups"]] == [0, 0, 1, 1]
+    pushed = learner(SingleComm(), "local pushes").checkpoint().optimizer["param_groups"]
+    assert not any(LR_FACTOR in group for group in pushed)
+
+
 def test_one_process_takes_over_and_it_is_evaluated() -> None:
     cut = run_on_threads(3, lambda comm: make_steps(learner(comm, "averaged"), CUT))[0]
     resumed = learner(SingleComm(), "averaged")
@@ -197,6 +212,11 @@ def test_frozen_bn_normalises_by_its_running_statistics() -> None:
     ("frozen", "sentence"),
     [
         (
+            "[fc] optim.head_lr=1",
+            r"optim\.head_lr=1 is the lr of the last layer, which is not trained with "
+            r"model\.frozen=\[fc\]; leave one of them out",
+        ),
+        (
             "[stem]",
             r"model\.frozen has stem, which is not a parameter or layer of model=small_resnet; "
             r"write some of conv1, bn1, layer1, layer2, layer3, fc, or longer names such as conv1",
@@ -206,6 +226,6 @@ def test_frozen_bn_normalises_by_its_running_statistics() -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_pattern_is_refused_with_the_names(frozen: str, sentence: str) -> None:
-    made = compose_recipe("+recipe=digits", "inputs=synthetic", f"model.frozen={frozen}")
+    made = compose_recipe("+recipe=digits", "inputs=synthetic", *f"model.frozen={frozen}".split())
     with pytest.raises(UsageError, match=sentence):
         open_workload(made, CPU).inputs()

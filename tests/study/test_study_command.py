@@ -14,9 +14,13 @@ from helpers.usage_errors import usage_error
 from lsgd import config, paths
 from lsgd.errors import UsageError
 from lsgd.planned import PlannedRun
+from lsgd.recipe.study import Entry, Study
+from lsgd.report.groups import group_study
+from lsgd.run.read import read_run
 from lsgd.study.__main__ import main
-from lsgd.study.planned_runs import planned_runs, trained_seeds
+from lsgd.study.planned_runs import check_sources, planned_runs, trained_seeds
 from lsgd.study.reporting import report_folder
+from lsgd.train import train
 
 
 def test_print_starts_nothing(
@@ -39,6 +43,50 @@ def test_print_starts_nothing(
             f"run_dir=runs/trials/{recipe}-seed1-[0-9a-f]{{8}} --np 1",
             line,
         )
+
+
+@pytest.mark.slow
+def test_a_recipe_starts_from_the_run_of_another_with_the_same_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of it from the seed's weights does not count, nor one that is not finished."""
+    monkeypatch.chdir(tmp_path)
+    small = ["inputs=synthetic", "device=cpu", "data.train_examples=40", "data.val_examples=4"]
+    small += ["workers=1", "worker_batch=8", "epochs=1", "schedule.milestones=[]"]
+    entries = [
+        Entry(name, "by another", start="digits_no_warmup")
+        for name in ("digits", "digits_unscaled")
+    ]
+    study = Study("small", "", "", "", "digits", [0, 1], entries)
+    found = {
+        seed: PlannedRun(compose_recipe("+recipe=digits_no_warmup", *small, f"seed={seed}"), [])
+        for seed in (0, 1)
+    }
+    monkeypatch.setattr("lsgd.study.planned_runs._source", lambda _, seed: found[seed])
+    before = planned_runs(study, small)
+    starts = [f"model.start={found[seed].folder}" for seed in (0, 1)]
+    assert [each.overrides[-2:] for each in before] == 2 * [
+        [s, "model.new_head=true"] for s in starts
+    ]
+    with pytest.raises(
+        UsageError, match="starts digits from the run of digits_no_warmup with seed 0"
+    ):
+        check_sources(study, [0])
+    for source in found.values():
+        train(replace(source.recipe, run_dir=str(source.folder)))
+    check_sources(study, [0, 1])
+    after = planned_runs(study, small)
+    hashes = [each.recipe.model.start_sha256 for each in after]
+    assert hashes[:2] == hashes[2:]
+    assert len({*hashes, ""}) == 3
+    assert all(each.recipe.model.new_head for each in after)
+    for number, planned in enumerate([*after[:3], before[0]]):
+        train(replace(planned.recipe, run_dir=f"runs/trials/{number}"))
+    runs = [read_run(Path(f"runs/trials/{number}")) for number in range(4)]
+    groups, left_out = group_study(study, runs, small, [])
+    assert [[run.recipe.seed for run in group.runs] for group in groups] == [[0, 1], [0]]
+    assert [skipped.path for skipped in left_out] == [Path("runs/trials/3")]
+    assert report_folder(study, after) == report_folder(study, before)
 
 
 @pytest.mark.slow

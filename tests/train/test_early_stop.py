@@ -52,7 +52,7 @@ def test_it_stops_and_says_so_wherever_it_was_killed(
     why = "early stopped after epoch 3 of 4, no lower validation loss since epoch 2"
     for _ in range(2):  # the second time nothing is left to train
         assert train(recipe) == 25.0
-        assert f"(median of the last 5 epochs); {why}, run folder" in capsys.readouterr().out
+        assert f"(median of the last 3 epochs); {why}, run folder" in capsys.readouterr().out
         assert [row["step"] for row in rows(tmp_path, "train")] == list(range(1, 16))
     assert list(newest_checkpoint(tmp_path).rates) == [1, 2, 3]
     run = read_run(tmp_path)

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import pickle
+import urllib.error
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.capabilities import require_capability
 from helpers.composed import compose_recipe
 from helpers.reference_run import newest_checkpoint
 from helpers.threaded import run_on_threads
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from lsgd import config
 from lsgd.check import build_learner, observe
+from lsgd.check.papers import goyal2017
 from lsgd.comm.single import SingleComm
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.evaluate import evaluate_path
@@ -25,10 +28,12 @@ from lsgd.export.__main__ import write
 from lsgd.export.network import load_exported_network
 from lsgd.learner import Learner
 from lsgd.models import head_parameters, make_network
+from lsgd.models.pretrained import with_pretrained_weights
 from lsgd.recipe import Recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.start_weights import read_start_weights
 from lsgd.train import train
+from lsgd.vision import models
 
 CPU = torch.device("cpu")
 WORDS = [
@@ -389,14 +394,87 @@ def test_other_words_for_the_weights_of_a_library() -> None:
         train(replace(made, data=data, model=model))
 
 
+def pretrained(name: str, *words: str) -> Recipe:
+    made = recipe("model.options.pretrained=true", f"model={name}", *words)
+    return replace(made, data=replace(made.data, image_size=64, channels=3))
+
+
+def test_pretrained_weights_are_downloaded_once_and_recorded_as_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one of two processes of a machine; later their file is enough, without a network."""
+    weights = models.squeezenet1_1().state_dict()
+    file = tmp_path / "hub/checkpoints/squeezenet1_1-b8a52dc0.pth"
+    fetched: list[tuple[str, str]] = []
+
+    def fetch(url: str, path: str, digits: str, progress: bool) -> None:
+        fetched.append((url.rpartition("/")[2], digits))
+        torch.save(weights, path)
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fetch)
+    made = pretrained("torchvision/squeezenet1_1", "model.new_head=true")
+    for _ in range(2):
+        found, _ = run_on_threads(2, lambda comm: with_pretrained_weights(made, comm))
+    assert fetched == [(file.name, "b8a52dc0")]
+    options = {"start": str(file), "start_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert found == replace(made, model=replace(made.model, options={}, **options))
+    start = read_start_weights(found, SingleComm()).tensors
+    assert weights.keys() - start.keys() == {"classifier.1.weight", "classifier.1.bias"}
+    assert torch.equal(start["features.0.weight"], weights["features.0.weight"])
+    with pytest.raises(
+        UsageError, match=r"pretrained=true has no effect with model\.start=.*; leave"
+    ):
+        pretrained("torchvision/squeezenet1_1", f"model.start={FINISHED}")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "torchvision/squeezenet1_1",
+            r"finds no weights of model=torchvision/squeezenet1_1 in the cache, and cannot "
+            r"download them \(<urlopen error no network>\); save them where .* by torch\.save\("
+            r".*get_model\('squeezenet1_1', .*, and write model\.start=squeezenet1_1\.pth instead",
+        ),
+        ("torchvision/squeezenet9", r"does not exist; did you mean squeezenet1_"),
+        ("timm/resnet10t", r"download them \(no network\); save"),
+        ("timm/coatnet_0_224", r"and timm has none of model=timm/coatnet_0_224; leave it out, or"),
+    ],
+)  # fmt: skip
+def test_pretrained_without_a_network_is_refused_before_anything_is_written(
+    name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise urllib.error.URLError("no network")
+
+    def fail_hub(repository: str, file: str) -> None:
+        raise LocalEntryNotFoundError("no network.\nMore text")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    if name.startswith("timm/"):
+        require_capability("timm")
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", fail_hub)
+    with pytest.raises(UsageError, match=sentence) as refused:
+        train(replace(pretrained(name), run_dir=str(tmp_path / "run")))
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_check_finds_weights_that_are_not_those_of_the_paper() -> None:
     """And layers that are not trained."""
-    made = recipe(f"model.start={FINISHED}", "model.frozen=[conv1]")
+    made = recipe(f"model.start={FINISHED}", "model.frozen=[conv1]", "optim.head_lr=0.5")
     found = {each.rule: each for each in observe(build_learner(made))}
     plain = {each.rule: each for each in observe(build_learner(recipe()))}
     for rule in ("fc_init", "last_gamma", "weight_decay"):
         assert found[rule].run != plain[rule].run, rule
     assert found["weight_decay"].run.endswith("; 1 are not trained")
+    assert found["reference_lr"].run == "lr 0.025 for 16 images, and 0.5 for the last layer"
+    rule = goyal2017.rules(made)["reference_lr"]
+    assert [rule.holds((0.1, 256, *head)) for head in ((), (0.5,))] == [True, False]
 
 
 def test_a_run_stopped_at_once_begins_from_the_file_again(tmp_path: Path) -> None:

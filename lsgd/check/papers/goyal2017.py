@@ -106,7 +106,7 @@ RULES = {
         "5.1",
         "lr 0.1 for 256 images",
         # 0.0125 for 32 images has the paper's ratio, but not the lr at the start of its warmup.
-        lambda found: found[1] == 256 and close(found[0], 0.1),
+        lambda found: found[1:] == (256,) and close(found[0], 0.1),
     ),
     "scaling": Rule("2.1", "twice the minibatch, twice the lr", lambda ratio: close(ratio, 2)),
     "warmup": Rule(
