@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import median
 from typing import Any
 
@@ -262,10 +262,8 @@ def _equation(job: AuditedJob) -> tuple[int, bool] | None:
 
     The equation is 0 if neither explains it.
     """
-    updates = [
-        each for each in job.first.updates if each["used"] and each["before"] and each["after"]
-    ]
-    if not updates or updates[0] is not job.first.updates[0] or updates[0]["group"] is None:
+    updates = [*takewhile(_is_sampled, job.first.updates)]
+    if not updates or updates[0]["group"] is None:
         return None  # what the momentum was before is unknown
     updates = updates[: _constant_settings(updates)]
     settings = job.first.first("optimizer")["groups"][updates[0]["group"]]["settings"]
@@ -312,17 +310,21 @@ def _weights_by_hand(
     return w
 
 
+def _is_sampled(update: Line) -> bool:
+    return bool(update["used"] and update["before"] and update["after"])
+
+
 def _constant_settings(updates: Sequence[Line]) -> int:
     """Return the number of first updates that follow each other in the sampled weight."""
     for i, (one, other) in enumerate(pairwise(updates), start=1):
         if one["after"] != other["before"]:
             return i  # the script has changed its weights itself, as by loading a checkpoint
-    return min(len(updates), 30)
+    return len(updates)
 
 
 def _gradient(job: AuditedJob) -> Iterator[PlacedObservation]:
     """Observe whether gradients are the mean over all images of an update, in all processes."""
-    found = [each for i in range(min(job.updates, 30)) if (each := _gradient_of(job, i))]
+    found = [each for i in range(job.updates) if (each := _gradient_of(job, i))]
     if not found:
         return
     faults = [each for each in found if each[0]]
@@ -362,8 +364,8 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
                 first["backward_place"],
             )
     if ratio is None:
-        sums = np.array([each["sum"] for each in updates]).mean(axis=0)
-        if index and _ratio(used[0], factor * sums) is not None:
+        sums = [each["sum"] for each in updates]
+        if index and all(sums) and _ratio(used[0], factor * np.mean(sums, axis=0)) is not None:
             return (
                 "also that of earlier updates: it is not set to zero between updates",
                 first["backward_place"],
@@ -556,7 +558,7 @@ def _worker_batch(job: AuditedJob) -> Iterator[PlacedObservation]:
 
 
 def _tail(job: AuditedJob) -> Iterator[PlacedObservation]:
-    sizes = sorted(set(job.minibatch_sizes))
+    sizes = sorted({each for each in job.minibatch_sizes if each})  # 0: its passes were not seen
     training = job.first.training
     if not training or not (training[0].is_whole or len(sizes) > 1):
         return

@@ -120,6 +120,7 @@ class DataWatch:
         self.current = LoaderEpoch(loader, number, count, place(), root, self.record.updates)
         self.epochs.append(self.current)
         self.is_beginning = True
+        self.record.register_hooks()  # an evaluation may begin here
 
     def _note_iterator(self, iterator: Any, loader: Any) -> None:
         if self.current is not None:
@@ -135,8 +136,11 @@ class DataWatch:
             return
         many = index if isinstance(index, (list, tuple)) else [index]
         epoch.sizes.append(len(many))
-        if len(epoch.order) < MAX_EXAMPLES and all(isinstance(each, int) for each in many):
-            epoch.order.extend(many)
+        if len(epoch.order) < MAX_EXAMPLES:
+            try:
+                epoch.order.extend(array("q", many))
+            except TypeError:  # these are no numbers
+                return
 
     def _note_batch(self, _: Any, iterator: Any) -> None:
         epoch = self._epoch_of(iterator)

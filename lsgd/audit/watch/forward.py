@@ -27,15 +27,50 @@ class ForwardWatch:
         self.norms: dict[tuple[Any, ...], int] = {}
         self.formats: set[str] = set()
         self.evaluation: dict[tuple[bool, bool, bool], list[Any]] = {}
+        self.kinds: set[type[nn.Module]] = set()
+        """The classes of networks whose calls are observed."""
 
     def install(self) -> None:
         """Register torch's global forward hooks, and observe backward passes."""
-        modules.register_module_forward_pre_hook(self.before)
-        modules.register_module_forward_hook(self.after, always_call=True)
-        self.see = self.record.guard(self._see)  # type: ignore[method-assign]
-        self.record.wrap(
+        record = self.record
+        record.add_costly_hook(self._register_before)
+        record.add_costly_hook(
+            lambda: modules.register_module_forward_hook(self.after, always_call=True)
+        )
+        self.see = record.guard(self._see)  # type: ignore[method-assign]
+        record.wrap(
             torch.autograd, "backward", before=self._begin_backward, after=self._end_backward
         )
+        record.wrap(torch, "compile", before=self._note_compilation)
+
+    def _register_before(self) -> Any:
+        self.depth = 0
+        return modules.register_module_forward_pre_hook(self.before)
+
+    def _note_compilation(self, *_: Any, **__: Any) -> None:
+        self.record.is_compiled = True
+        self.record.keep_hooks()
+
+    def _observe_calls(self, kind: type[nn.Module]) -> None:
+        """Observe calls of the trained network by its class, also without hooks of all modules."""
+        if kind in self.kinds:
+            return
+        self.kinds.add(kind)
+        record, own = self.record, kind.__dict__.get("__call__")
+        see = record.guard(self._see_call)
+
+        def observed(module: nn.Module, *arguments: Any, **settings: Any) -> Any:
+            if module is record.model and not record.handles:
+                see(module, arguments)
+            if own is not None:
+                return own(module, *arguments, **settings)
+            return super(kind, module).__call__(*arguments, **settings)
+
+        kind.__call__ = observed  # type: ignore[assignment]
+
+    def _see_call(self, module: nn.Module, inputs: Any) -> None:
+        if not self.record.in_backward:
+            self._see_pass(module, inputs)
 
     def before(self, module: nn.Module, inputs: Any) -> None:
         """Observe a module that is about to be called."""
@@ -91,10 +126,9 @@ class ForwardWatch:
     def _see_pass(self, module: nn.Module, inputs: Any) -> None:
         record = self.record
         images = first_size(inputs) or (record.loader.last if record.loader else 0)
-        seen = Pass(
-            module, images, record.loader, place(),
-            train=unwrapped(module).training, grad=torch.is_grad_enabled(),
-        )  # fmt: skip
+        train, grad = unwrapped(module).training, torch.is_grad_enabled()
+        where = place() if record.handles or not (train and grad) else ""
+        seen = Pass(module, images, record.loader, where, train=train, grad=grad)
         if hasattr(module, "_orig_mod"):
             record.is_compiled = True
         if seen.grad:
@@ -121,6 +155,7 @@ class ForwardWatch:
                 record.passes.append(each)
                 if record.model is None:
                     record.model = each.model
+                    self._observe_calls(type(each.model))
                 if each.loader is not None:
                     each.loader.trained += 1
             else:
