@@ -168,7 +168,7 @@ def _initialisation(job: AuditedJob) -> Iterator[PlacedObservation]:
             head["place"],
         )
     if last := [each for each in norms if each["is_last_norm"]]:
-        gammas = {value for each in last for value in (each["low"], each["high"])}
+        gammas = _gammas(last)
         yield _placed(
             "last_gamma",
             f"{_values(gammas)} in the last norm of {_number(len(last), 'block')}",
@@ -177,7 +177,7 @@ def _initialisation(job: AuditedJob) -> Iterator[PlacedObservation]:
         )
     if norms:
         others = [each for each in norms if not each["is_last_norm"]]
-        values = {value for each in others for value in (each["low"], each["high"])}
+        values = _gammas(others)
         beta = any(each["bias"] for each in norms)
         yield _placed(
             "other_gammas",
@@ -194,6 +194,11 @@ def _is_he(layer: Line, side: str) -> bool:
     return is_normal_sample(layer["mean"], layer["std"], math.prod(shape), he_std(shape, side))
 
 
+def _gammas(norms: Sequence[Line]) -> set[float]:
+    """Return the initial gammas; Horovod makes a step without gradients to broadcast a state."""
+    return {round(value, 3) for each in norms for value in (each["low"], each["high"])}
+
+
 def _values(values: set[float]) -> str:
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
@@ -208,6 +213,8 @@ def _decay(job: AuditedJob) -> Iterator[PlacedObservation]:
         for kind, count in group["counts"].items():
             decay = float(group["settings"].get("weight_decay") or 0.0)
             decays.setdefault(kind, Counter())[decay] += count
+    if not any(decays.values()):
+        return
     untouched = optimizer["untouched"]
     left = untouched["count"]
     yield _placed(
@@ -239,9 +246,9 @@ def _momentum(job: AuditedJob) -> Iterator[PlacedObservation]:
     if "momentum" not in settings or is_lars:
         yield _placed("momentum", f"{name}, not momentum SGD", None, place)
         return
-    if optimizer["started_with_state"]:
-        return  # a resumed momentum is unknown
-    m, equation = float(settings["momentum"]), _equation(job)
+    m = float(settings["momentum"])
+    # The momentum of a resumed run is unknown.
+    equation = None if optimizer["started_with_state"] else _equation(job)
     if equation is None:  # gradients could not be sampled
         form = 0 if settings.get("dampening") else 9
         nesterov = bool(settings.get("nesterov"))

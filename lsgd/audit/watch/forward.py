@@ -11,7 +11,7 @@ from torch.nn.modules import module as modules
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from .record import Pass, Record, place
+from .record import Pass, Record, is_call_of_library, place
 
 FORMAT_UPDATES = 2
 """The updates in which the number formats of layers are observed."""
@@ -42,17 +42,23 @@ class ForwardWatch:
             torch.autograd, "backward", before=self._begin_backward, after=self._end_backward
         )
         record.wrap(torch, "compile", before=self._note_compilation)
+        record.wrap(nn.Module, "compile", before=lambda each, *_, **__: self._observe(type(each)))
 
     def _register_before(self) -> Any:
         self.depth = 0
         return modules.register_module_forward_pre_hook(self.before)
 
-    def _note_compilation(self, *_: Any, **__: Any) -> None:
-        self.record.is_compiled = True
-        self.record.keep_hooks()
+    def _note_compilation(self, model: Any = None, **_: Any) -> None:
+        # Libraries compile functions of their own, in which there is no network.
+        if isinstance(model, nn.Module) or not is_call_of_library():
+            self.record.is_compiled = True
+            self.record.keep_hooks()
 
-    def _observe_calls(self, kind: type[nn.Module]) -> None:
-        """Observe calls of the trained network by its class, also without hooks of all modules."""
+    def _observe(self, kind: type[nn.Module]) -> None:
+        """Observe calls of networks of a class that no hook sees.
+
+        The hooks of all modules are removed, or the network is compiled in place.
+        """
         if kind in self.kinds:
             return
         self.kinds.add(kind)
@@ -60,7 +66,8 @@ class ForwardWatch:
         see = record.guard(self._see_call)
 
         def observed(module: nn.Module, *arguments: Any, **settings: Any) -> Any:
-            if module is record.model and not record.handles:
+            is_unseen = module is record.model and not record.handles
+            if is_unseen or module._compiled_call_impl is not None:
                 see(module, arguments)
             if own is not None:
                 return own(module, *arguments, **settings)
@@ -69,7 +76,7 @@ class ForwardWatch:
         kind.__call__ = observed  # type: ignore[assignment]
 
     def _see_call(self, module: nn.Module, inputs: Any) -> None:
-        if not self.record.in_backward:
+        if not (self.depth or self.record.in_backward or torch.compiler.is_compiling()):
             self._see_pass(module, inputs)
 
     def before(self, module: nn.Module, inputs: Any) -> None:
@@ -155,7 +162,7 @@ class ForwardWatch:
                 record.passes.append(each)
                 if record.model is None:
                     record.model = each.model
-                    self._observe_calls(type(each.model))
+                    self._observe(type(each.model))
                 if each.loader is not None:
                     each.loader.trained += 1
             else:
@@ -188,10 +195,11 @@ class ForwardWatch:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the network inside of wrappers, whose own training mode means nothing."""
-    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while isinstance(module, parallel) or hasattr(module, "_orig_mod"):
-        name = "module" if isinstance(module, parallel) else "_orig_mod"
-        module = module.get_submodule(name)
+    while len(module._modules) == 1:
+        [(name, inner)] = module._modules.items()
+        if name not in ("module", "_orig_mod") or inner is None:
+            break
+        module = inner
     return module
 
 

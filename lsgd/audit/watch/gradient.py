@@ -44,6 +44,7 @@ class GradientWatch:
         record = self.record
         for name in LOSSES:
             record.wrap(F, name, after=self._note_loss)
+        record.awaited["deepspeed.runtime.engine"] = record.guard(self._watch_deepspeed)
         record.wrap(torch.autograd, "backward", before=self._note_backward)
         # nn.utils has the name twice, and scripts import it from either.
         from torch.nn.utils import clip_grad
@@ -59,6 +60,9 @@ class GradientWatch:
         record.wrap(swa_utils.AveragedModel, "update_parameters", before=self._note_average)
         if torch.distributed.is_available():
             record.wrap(torch.distributed, "all_reduce", before=self._note_exchange)
+
+    def _watch_deepspeed(self, module: Any) -> None:
+        self.record.wrap(module, "clip_grad_norm_", after=self._note_clip)
 
     def begin(self) -> None:
         """Choose the parameter whose gradient is sampled: the last weight of the network."""
@@ -174,11 +178,11 @@ class GradientWatch:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether FSDP has sharded the parameters of a network."""
+    """Return whether FSDP, or ZeRO of stage 3, has sharded the parameters of a network."""
     return any(
         hasattr(each, "unshard") or type(each).__name__ == "FullyShardedDataParallel"
         for each in model.modules()
-    )
+    ) or any(hasattr(each, "ds_id") for each in model.parameters())
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:

@@ -92,8 +92,8 @@ def checksums(model: nn.Module) -> dict[str, int]:
     """Return an exact checksum of each parameter of a network that is whole in this process."""
     sums = {}
     for name, parameter in model.named_parameters():
-        if hasattr(parameter, "to_local"):  # FSDP2's parameters differ by design
-            continue
+        if hasattr(parameter, "to_local") or not parameter.numel():
+            continue  # those of FSDP2 and ZeRO differ by design
         size = parameter.element_size()
         if integer := {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(size):
             sums[name] = int(parameter.detach().contiguous().view(integer).sum(dtype=torch.int64))

@@ -196,8 +196,8 @@ class Record:
         util.Finalize(None, self.write, exitpriority=100)
 
     def write(self) -> None:
-        """Write the record of this process, once, if it has trained."""
-        if self.is_written or (not self.updates and not self.passes):
+        """Write the record of this process, once, if it has trained or compiled a network."""
+        if self.is_written or not (self.updates or self.passes or self.is_compiled):
             return
         lines = [{"kind": "process", "pid": os.getpid(), "updates": self.updates, **self.job}]
         for watch in self.watches:
@@ -269,3 +269,14 @@ def place() -> str:
             main = f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return main
+
+
+def is_call_of_library() -> bool:
+    """Return whether a library other than torch makes the current call, and not the script."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((WATCH, os.path.dirname(torch.__file__) + os.sep)):
+            return not is_of_script(file)
+        frame = frame.f_back  # type: ignore[assignment]
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,6 +38,8 @@ class UpdateWatch:
         self.begun: dict[str, Any] | None = None
         self.started_with_state = False
         self.untouched: dict[str, Any] = {}
+        self.has_flat_copies = False
+        """Whether the optimizer updates flat copies of the parameters, as ZeRO's does."""
 
     def install(self) -> None:
         """Register torch's global hooks of optimizer steps."""
@@ -51,6 +54,7 @@ class UpdateWatch:
 
     def _note_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         self.places[id(optimizer)] = place()
+        self.record.watch_imported()  # such as DeepSpeed, which makes optimizers itself
 
     def _note_scheduler(self, *_: Any, **__: Any) -> None:
         self.scheduler_place = place()
@@ -121,8 +125,9 @@ class UpdateWatch:
         for module in model.modules():
             is_norm = isinstance(module, _BatchNorm)
             for parameter in module.parameters(recurse=False):
+                shape = getattr(parameter, "ds_shape", parameter.shape)  # of the whole, in ZeRO
                 kinds[id(parameter)] = (
-                    "norms" if is_norm else "weights" if parameter.dim() > 1 else "biases"
+                    "norms" if is_norm else "weights" if len(shape) > 1 else "biases"
                 )
         groups, seen = [], set()
         for group in optimizer.param_groups:
@@ -137,6 +142,12 @@ class UpdateWatch:
                 counts[kind] = counts.get(kind, 0) + 1
                 seen.add(id(parameter))
             groups.append({"settings": settings, "counts": counts})
+        self.has_flat_copies = seen.isdisjoint(kinds)
+        if self.has_flat_copies:
+            seen |= kinds.keys()
+            # It is not known which parameters a group has, unless it has all.
+            for group in groups:
+                group["counts"] = dict(Counter(kinds.values())) if len(groups) == 1 else {}
         left = [
             name
             for name, each in model.named_parameters()
@@ -192,6 +203,7 @@ class UpdateWatch:
                 "untouched": self.untouched, "place": self.places.get(id(optimizer), ""),
                 "scheduler_place": self.scheduler_place,
                 "started_with_state": self.started_with_state,
+                "has_flat_copies": self.has_flat_copies,
             }  # fmt: skip
         for update in self.updates:
             losses = [
