@@ -126,7 +126,7 @@ def script_recipe(job: AuditedJob) -> Recipe:
 def observe(job: AuditedJob) -> list[PlacedObservation]:
     """Return all observations of a script's job for which some rule may exist."""
     observers: list[Callable[[AuditedJob], Iterator[PlacedObservation]]] = [
-        _initialisation, _decay, _momentum, _gradient, _clipping, _smoothing, _batchnorm,
+        _initialisation, _decay, _momentum, observe_gradient, _clipping, _smoothing, _batchnorm,
         _precision, _learning_rate, _worker_batch, _tail, _shuffling, _random_streams, _parameters,
         _training_mode, _evaluation_mode, _evaluation, _averaging,
     ]  # fmt: skip
@@ -329,7 +329,7 @@ def _constant_settings(updates: Sequence[Line]) -> int:
     return len(updates)
 
 
-def _gradient(job: AuditedJob) -> Iterator[PlacedObservation]:
+def observe_gradient(job: AuditedJob) -> Iterator[PlacedObservation]:
     """Observe whether gradients are the mean over all images of an update, in all processes."""
     found = [each for i in range(job.updates) if (each := _gradient_of(job, i))]
     if not found:
@@ -364,8 +364,10 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
     mean, count = locals_.mean(axis=0), len(updates)
     ratio = _ratio(used[0], factor * mean)
     if count > 1 and _spread(locals_) > TOLERANCE:
-        own = [_ratio(one, factor * other) for one, other in zip(used, locals_, strict=True)]
-        if all(each is not None and abs(each - 1) < TOLERANCE for each in own):
+        # By chance the processes' gradients may be so nearly equal that both fit.
+        fits_mean = all(_is_equal(one, factor * mean) for one in used)
+        fits_own = all(map(_is_equal, used, factor * locals_))
+        if fits_own and not fits_mean:
             return (
                 f"not exchanged: each of {count} processes uses its own gradient",
                 first["backward_place"],
@@ -416,6 +418,11 @@ def _ratio(vector: Any, base: Any) -> float | None:
     ratio = float(vector @ base) / square
     rest = np.abs(vector - ratio * base).max()
     return ratio if rest <= TOLERANCE * np.abs(ratio * base).max() else None
+
+
+def _is_equal(vector: Any, other: Any) -> bool:
+    ratio = _ratio(vector, other)
+    return ratio is not None and abs(ratio - 1) < TOLERANCE
 
 
 def _spread(rows: Any) -> float:

@@ -4,10 +4,12 @@ import functools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.audited import UPDATES, deviations, watched
 
-from lsgd.audit.facts import observe, script_recipe
+from lsgd.audit.facts import AuditedJob, observe, observe_gradient, script_recipe
+from lsgd.audit.processes import ScriptProcess
 from lsgd.audit.watch.data import DataWatch
 from lsgd.audit.watch.record import Record
 from lsgd.check.papers import PAPERS, apply_script_rules
@@ -102,6 +104,27 @@ def test_no_false_alarm(script: Path, processes: int) -> None:
 
 def test_no_false_alarm_of_a_batch_sampler_that_holds_another() -> None:
     assert_named(IMAGENET, "shard", {}, "", processes=1)
+
+
+@pytest.mark.parametrize("difference", [0.015, 0.5])
+@pytest.mark.parametrize("is_exchanged", [True, False])
+def test_gradients_of_two_processes(difference: float, is_exchanged: bool) -> None:
+    """By chance they may differ so little that each is nearly their mean: that is no mistake."""
+    local = np.outer([1.0, 1.0 + difference], [3.0, -2.0, 5.0])
+    used = [local.mean(axis=0)] * 2 if is_exchanged else local
+    line = {
+        "kind": "update", "sum": None, "clip": None, "scale": 1.0, "losses": [], "models": 1,
+        "passes": [{"images": 8, "train": True, "place": ""}], "backward_place": "train.py:1",
+    }  # fmt: skip
+    job = AuditedJob(
+        [
+            ScriptProcess([line | {"local": [*one], "used": [*other]}])
+            for one, other in zip(local, used, strict=True)
+        ]
+    )
+    [fact] = observe_gradient(job)
+    is_mistake = not is_exchanged and difference > 0.1
+    assert fact.observation.value is not is_mistake
 
 
 def test_the_order_is_unknown_after_a_hook_of_loaders_has_failed(tmp_path: Path) -> None:
