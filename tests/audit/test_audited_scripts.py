@@ -141,6 +141,53 @@ def test_a_loader_that_a_library_makes_anew_has_the_scripts_line() -> None:
     assert (rule, IMAGENET.read_text().splitlines()[line - 1].strip()) == ("tail", LOADER)
 
 
+def test_a_mistake_that_comes_after_the_updates_observed_in_full() -> None:
+    rules = {"training_mode": "loss = F.cross_entropy"}
+    says = "4 of 12 updates are made in evaluation mode, from update 9 on"
+    assert_named(IMAGENET, "left_in_eval_late", rules, says, processes=1, epochs=9)
+
+
+def test_costly_hooks_are_registered_for_the_updates_observed_in_full(tmp_path: Path) -> None:
+    """Those of the first update of an epoch too, as an evaluation may be in between."""
+    record, registered = Record(str(tmp_path), 1, 1), set[int]()
+
+    class Handle:
+        def __init__(self) -> None:
+            registered.add(id(self))
+
+        def remove(self) -> None:
+            registered.remove(id(self))
+
+    record.add_costly_hook(Handle)
+    found = []
+    for update in range(40):
+        if update == 20:
+            record.register_hooks()
+        if registered:
+            found.append(update)
+        record.end_update()
+    assert found == [*range(8), 8, 16, 20, 32]
+    record.keep_hooks()
+    record.end_update()
+    assert len(registered) == 1
+
+
+def test_an_engine_like_deepspeeds() -> None:
+    """It clips by default, evaluates in the mode of its network, and decays all parameters."""
+    sgd = "optimizer = torch.optim.SGD([model.flat]"
+    rules = {"momentum": sgd, "batchnorm_decay": sgd}
+    assert_named(IMAGENET, "engine", rules, "shortened to norm 1", processes=1)
+
+
+@pytest.mark.slow
+def test_a_network_that_is_compiled_in_place() -> None:
+    """No hook of modules is called, but its passes, updates and gradients are seen."""
+    rules = {"gradient": BACKWARD, "training_mode": "loss = F.cross_entropy"}
+    assert_named(
+        IMAGENET, "compiled no_zero_grad left_in_eval", rules, "not set to zero", processes=1
+    )
+
+
 @pytest.mark.slow
 def test_no_false_alarm_if_each_process_evaluates_the_remainder() -> None:
     """As pytorch/examples does: a sampler leaves it out, and a loader of a Subset has it."""
