@@ -461,7 +461,8 @@ def _clipping(job: AuditedJob) -> Iterator[PlacedObservation]:
 
 
 def _smoothing_values(job: AuditedJob) -> set[float]:
-    return {each["smoothing"] for update in job.first.updates for each in update["losses"]}
+    losses = [each for update in job.first.updates for each in update["losses"]]
+    return {each["smoothing"] for each in losses if each["smoothing"] is not None}
 
 
 def _smoothing(job: AuditedJob) -> Iterator[PlacedObservation]:

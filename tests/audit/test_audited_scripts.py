@@ -69,6 +69,7 @@ TWO: list[tuple[str, dict[str, str], str]] = [
 ]
 OF_TRAINER: list[tuple[str, dict[str, str], str]] = [
     ("undivided", {"gradient": "loss.backward()"}, "the losses of 16 micro-batches are summed"),
+    ("undivided criterion", {"gradient": "loss.backward()"}, "16 micro-batches are summed"),
     ("no_warmup", {"warmup": "LambdaLR(sgd, factor)"}, "none, lr 0.2 from the first step"),
     ("warmup_by_epoch", {"warmup": "LambdaLR(sgd, factor)"}, "2 values in 4 updates"),
     ("warmup_from_0", {"warmup": "LambdaLR(sgd, factor)"}, "gradual, 0 to 0.2 over 5 epochs"),

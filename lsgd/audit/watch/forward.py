@@ -22,7 +22,8 @@ class ForwardWatch:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.depth = 0
+        self.losses: list[int] = []
+        """The losses that were seen before each of the modules that are being called."""
         self.has_parameters: dict[int, bool] = {}
         self.norms: dict[tuple[Any, ...], int] = {}
         self.formats: set[str] = set()
@@ -38,6 +39,7 @@ class ForwardWatch:
             lambda: modules.register_module_forward_hook(self.after, always_call=True)
         )
         self.see = record.guard(self._see)  # type: ignore[method-assign]
+        self.see_scalar = record.guard(self._see_scalar)  # type: ignore[method-assign]
         record.wrap(
             torch.autograd, "backward", before=self._begin_backward, after=self._end_backward
         )
@@ -45,7 +47,7 @@ class ForwardWatch:
         record.wrap(nn.Module, "compile", before=lambda each, *_, **__: self._observe(type(each)))
 
     def _register_before(self) -> Any:
-        self.depth = 0
+        self.losses.clear()
         return modules.register_module_forward_pre_hook(self.before)
 
     def _note_compilation(self, model: Any = None, **_: Any) -> None:
@@ -76,23 +78,33 @@ class ForwardWatch:
         kind.__call__ = observed  # type: ignore[assignment]
 
     def _see_call(self, module: nn.Module, inputs: Any) -> None:
-        if not (self.depth or self.record.in_backward or torch.compiler.is_compiling()):
+        if not (self.losses or self.record.in_backward or torch.compiler.is_compiling()):
             self._see_pass(module, inputs)
 
     def before(self, module: nn.Module, inputs: Any) -> None:
         """Observe a module that is about to be called."""
         if torch.compiler.is_compiling():
             return
-        self.depth += 1
+        self.losses.append(self.record.losses)
         self.see(module, inputs)
 
     def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Leave a module that has been called."""
-        if not torch.compiler.is_compiling():
-            self.depth = max(0, self.depth - 1)
+        if torch.compiler.is_compiling() or not self.losses:
+            return
+        is_new = self.losses.pop() == self.record.losses
+        if is_new and isinstance(output, torch.Tensor) and not output.dim():
+            self.see_scalar(module, inputs, output)
 
     def see(self, module: nn.Module, inputs: Any) -> None:
         """Observe a call of a module, without ever raising."""
+
+    def see_scalar(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        """Observe a number that a module returns, without ever raising."""
+
+    def _see_scalar(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        if not self.record.in_backward and not self._is_network(module):
+            self.record.note_loss(module, inputs, output)
 
     def _see(self, module: nn.Module, inputs: Any) -> None:
         record = self.record
@@ -102,7 +114,7 @@ class ForwardWatch:
             self._see_norm(module, inputs)
         elif isinstance(module, (nn.Linear, _ConvNd)) and record.updates < FORMAT_UPDATES:
             self._see_format(module.weight)
-        if self.depth == 1 and self._is_network(module):
+        if len(self.losses) == 1 and self._is_network(module):
             self._see_pass(module, inputs)
 
     def _is_network(self, module: nn.Module) -> bool:

@@ -44,6 +44,7 @@ class GradientWatch:
         record = self.record
         for name in LOSSES:
             record.wrap(F, name, after=self._note_loss)
+        record.note_loss = self._note_criterion
         record.awaited["deepspeed.runtime.engine"] = record.guard(self._watch_deepspeed)
         record.wrap(torch.autograd, "backward", before=self._note_backward)
         # nn.utils has the name twice, and scripts import it from either.
@@ -85,20 +86,37 @@ class GradientWatch:
             self.local = part if self.local is None else self.local + part
 
     def _note_loss(self, loss: torch.Tensor, *arguments: Any, **settings: Any) -> None:
+        if not self.record.is_sampled:
+            return
+        self._add_loss(
+            loss,
+            reduction=settings.get("reduction", "mean"),
+            examples=int(arguments[0].shape[0]) if arguments and arguments[0].dim() else 1,
+            smoothing=float(settings.get("label_smoothing", 0.0)),
+        )
+
+    def _note_criterion(self, module: nn.Module, inputs: Any, loss: torch.Tensor) -> None:
+        """Note the loss of a module without parameters, such as timm's LabelSmoothingCrossEntropy.
+
+        It counts as a mean over the images, unless the module says otherwise.
+        """
+        first = inputs[0] if inputs and isinstance(inputs[0], torch.Tensor) else loss
+        smoothing = getattr(module, "smoothing", None)
+        self._add_loss(
+            loss,
+            reduction=str(getattr(module, "reduction", "mean")),
+            examples=int(first.shape[0]) if first.dim() else 1,
+            smoothing=smoothing if isinstance(smoothing, float) else None,
+        )
+
+    def _add_loss(self, loss: Any, **settings: Any) -> None:
         record = self.record
         if record.in_backward or not record.is_sampled:
             return
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             return
-        target = arguments[1] if len(arguments) > 1 else settings.get("target")
-        seen = {
-            "reduction": settings.get("reduction", "mean"),
-            "examples": int(arguments[0].shape[0]) if arguments and arguments[0].dim() else 1,
-            "count": int(target.numel()) if isinstance(target, torch.Tensor) else 1,
-            "smoothing": float(settings.get("label_smoothing", 0.0)),
-            "place": place(),
-            "weight": None,
-        }
+        seen = settings | {"place": place(), "weight": None}
+        record.losses += 1
 
         def note_weight(gradient: torch.Tensor) -> None:
             seen["weight"] = gradient.sum().detach()

@@ -59,6 +59,8 @@ class Record:
         self.costly_hooks: list[Callable[[], Any]] = []
         """Functions that register the hooks which are removed while updates are only counted."""
         self.handles: list[Any] = []
+        self.note_loss: Callable[[Any, Any, Any], None]
+        """The watch of a loss that a library's own criterion computes."""
         self.keeps_hooks = False
         """Whether no hook may be removed: in a compiled graph, that would compile it again."""
 
@@ -77,6 +79,8 @@ class Record:
         self.passes: list[Pass] = []
         """Forward and backward passes since the last update."""
         self.in_backward = False
+        self.losses = 0
+        """The losses that were seen so far."""
         self.is_compiled = False
 
     def end_update(self) -> None:
