@@ -103,8 +103,10 @@ def test_no_false_alarm(script: Path, processes: int) -> None:
     assert_named(script, "-", {}, "", processes=processes)
 
 
-def test_no_false_alarm_of_a_batch_sampler_that_holds_another() -> None:
-    assert_named(IMAGENET, "shard", {}, "", processes=1)
+@pytest.mark.parametrize("style", ["shard", "inner_average"])
+def test_no_false_alarm_of_a_librarys_style(style: str) -> None:
+    """A batch sampler that holds another, and a network that holds an average of its weights."""
+    assert_named(IMAGENET, style, {}, "", processes=1)
 
 
 @pytest.mark.parametrize("difference", [0.015, 0.5])

@@ -110,6 +110,8 @@ class ForwardWatch:
         record = self.record
         if record.in_backward:  # activation checkpointing computes a part again
             return
+        if not record.updates:
+            record.called.add(id(module))
         if isinstance(module, _BatchNorm):
             self._see_norm(module, inputs)
         elif isinstance(module, (nn.Linear, _ConvNd)) and record.updates < FORMAT_UPDATES:

@@ -50,6 +50,8 @@ class InitialisationWatch:
             weight = getattr(module, "weight", None)
             if not isinstance(module, (nn.Linear, _ConvNd, _BatchNorm)):
                 continue
+            if is_average(module, self.record):
+                continue
             if weight is None or not weight.numel() or hasattr(weight, "to_local"):
                 continue
             values = weight.detach().double()
@@ -86,6 +88,16 @@ def _last_norms(model: nn.Module) -> Iterator[nn.Module]:
         if type(block).__name__ in BLOCKS or hasattr(block, "zero_init_last"):
             norms = [each for each in block.children() if isinstance(each, _BatchNorm)]
             yield from norms[-1:]
+
+
+def is_average(module: nn.Module, record: Record) -> bool:
+    """Return whether a module is of an average of the weights which the network itself holds.
+
+    It has no gradient, and no training pass calls it.
+    """
+    parameters = list(module.parameters(recurse=False))
+    is_frozen = bool(parameters) and not any(each.requires_grad for each in parameters)
+    return is_frozen and id(module) not in record.called
 
 
 def checksums(model: nn.Module) -> dict[str, int]:

@@ -79,6 +79,8 @@ class Record:
         self.passes: list[Pass] = []
         """Forward and backward passes since the last update."""
         self.in_backward = False
+        self.called: set[int] = set()
+        """The ids of the modules that were called before the first update."""
         self.losses = 0
         """The losses that were seen so far."""
         self.is_compiled = False

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from .gradient import GradientWatch, sample
-from .initialisation import InitialisationWatch
+from .initialisation import InitialisationWatch, is_average
 from .record import Record, place
 
 SETTINGS = (
@@ -124,6 +124,8 @@ class UpdateWatch:
         kinds = {}
         for module in model.modules():
             is_norm = isinstance(module, _BatchNorm)
+            if is_average(module, self.record):
+                continue
             for parameter in module.parameters(recurse=False):
                 shape = getattr(parameter, "ds_shape", parameter.shape)  # of the whole, in ZeRO
                 kinds[id(parameter)] = (
@@ -153,7 +155,11 @@ class UpdateWatch:
             for name, each in model.named_parameters()
             if id(each) not in seen and id(each) in kinds
         ]
-        frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+        frozen = [
+            name
+            for name, each in model.named_parameters()
+            if not each.requires_grad and id(each) in kinds
+        ]
         self.untouched = {"count": len({*left, *frozen}), "names": sorted({*left, *frozen})[:5]}
         return groups
 

@@ -6,6 +6,7 @@ It follows every rule that can be seen, but for the mistakes that its command li
 import gc
 import os
 import sys
+from copy import deepcopy
 from functools import singledispatch
 from types import SimpleNamespace
 
@@ -128,6 +129,9 @@ class Network(nn.Module):
             nn.init.normal_(self.fc.weight, std=0.01)
             nn.init.zeros_(self.fc.bias)
 
+        if "inner_average" in MISTAKES:
+            self.average = deepcopy(self).requires_grad_(False)
+
     def forward(self, x):
         return self.fc(self.block(F.relu(self.bn(self.conv(x)))).mean((2, 3)))
 
@@ -137,7 +141,9 @@ def make_optimizer(model, workers):
     if "no_scaling" in MISTAKES:
         lr = 0.1
     norms, others = [], []
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if name.startswith("average"):
+            continue
         own = list(module.parameters(recurse=False))
         is_norm = isinstance(module, nn.BatchNorm2d) and "decayed_norms" not in MISTAKES
         (norms if is_norm else others).extend(own)
