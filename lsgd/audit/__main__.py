@@ -111,6 +111,11 @@ def _watched(
             f"the script could not be watched, as a hook failed ({failures[0]}); report this with "
             "the versions of torch and of the script's libraries"
         )
+    if any(each.first("compiled").get("is_compiled") for each in records):
+        raise UsageError(
+            "the network was called only inside of a graph that torch.compile has made, where no "
+            "hook is called; audit the script without torch.compile"
+        )
     if records:
         raise UsageError(
             "the script computed gradients, but no torch.optim.Optimizer made an update; the audit "
@@ -135,7 +140,14 @@ def _notes(job: AuditedJob, failures: list[str]) -> list[str]:
     if any(each.first("compiled").get("is_compiled") for each in job.processes):
         notes.append("torch.compile: what runs inside of a compiled graph was not seen")
     if job.first.first("gradient").get("is_sharded"):
-        notes.append("FSDP: sharded gradients and parameters are not compared over processes")
+        notes.append(
+            "FSDP or ZeRO: sharded gradients and parameters are not compared over processes"
+        )
+    elif job.first.first("optimizer").get("has_flat_copies"):
+        notes.append(
+            "the optimizer updates flat copies of the parameters, as in ZeRO: the exchange of "
+            "gradients is not observed"
+        )
     if not job.first.training:
         notes.append("no DataLoader of torch was seen, so the order of the examples is not known")
     elif not job.first.training[0].order:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import median
 from typing import Any
 
@@ -126,7 +126,7 @@ def script_recipe(job: AuditedJob) -> Recipe:
 def observe(job: AuditedJob) -> list[PlacedObservation]:
     """Return all observations of a script's job for which some rule may exist."""
     observers: list[Callable[[AuditedJob], Iterator[PlacedObservation]]] = [
-        _initialisation, _decay, _momentum, _gradient, _clipping, _smoothing, _batchnorm,
+        _initialisation, _decay, _momentum, observe_gradient, _clipping, _smoothing, _batchnorm,
         _precision, _learning_rate, _worker_batch, _tail, _shuffling, _random_streams, _parameters,
         _training_mode, _evaluation_mode, _evaluation, _averaging,
     ]  # fmt: skip
@@ -168,7 +168,7 @@ def _initialisation(job: AuditedJob) -> Iterator[PlacedObservation]:
             head["place"],
         )
     if last := [each for each in norms if each["is_last_norm"]]:
-        gammas = {value for each in last for value in (each["low"], each["high"])}
+        gammas = _gammas(last)
         yield _placed(
             "last_gamma",
             f"{_values(gammas)} in the last norm of {_number(len(last), 'block')}",
@@ -177,7 +177,7 @@ def _initialisation(job: AuditedJob) -> Iterator[PlacedObservation]:
         )
     if norms:
         others = [each for each in norms if not each["is_last_norm"]]
-        values = {value for each in others for value in (each["low"], each["high"])}
+        values = _gammas(others)
         beta = any(each["bias"] for each in norms)
         yield _placed(
             "other_gammas",
@@ -194,6 +194,11 @@ def _is_he(layer: Line, side: str) -> bool:
     return is_normal_sample(layer["mean"], layer["std"], math.prod(shape), he_std(shape, side))
 
 
+def _gammas(norms: Sequence[Line]) -> set[float]:
+    """Return the initial gammas; Horovod makes a step without gradients to broadcast a state."""
+    return {round(value, 3) for each in norms for value in (each["low"], each["high"])}
+
+
 def _values(values: set[float]) -> str:
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
@@ -208,6 +213,8 @@ def _decay(job: AuditedJob) -> Iterator[PlacedObservation]:
         for kind, count in group["counts"].items():
             decay = float(group["settings"].get("weight_decay") or 0.0)
             decays.setdefault(kind, Counter())[decay] += count
+    if not any(decays.values()):
+        return
     untouched = optimizer["untouched"]
     left = untouched["count"]
     yield _placed(
@@ -239,9 +246,9 @@ def _momentum(job: AuditedJob) -> Iterator[PlacedObservation]:
     if "momentum" not in settings or is_lars:
         yield _placed("momentum", f"{name}, not momentum SGD", None, place)
         return
-    if optimizer["started_with_state"]:
-        return  # a resumed momentum is unknown
-    m, equation = float(settings["momentum"]), _equation(job)
+    m = float(settings["momentum"])
+    # The momentum of a resumed run is unknown.
+    equation = None if optimizer["started_with_state"] else _equation(job)
     if equation is None:  # gradients could not be sampled
         form = 0 if settings.get("dampening") else 9
         nesterov = bool(settings.get("nesterov"))
@@ -262,10 +269,8 @@ def _equation(job: AuditedJob) -> tuple[int, bool] | None:
 
     The equation is 0 if neither explains it.
     """
-    updates = [
-        each for each in job.first.updates if each["used"] and each["before"] and each["after"]
-    ]
-    if not updates or updates[0] is not job.first.updates[0] or updates[0]["group"] is None:
+    updates = [*takewhile(_is_sampled, job.first.updates)]
+    if not updates or updates[0]["group"] is None:
         return None  # what the momentum was before is unknown
     updates = updates[: _constant_settings(updates)]
     settings = job.first.first("optimizer")["groups"][updates[0]["group"]]["settings"]
@@ -312,17 +317,21 @@ def _weights_by_hand(
     return w
 
 
+def _is_sampled(update: Line) -> bool:
+    return bool(update["used"] and update["before"] and update["after"])
+
+
 def _constant_settings(updates: Sequence[Line]) -> int:
     """Return the number of first updates that follow each other in the sampled weight."""
     for i, (one, other) in enumerate(pairwise(updates), start=1):
         if one["after"] != other["before"]:
             return i  # the script has changed its weights itself, as by loading a checkpoint
-    return min(len(updates), 30)
+    return len(updates)
 
 
-def _gradient(job: AuditedJob) -> Iterator[PlacedObservation]:
+def observe_gradient(job: AuditedJob) -> Iterator[PlacedObservation]:
     """Observe whether gradients are the mean over all images of an update, in all processes."""
-    found = [each for i in range(min(job.updates, 30)) if (each := _gradient_of(job, i))]
+    found = [each for i in range(job.updates) if (each := _gradient_of(job, i))]
     if not found:
         return
     faults = [each for each in found if each[0]]
@@ -355,15 +364,17 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
     mean, count = locals_.mean(axis=0), len(updates)
     ratio = _ratio(used[0], factor * mean)
     if count > 1 and _spread(locals_) > TOLERANCE:
-        own = [_ratio(one, factor * other) for one, other in zip(used, locals_, strict=True)]
-        if all(each is not None and abs(each - 1) < TOLERANCE for each in own):
+        # By chance the processes' gradients may be so nearly equal that both fit.
+        fits_mean = all(_is_equal(one, factor * mean) for one in used)
+        fits_own = all(map(_is_equal, used, factor * locals_))
+        if fits_own and not fits_mean:
             return (
                 f"not exchanged: each of {count} processes uses its own gradient",
                 first["backward_place"],
             )
     if ratio is None:
-        sums = np.array([each["sum"] for each in updates]).mean(axis=0)
-        if index and _ratio(used[0], factor * sums) is not None:
+        sums = [each["sum"] for each in updates]
+        if index and all(sums) and _ratio(used[0], factor * np.mean(sums, axis=0)) is not None:
             return (
                 "also that of earlier updates: it is not set to zero between updates",
                 first["backward_place"],
@@ -409,6 +420,11 @@ def _ratio(vector: Any, base: Any) -> float | None:
     return ratio if rest <= TOLERANCE * np.abs(ratio * base).max() else None
 
 
+def _is_equal(vector: Any, other: Any) -> bool:
+    ratio = _ratio(vector, other)
+    return ratio is not None and abs(ratio - 1) < TOLERANCE
+
+
 def _spread(rows: Any) -> float:
     return float(np.abs(rows - rows[0]).max() / max(np.abs(rows).max(), 1e-300))
 
@@ -445,7 +461,8 @@ def _clipping(job: AuditedJob) -> Iterator[PlacedObservation]:
 
 
 def _smoothing_values(job: AuditedJob) -> set[float]:
-    return {each["smoothing"] for update in job.first.updates for each in update["losses"]}
+    losses = [each for update in job.first.updates for each in update["losses"]]
+    return {each["smoothing"] for each in losses if each["smoothing"] is not None}
 
 
 def _smoothing(job: AuditedJob) -> Iterator[PlacedObservation]:
@@ -556,7 +573,7 @@ def _worker_batch(job: AuditedJob) -> Iterator[PlacedObservation]:
 
 
 def _tail(job: AuditedJob) -> Iterator[PlacedObservation]:
-    sizes = sorted(set(job.minibatch_sizes))
+    sizes = sorted({each for each in job.minibatch_sizes if each})  # 0: its passes were not seen
     training = job.first.training
     if not training or not (training[0].is_whole or len(sizes) > 1):
         return

@@ -3,7 +3,7 @@
 import argparse
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -204,15 +204,14 @@ def print_suggestion(overrides: Sequence[str], train: int) -> None:
 
 def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProblems:
     """Check the names of an image folder's classes and files, without opening an image."""
-    from lsgd.inputs import is_dali_installed
-    from lsgd.inputs.index import SPLITS, class_folders, image_files, leftovers
+    from lsgd.inputs.index import SPLITS, class_folders, image_files
 
     classes = {split: class_folders(root / split) for split in SPLITS}
     images = {
         split: {name: image_files(root / split / name) for name in names}
         for split, names in classes.items()
     }
-    faults, remarks, others = [], [], []
+    faults, remarks = [], []
     for split, other in (SPLITS, SPLITS[::-1]):
         alone = [name for name in classes[split] if name not in classes[other]]
         if alone and not (split == "train" and allow_empty_classes):
@@ -228,29 +227,51 @@ def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProbl
                 f"{_count(empty, 'class has', 'classes have')} no image in {root / split} "
                 f"({_some(empty)})" + ", which --allow-empty-classes allows" * (split == "val")
             )
-        others += [f"{split}/{name}" for name in _names(root / split) if name not in images[split]]
-        for name, files in images[split].items():
+    if allow_empty_classes:
+        evaluated = {name for name, files in images["val"].items() if files}
+        unseen = [name for name in classes["train"] if name not in evaluated]
+        if not evaluated:
+            faults.append(f"no class has an image in {root / 'val'}")
+        elif unseen:
+            remarks.append(
+                f"{_count(unseen, 'class has', 'classes have')} no image in {root / 'val'} "
+                f"({_some(unseen)}), and no evaluation includes them"
+            )
+    remarks += [*_skipped(root, images), *_doubtful(images)]
+    totals = {split: sum(map(len, files.values())) for split, files in images.items()}
+    return FolderProblems(faults, remarks, totals, len(classes["train"]))
+
+
+_Images = dict[str, dict[str, list[str]]]
+"""The names of image files, by split and class."""
+
+
+def _skipped(root: Path, images: _Images) -> Iterator[str]:
+    """Yield remarks on the entries of an image folder that are not images of a class."""
+    from lsgd.inputs.index import leftovers
+
+    others = []
+    for split, files_of in images.items():
+        others += [f"{split}/{name}" for name in _names(root / split) if name not in files_of]
+        for name, files in files_of.items():
             left = _names(root / split / name).difference(files)
             others += [f"{split}/{name}/{each}" for each in left]
-    evaluated = {name for name, files in images["val"].items() if files}
-    unseen = [name for name in classes["train"] if name not in evaluated]
-    if not evaluated and allow_empty_classes:
-        faults.append(f"no class has an image in {root / 'val'}")
-    elif unseen and allow_empty_classes:
-        remarks.append(
-            f"{_count(unseen, 'class has', 'classes have')} no image in {root / 'val'} "
-            f"({_some(unseen)}), and no evaluation includes them"
-        )
-    if hidden := [f"{split}/{name}" for split in SPLITS for name in leftovers(root / split)]:
-        remarks.append(
+    if hidden := [f"{split}/{name}" for split in images for name in leftovers(root / split)]:
+        yield (
             f"{_count(hidden, 'entry is', 'entries are')} skipped, as hidden or system files ("
             f"{_some(hidden)})"
         )
     if others:
-        remarks.append(
+        yield (
             f"{_count(others, 'entry is', 'entries are')} skipped, as not an image by name or "
             f"not directly in a class folder ({_some(sorted(others))})"
         )
+
+
+def _doubtful(images: _Images) -> Iterator[str]:
+    """Yield remarks on images of which it is not known whether a run can use them well."""
+    from lsgd.inputs import is_dali_installed
+
     unsure = [
         f"{split}/{name}/{each}"
         for split, files in images.items()
@@ -259,19 +280,17 @@ def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProbl
         if not each.lower().endswith(PLAIN_SUFFIXES)
     ]
     if unsure and not is_dali_installed():
-        remarks.append(
+        yield (
             f"{_count(unsure, 'image is', 'images are')} neither JPEG nor PNG ({_some(unsure)}), "
             "and whether DALI decodes them is unknown without DALI; run "
             f"{install_command('dali')} and rerun the same command, or train with "
             "inputs=torchvision"
         )
     if single := [name for name, files in images["train"].items() if len(files) == 1]:
-        remarks.append(
+        yield (
             f"{_count(single, 'class has', 'classes have')} a single image to train on "
             f"({_some(single)})"
         )
-    totals = {split: sum(map(len, files.values())) for split, files in images.items()}
-    return FolderProblems(faults, remarks, totals, len(classes["train"]))
 
 
 def _set_faults(root: Path, sets: Sequence[str]) -> list[str]:

@@ -28,7 +28,7 @@ import sys
 from argparse import ArgumentTypeError
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cache, partial
@@ -118,8 +118,8 @@ def verify(
         )
         workload = open_workload(recipe, device)
         inputs, data = open_consistent_inputs(comm, workload.inputs)
-        size = sum(parameter.numel() for parameter in workload.network().parameters())
-        evidence.norm_rounding = norm_rounding(size, recipe.precision)
+        if not records.is_of_this_commit(run):
+            evidence.norm_rounding = norm_rounding(workload.network(), recipe.precision)
         here = {"device": device_name(device)}
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
         records.check_loader(run, inputs.name, evidence)
@@ -142,32 +142,19 @@ def verify(
         for place, last in last_steps.items():
             executed |= _verify_place(new, inputs, run, saved_at, place, last, evidence, progress)
         _note_distances(saved_at, drawn, steps, evidence)
-        if not evidence.recomputed and not evidence.mismatches:
-            raise UsageError(
-                f"no value of {run.path} could be compared with one that was computed again, so "
-                "nothing is confirmed; write --steps N to reach its next row or checkpoint"
-            )
+        _require_confirmation(run, evidence)
         if comm.rank:
             return None
-        return RunVerification(
-            fingerprint=recipe.fingerprint,
-            rows_sha256=rows_digest(run.path),
-            checkpoints=files.names,
-            seed=drawn_seed,
-            steps=steps,
-            places=drawn,
-            tolerance=allowed,
-            executed_steps=len(executed),
-            made_steps=_made_steps(run, saved_at),
-            compared=dict(evidence.compared),
-            unresolved=dict(evidence.unresolved),
-            largest_difference=evidence.largest_difference,
-            mismatches=evidence.mismatches,
-            notes=evidence.notes,
-            machine=f"{describe(comm, device)}; {inputs.name}",
-            host=platform.node(),
-            time=datetime.now().astimezone().isoformat(timespec="seconds"),
-            lsgd=provenance.version(),
+        machine = f"{describe(comm, device)}; {inputs.name}"
+        return _verification(run, files, evidence, drawn_seed, steps, drawn, executed, machine)
+
+
+def _require_confirmation(run: Run, evidence: Evidence) -> None:
+    """Raise UsageError if no value was computed again, and none differs."""
+    if not evidence.recomputed and not evidence.mismatches:
+        raise UsageError(
+            f"no value of {run.path} could be compared with one that was computed again, so "
+            "nothing is confirmed; write --steps N to reach its next row or checkpoint"
         )
 
 
@@ -218,6 +205,39 @@ def _check_files(
     if not files.names:
         evidence.note("no checkpoint is there, so that only the start is executed again")
     return files
+
+
+def _verification(
+    run: Run,
+    files: _CheckedFiles,
+    evidence: Evidence,
+    seed: int,
+    steps: int,
+    places: list[int],
+    executed: Collection[int],
+    machine: str,
+) -> RunVerification:
+    """Return the verdict on a run, by the evidence of its files and of the executed steps."""
+    return RunVerification(
+        fingerprint=run.recipe.fingerprint,
+        rows_sha256=rows_digest(run.path),
+        checkpoints=files.names,
+        seed=seed,
+        steps=steps,
+        places=places,
+        tolerance=evidence.tolerance,
+        executed_steps=len(executed),
+        made_steps=_made_steps(run, files.saved_at),
+        compared=dict(evidence.compared),
+        unresolved=dict(evidence.unresolved),
+        largest_difference=evidence.largest_difference,
+        mismatches=evidence.mismatches,
+        notes=evidence.notes,
+        machine=machine,
+        host=platform.node(),
+        time=datetime.now().astimezone().isoformat(timespec="seconds"),
+        lsgd=provenance.version(),
+    )
 
 
 def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
@@ -322,15 +342,20 @@ def _plan(
     if not drawn:
         return f"{head}no step is executed again, as the rows are not in the order of steps"
     after = ", ".join("the start" if place == 0 else f"step {place}" for place in drawn)
-    return (
+    text = (
         f"{head}up to {steps} steps are executed again after {after} (seed {seed}), each twice: "
         f"{work.steps} steps and {work.evaluations} evaluations\n"
         f"allowed: a relative difference of {evidence.tolerance:g} ({recipe.precision}) in losses, "
         f"norms and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or "
         f"{COUNTED_LEAST}; in addition {ROUNDING_FACTOR:g} times what rounding changes, measured "
-        "by a second execution whose parameters differ in their last bits, and, in gradient norms, "
-        f"{ROUNDING_FACTOR:g} times that of their sum, {evidence.norm_rounding:.1g}"
+        "by a second execution whose parameters differ in their last bits"
     )
+    if evidence.norm_rounding:
+        text += (
+            f", and, in gradient norms, {ROUNDING_FACTOR:g} times that of their sum in older "
+            f"versions, {evidence.norm_rounding:.1g}"
+        )
+    return text
 
 
 def _note_distances(

@@ -10,7 +10,7 @@ from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.recipe import Recipe
 from lsgd.recipe.continuation import past_difference
 from lsgd.recipe.fields import AUTO
-from lsgd.run import checkpoint
+from lsgd.run import checkpoint, provenance
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.folder import shorter_recipe
 from lsgd.run.read import Run
@@ -38,6 +38,12 @@ def check_versions(run: Run, here: Mapping[str, str], evidence: Evidence) -> Non
         others = {str(start[key]) for start in run.starts if start.get(key)} - {version}
         if others:
             evidence.note(f"{key}: {', '.join(sorted(others))} in the run, {version} here")
+
+
+def is_of_this_commit(run: Run) -> bool:
+    """Return whether each start of a run was by the commit of lsgd that runs here."""
+    here = provenance.commit()
+    return here is not None and {row.get("commit") for row in run.of_kind("start")} == {here}
 
 
 def loader_of(run: Run) -> str:

@@ -4,10 +4,12 @@ import functools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.audited import UPDATES, deviations, watched
 
-from lsgd.audit.facts import observe, script_recipe
+from lsgd.audit.facts import AuditedJob, observe, observe_gradient, script_recipe
+from lsgd.audit.processes import ScriptProcess
 from lsgd.audit.watch.data import DataWatch
 from lsgd.audit.watch.record import Record
 from lsgd.check.papers import PAPERS, apply_script_rules
@@ -67,6 +69,7 @@ TWO: list[tuple[str, dict[str, str], str]] = [
 ]
 OF_TRAINER: list[tuple[str, dict[str, str], str]] = [
     ("undivided", {"gradient": "loss.backward()"}, "the losses of 16 micro-batches are summed"),
+    ("undivided criterion", {"gradient": "loss.backward()"}, "16 micro-batches are summed"),
     ("no_warmup", {"warmup": "LambdaLR(sgd, factor)"}, "none, lr 0.2 from the first step"),
     ("warmup_by_epoch", {"warmup": "LambdaLR(sgd, factor)"}, "2 values in 4 updates"),
     ("warmup_from_0", {"warmup": "LambdaLR(sgd, factor)"}, "gradual, 0 to 0.2 over 5 epochs"),
@@ -100,8 +103,31 @@ def test_no_false_alarm(script: Path, processes: int) -> None:
     assert_named(script, "-", {}, "", processes=processes)
 
 
-def test_no_false_alarm_of_a_batch_sampler_that_holds_another() -> None:
-    assert_named(IMAGENET, "shard", {}, "", processes=1)
+@pytest.mark.parametrize("style", ["shard", "inner_average"])
+def test_no_false_alarm_of_a_librarys_style(style: str) -> None:
+    """A batch sampler that holds another, and a network that holds an average of its weights."""
+    assert_named(IMAGENET, style, {}, "", processes=1)
+
+
+@pytest.mark.parametrize("difference", [0.015, 0.5])
+@pytest.mark.parametrize("is_exchanged", [True, False])
+def test_gradients_of_two_processes(difference: float, is_exchanged: bool) -> None:
+    """By chance they may differ so little that each is nearly their mean: that is no mistake."""
+    local = np.outer([1.0, 1.0 + difference], [3.0, -2.0, 5.0])
+    used = [local.mean(axis=0)] * 2 if is_exchanged else local
+    line = {
+        "kind": "update", "sum": None, "clip": None, "scale": 1.0, "losses": [], "models": 1,
+        "passes": [{"images": 8, "train": True, "place": ""}], "backward_place": "train.py:1",
+    }  # fmt: skip
+    job = AuditedJob(
+        [
+            ScriptProcess([line | {"local": [*one], "used": [*other]}])
+            for one, other in zip(local, used, strict=True)
+        ]
+    )
+    [fact] = observe_gradient(job)
+    is_mistake = not is_exchanged and difference > 0.1
+    assert fact.observation.value is not is_mistake
 
 
 def test_the_order_is_unknown_after_a_hook_of_loaders_has_failed(tmp_path: Path) -> None:
@@ -116,6 +142,53 @@ def test_the_order_is_unknown_after_a_hook_of_loaders_has_failed(tmp_path: Path)
 def test_a_loader_that_a_library_makes_anew_has_the_scripts_line() -> None:
     [(rule, (_, line))] = deviations(IMAGENET, ["made_anew", "tail"]).items()
     assert (rule, IMAGENET.read_text().splitlines()[line - 1].strip()) == ("tail", LOADER)
+
+
+def test_a_mistake_that_comes_after_the_updates_observed_in_full() -> None:
+    rules = {"training_mode": "loss = F.cross_entropy"}
+    says = "4 of 12 updates are made in evaluation mode, from update 9 on"
+    assert_named(IMAGENET, "left_in_eval_late", rules, says, processes=1, epochs=9)
+
+
+def test_costly_hooks_are_registered_for_the_updates_observed_in_full(tmp_path: Path) -> None:
+    """Those of the first update of an epoch too, as an evaluation may be in between."""
+    record, registered = Record(str(tmp_path), 1, 1), set[int]()
+
+    class Handle:
+        def __init__(self) -> None:
+            registered.add(id(self))
+
+        def remove(self) -> None:
+            registered.remove(id(self))
+
+    record.add_costly_hook(Handle)
+    found = []
+    for update in range(40):
+        if update == 20:
+            record.register_hooks()
+        if registered:
+            found.append(update)
+        record.end_update()
+    assert found == [*range(8), 8, 16, 20, 32]
+    record.keep_hooks()
+    record.end_update()
+    assert len(registered) == 1
+
+
+def test_an_engine_like_deepspeeds() -> None:
+    """It clips by default, evaluates in the mode of its network, and decays all parameters."""
+    sgd = "optimizer = torch.optim.SGD([model.flat]"
+    rules = {"momentum": sgd, "batchnorm_decay": sgd}
+    assert_named(IMAGENET, "engine", rules, "shortened to norm 1", processes=1)
+
+
+@pytest.mark.slow
+def test_a_network_that_is_compiled_in_place() -> None:
+    """No hook of modules is called, but its passes, updates and gradients are seen."""
+    rules = {"gradient": BACKWARD, "training_mode": "loss = F.cross_entropy"}
+    assert_named(
+        IMAGENET, "compiled no_zero_grad left_in_eval", rules, "not set to zero", processes=1
+    )
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Subset, dataloader, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
-from .record import WATCH, Record, is_of_script, place
+from .record import Record, is_call_of_library, place
 
 MAX_EXAMPLES = 2_000_000
 """The examples of an epoch whose order is recorded."""
@@ -103,7 +103,7 @@ class DataWatch:
     def _note_made(self, loader: Any, *arguments: Any, **settings: Any) -> None:
         key = id(arguments[0] if arguments else settings.get("dataset"))
         where = place()
-        if _is_call_of_library():  # such as Accelerate's, which prepares the script's own loader
+        if is_call_of_library():  # such as Accelerate's, which prepares the script's own loader
             where = self.places.get(key, where)
         self.places.setdefault(key, where)
         object.__setattr__(loader, "_audit_place", where)
@@ -120,6 +120,7 @@ class DataWatch:
         self.current = LoaderEpoch(loader, number, count, place(), root, self.record.updates)
         self.epochs.append(self.current)
         self.is_beginning = True
+        self.record.register_hooks()  # an evaluation may begin here
 
     def _note_iterator(self, iterator: Any, loader: Any) -> None:
         if self.current is not None:
@@ -135,8 +136,11 @@ class DataWatch:
             return
         many = index if isinstance(index, (list, tuple)) else [index]
         epoch.sizes.append(len(many))
-        if len(epoch.order) < MAX_EXAMPLES and all(isinstance(each, int) for each in many):
-            epoch.order.extend(many)
+        if len(epoch.order) < MAX_EXAMPLES:
+            try:
+                epoch.order.extend(array("q", many))
+            except TypeError:  # these are no numbers
+                return
 
     def _note_batch(self, _: Any, iterator: Any) -> None:
         epoch = self._epoch_of(iterator)
@@ -205,17 +209,6 @@ class DataWatch:
             }  # fmt: skip
         yield {"kind": "set_epochs", "epochs": self.set_epochs}
         yield from self.streams
-
-
-def _is_call_of_library() -> bool:
-    """Return whether a library other than torch makes the current call, and not the script."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((WATCH, os.path.dirname(torch.__file__) + os.sep)):
-            return not is_of_script(file)
-        frame = frame.f_back  # type: ignore[assignment]
-    return True
 
 
 def generators(dataset: Any) -> dict[str, str]:

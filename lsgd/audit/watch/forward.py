@@ -11,7 +11,7 @@ from torch.nn.modules import module as modules
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from .record import Pass, Record, place
+from .record import Pass, Record, is_call_of_library, place
 
 FORMAT_UPDATES = 2
 """The updates in which the number formats of layers are observed."""
@@ -22,45 +22,101 @@ class ForwardWatch:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.depth = 0
+        self.losses: list[int] = []
+        """The losses that were seen before each of the modules that are being called."""
         self.has_parameters: dict[int, bool] = {}
         self.norms: dict[tuple[Any, ...], int] = {}
         self.formats: set[str] = set()
         self.evaluation: dict[tuple[bool, bool, bool], list[Any]] = {}
+        self.kinds: set[type[nn.Module]] = set()
+        """The classes of networks whose calls are observed."""
 
     def install(self) -> None:
         """Register torch's global forward hooks, and observe backward passes."""
-        modules.register_module_forward_pre_hook(self.before)
-        modules.register_module_forward_hook(self.after, always_call=True)
-        self.see = self.record.guard(self._see)  # type: ignore[method-assign]
-        self.record.wrap(
+        record = self.record
+        record.add_costly_hook(self._register_before)
+        record.add_costly_hook(
+            lambda: modules.register_module_forward_hook(self.after, always_call=True)
+        )
+        self.see = record.guard(self._see)  # type: ignore[method-assign]
+        self.see_scalar = record.guard(self._see_scalar)  # type: ignore[method-assign]
+        record.wrap(
             torch.autograd, "backward", before=self._begin_backward, after=self._end_backward
         )
+        record.wrap(torch, "compile", before=self._note_compilation)
+        record.wrap(nn.Module, "compile", before=lambda each, *_, **__: self._observe(type(each)))
+
+    def _register_before(self) -> Any:
+        self.losses.clear()
+        return modules.register_module_forward_pre_hook(self.before)
+
+    def _note_compilation(self, model: Any = None, **_: Any) -> None:
+        # Libraries compile functions of their own, in which there is no network.
+        if isinstance(model, nn.Module) or not is_call_of_library():
+            self.record.is_compiled = True
+            self.record.keep_hooks()
+
+    def _observe(self, kind: type[nn.Module]) -> None:
+        """Observe calls of networks of a class that no hook sees.
+
+        The hooks of all modules are removed, or the network is compiled in place.
+        """
+        if kind in self.kinds:
+            return
+        self.kinds.add(kind)
+        record, own = self.record, kind.__dict__.get("__call__")
+        see = record.guard(self._see_call)
+
+        def observed(module: nn.Module, *arguments: Any, **settings: Any) -> Any:
+            is_unseen = module is record.model and not record.handles
+            if is_unseen or module._compiled_call_impl is not None:
+                see(module, arguments)
+            if own is not None:
+                return own(module, *arguments, **settings)
+            return super(kind, module).__call__(*arguments, **settings)
+
+        kind.__call__ = observed  # type: ignore[assignment]
+
+    def _see_call(self, module: nn.Module, inputs: Any) -> None:
+        if not (self.losses or self.record.in_backward or torch.compiler.is_compiling()):
+            self._see_pass(module, inputs)
 
     def before(self, module: nn.Module, inputs: Any) -> None:
         """Observe a module that is about to be called."""
         if torch.compiler.is_compiling():
             return
-        self.depth += 1
+        self.losses.append(self.record.losses)
         self.see(module, inputs)
 
     def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Leave a module that has been called."""
-        if not torch.compiler.is_compiling():
-            self.depth = max(0, self.depth - 1)
+        if torch.compiler.is_compiling() or not self.losses:
+            return
+        is_new = self.losses.pop() == self.record.losses
+        if is_new and isinstance(output, torch.Tensor) and not output.dim():
+            self.see_scalar(module, inputs, output)
 
     def see(self, module: nn.Module, inputs: Any) -> None:
         """Observe a call of a module, without ever raising."""
+
+    def see_scalar(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        """Observe a number that a module returns, without ever raising."""
+
+    def _see_scalar(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        if not self.record.in_backward and not self._is_network(module):
+            self.record.note_loss(module, inputs, output)
 
     def _see(self, module: nn.Module, inputs: Any) -> None:
         record = self.record
         if record.in_backward:  # activation checkpointing computes a part again
             return
+        if not record.updates:
+            record.called.add(id(module))
         if isinstance(module, _BatchNorm):
             self._see_norm(module, inputs)
         elif isinstance(module, (nn.Linear, _ConvNd)) and record.updates < FORMAT_UPDATES:
             self._see_format(module.weight)
-        if self.depth == 1 and self._is_network(module):
+        if len(self.losses) == 1 and self._is_network(module):
             self._see_pass(module, inputs)
 
     def _is_network(self, module: nn.Module) -> bool:
@@ -91,10 +147,9 @@ class ForwardWatch:
     def _see_pass(self, module: nn.Module, inputs: Any) -> None:
         record = self.record
         images = first_size(inputs) or (record.loader.last if record.loader else 0)
-        seen = Pass(
-            module, images, record.loader, place(),
-            train=unwrapped(module).training, grad=torch.is_grad_enabled(),
-        )  # fmt: skip
+        train, grad = unwrapped(module).training, torch.is_grad_enabled()
+        where = place() if record.handles or not (train and grad) else ""
+        seen = Pass(module, images, record.loader, where, train=train, grad=grad)
         if hasattr(module, "_orig_mod"):
             record.is_compiled = True
         if seen.grad:
@@ -121,6 +176,7 @@ class ForwardWatch:
                 record.passes.append(each)
                 if record.model is None:
                     record.model = each.model
+                    self._observe(type(each.model))
                 if each.loader is not None:
                     each.loader.trained += 1
             else:
@@ -153,10 +209,11 @@ class ForwardWatch:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the network inside of wrappers, whose own training mode means nothing."""
-    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while isinstance(module, parallel) or hasattr(module, "_orig_mod"):
-        name = "module" if isinstance(module, parallel) else "_orig_mod"
-        module = module.get_submodule(name)
+    while len(module._modules) == 1:
+        [(name, inner)] = module._modules.items()
+        if name not in ("module", "_orig_mod") or inner is None:
+            break
+        module = inner
     return module
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .record import GRADIENT_UPDATES, Record, place
+from .record import FULL_UPDATES, Record, place
 
 SAMPLE = 64
 """The elements of a gradient that are compared over processes."""
@@ -33,6 +33,7 @@ class GradientWatch:
         self.scaler: Any = None
         self.is_unscaled = True
         self.clip: dict[str, Any] = {}
+        self.clip_place = ""
         self.backward_place = ""
         self.averages: list[str] = []
         self.exchange_place = ""
@@ -43,6 +44,8 @@ class GradientWatch:
         record = self.record
         for name in LOSSES:
             record.wrap(F, name, after=self._note_loss)
+        record.note_loss = self._note_criterion
+        record.awaited["deepspeed.runtime.engine"] = record.guard(self._watch_deepspeed)
         record.wrap(torch.autograd, "backward", before=self._note_backward)
         # nn.utils has the name twice, and scripts import it from either.
         from torch.nn.utils import clip_grad
@@ -59,6 +62,9 @@ class GradientWatch:
         if torch.distributed.is_available():
             record.wrap(torch.distributed, "all_reduce", before=self._note_exchange)
 
+    def _watch_deepspeed(self, module: Any) -> None:
+        self.record.wrap(module, "clip_grad_norm_", after=self._note_clip)
+
     def begin(self) -> None:
         """Choose the parameter whose gradient is sampled: the last weight of the network."""
         if is_sharded(self.record.model):
@@ -71,28 +77,46 @@ class GradientWatch:
         if not named:
             return
         self.name, self.parameter = named[-1]
-        self.parameter.register_hook(self.record.guard(self._add_local))
+        parameter, add = self.parameter, self.record.guard(self._add_local)
+        self.record.add_costly_hook(lambda: parameter.register_hook(add))
 
     def _add_local(self, gradient: torch.Tensor) -> None:
-        if self.record.updates < GRADIENT_UPDATES:
+        if self.record.is_sampled:
             part = sample(gradient)
             self.local = part if self.local is None else self.local + part
 
     def _note_loss(self, loss: torch.Tensor, *arguments: Any, **settings: Any) -> None:
+        if not self.record.is_sampled:
+            return
+        self._add_loss(
+            loss,
+            reduction=settings.get("reduction", "mean"),
+            examples=int(arguments[0].shape[0]) if arguments and arguments[0].dim() else 1,
+            smoothing=float(settings.get("label_smoothing", 0.0)),
+        )
+
+    def _note_criterion(self, module: nn.Module, inputs: Any, loss: torch.Tensor) -> None:
+        """Note the loss of a module without parameters, such as timm's LabelSmoothingCrossEntropy.
+
+        It counts as a mean over the images, unless the module says otherwise.
+        """
+        first = inputs[0] if inputs and isinstance(inputs[0], torch.Tensor) else loss
+        smoothing = getattr(module, "smoothing", None)
+        self._add_loss(
+            loss,
+            reduction=str(getattr(module, "reduction", "mean")),
+            examples=int(first.shape[0]) if first.dim() else 1,
+            smoothing=smoothing if isinstance(smoothing, float) else None,
+        )
+
+    def _add_loss(self, loss: Any, **settings: Any) -> None:
         record = self.record
-        if record.in_backward or record.updates >= GRADIENT_UPDATES:
+        if record.in_backward or not record.is_sampled:
             return
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             return
-        target = arguments[1] if len(arguments) > 1 else settings.get("target")
-        seen = {
-            "reduction": settings.get("reduction", "mean"),
-            "examples": int(arguments[0].shape[0]) if arguments and arguments[0].dim() else 1,
-            "count": int(target.numel()) if isinstance(target, torch.Tensor) else 1,
-            "smoothing": float(settings.get("label_smoothing", 0.0)),
-            "place": place(),
-            "weight": None,
-        }
+        seen = settings | {"place": place(), "weight": None}
+        record.losses += 1
 
         def note_weight(gradient: torch.Tensor) -> None:
             seen["weight"] = gradient.sum().detach()
@@ -101,18 +125,23 @@ class GradientWatch:
         self.losses.append(seen)
 
     def _note_backward(self, *_: Any, **__: Any) -> None:
+        record = self.record
+        if not record.is_sampled:
+            return
         self.backward_place = place()
-        if self.record.model is not None and self.parameter is None and not self.record.updates:
+        if record.model is not None and self.parameter is None and not record.updates:
             self.begin()
 
     def _note_clip(self, norm: Any, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         if math.isinf(float(max_norm)):
             return  # a usual way to measure the norm
+        if self.record.is_sampled or not self.clip_place:
+            self.clip_place = place()
         self.clip = {
             "max_norm": float(max_norm),
             "norm": norm.detach() if isinstance(norm, torch.Tensor) else norm,
             "is_scaled": not self.is_unscaled,
-            "place": place(),
+            "place": self.clip_place,
         }
 
     def _note_scale(self, scaler: Any, *_: Any, **__: Any) -> None:
@@ -125,6 +154,8 @@ class GradientWatch:
     def _note_exchange(self, tensor: Any, *_: Any, **__: Any) -> None:
         # Losses and accuracies are summed over processes too.
         model = self.record.model
+        if self.exchange_place or not self.record.is_sampled:
+            return
         if model is not None and any(tensor is each.grad for each in model.parameters()):
             self.exchange_place = place()
 
@@ -141,15 +172,17 @@ class GradientWatch:
 
     def observe_update(self) -> dict[str, Any]:
         """Return the scale of an update's losses, and keep samples of its gradients."""
-        scale = self.scaler.get_scale() if self.scaler is not None else 1.0
         found = {
-            "losses": self.losses, "scale": scale, "clip": self.clip,
+            "losses": self.losses, "scale": 1.0, "clip": self.clip,
             "backward_place": self.exchange_place or self.backward_place,
-            "local": self.local,
         }  # fmt: skip
-        if self.local is not None:
-            self.sum = self.local if self.sum is None else self.sum + self.local
-        found["sum"] = self.sum
+        if self.record.is_sampled:
+            if self.scaler is not None:
+                found["scale"] = self.scaler.get_scale()
+            found["local"] = self.local
+            if self.local is not None and self.record.updates < FULL_UPDATES:
+                self.sum = self.local if self.sum is None else self.sum + self.local
+                found["sum"] = self.sum
         self.local, self.losses, self.clip = None, [], {}
         return found
 
@@ -163,11 +196,11 @@ class GradientWatch:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether FSDP has sharded the parameters of a network."""
+    """Return whether FSDP, or ZeRO of stage 3, has sharded the parameters of a network."""
     return any(
         hasattr(each, "unshard") or type(each).__name__ == "FullyShardedDataParallel"
         for each in model.modules()
-    )
+    ) or any(hasattr(each, "ds_id") for each in model.parameters())
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:

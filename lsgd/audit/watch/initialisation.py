@@ -50,6 +50,8 @@ class InitialisationWatch:
             weight = getattr(module, "weight", None)
             if not isinstance(module, (nn.Linear, _ConvNd, _BatchNorm)):
                 continue
+            if is_average(module, self.record):
+                continue
             if weight is None or not weight.numel() or hasattr(weight, "to_local"):
                 continue
             values = weight.detach().double()
@@ -88,12 +90,22 @@ def _last_norms(model: nn.Module) -> Iterator[nn.Module]:
             yield from norms[-1:]
 
 
+def is_average(module: nn.Module, record: Record) -> bool:
+    """Return whether a module is of an average of the weights which the network itself holds.
+
+    It has no gradient, and no training pass calls it.
+    """
+    parameters = list(module.parameters(recurse=False))
+    is_frozen = bool(parameters) and not any(each.requires_grad for each in parameters)
+    return is_frozen and id(module) not in record.called
+
+
 def checksums(model: nn.Module) -> dict[str, int]:
     """Return an exact checksum of each parameter of a network that is whole in this process."""
     sums = {}
     for name, parameter in model.named_parameters():
-        if hasattr(parameter, "to_local"):  # FSDP2's parameters differ by design
-            continue
+        if hasattr(parameter, "to_local") or not parameter.numel():
+            continue  # those of FSDP2 and ZeRO differ by design
         size = parameter.element_size()
         if integer := {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(size):
             sums[name] = int(parameter.detach().contiguous().view(integer).sum(dtype=torch.int64))

@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from multiprocessing import util
 from typing import Any, Protocol
 
+import torch
+
 WATCH = os.path.dirname(os.path.abspath(__file__))
 WAIT = 5.0
 """The seconds for which a process that has been watched waits for the others of its job."""
-GRADIENT_UPDATES = 500
-"""The updates whose gradients are sampled."""
+FULL_UPDATES = 8
+"""The first updates, which are observed in full. Of later ones those are whose number is a power of
+two, and of all others what must be counted: lr, images, training mode, clipping and the order."""
 
 
 class Watch(Protocol):
@@ -53,10 +56,19 @@ class Record:
         self.job: dict[str, Any] = {}
         self.awaited: dict[str, Callable[[Any], None]] = {}
         """The watches of modules that the script may import, by their names."""
+        self.costly_hooks: list[Callable[[], Any]] = []
+        """Functions that register the hooks which are removed while updates are only counted."""
+        self.handles: list[Any] = []
+        self.note_loss: Callable[[Any, Any, Any], None]
+        """The watch of a loss that a library's own criterion computes."""
+        self.keeps_hooks = False
+        """Whether no hook may be removed: in a compiled graph, that would compile it again."""
 
     def reset(self) -> None:
         """Forget the progress, as at the start of a forked process."""
         self.updates = 0
+        self.is_sampled = True
+        """Whether the current update is observed in full."""
         self.model: Any = None
         """The network of the first training pass."""
         self.loader: Any = None
@@ -67,7 +79,37 @@ class Record:
         self.passes: list[Pass] = []
         """Forward and backward passes since the last update."""
         self.in_backward = False
+        self.called: set[int] = set()
+        """The ids of the modules that were called before the first update."""
+        self.losses = 0
+        """The losses that were seen so far."""
         self.is_compiled = False
+
+    def end_update(self) -> None:
+        """Count an update, and register or remove the costly hooks for the next one."""
+        self.updates += 1
+        self.is_sampled = self.updates < FULL_UPDATES or self.updates & (self.updates - 1) == 0
+        if self.is_sampled or self.keeps_hooks:
+            self.register_hooks()
+        elif self.handles:
+            for each in self.handles:
+                each.remove()
+            self.handles = []
+
+    def register_hooks(self) -> None:
+        """Register the costly hooks until the end of the current update, unless they are."""
+        if not self.handles:
+            self.handles = [each() for each in self.costly_hooks]
+
+    def keep_hooks(self) -> None:
+        """Register the costly hooks for good."""
+        self.keeps_hooks = True
+        self.register_hooks()
+
+    def add_costly_hook(self, register: Callable[[], Any]) -> None:
+        """Add a function that registers a hook and returns its handle, and call it."""
+        self.costly_hooks.append(register)
+        self.handles.append(register())
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that never raises: its first error is recorded and it does nothing."""
@@ -107,6 +149,8 @@ class Record:
 
         @functools.wraps(called)
         def observed(*arguments: Any, **settings: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return called(*arguments, **settings)
             if begin:
                 begin(*arguments, **settings)
             result = called(*arguments, **settings)
@@ -132,8 +176,7 @@ class Record:
 
     def note_job(self) -> None:
         """Record this process's rank and the number of processes in its job."""
-        import torch.distributed as dist
-
+        dist = torch.distributed
         horovod = sys.modules.get("horovod.torch")
         names = ("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
         rank, size, by = 0, 1, "none"
@@ -155,11 +198,12 @@ class Record:
 
     def _restart(self) -> None:
         self.reset()
+        self.register_hooks()
         util.Finalize(None, self.write, exitpriority=100)
 
     def write(self) -> None:
-        """Write the record of this process, once, if it has trained."""
-        if self.is_written or (not self.updates and not self.passes):
+        """Write the record of this process, once, if it has trained or compiled a network."""
+        if self.is_written or not (self.updates or self.passes or self.is_compiled):
             return
         lines = [{"kind": "process", "pid": os.getpid(), "updates": self.updates, **self.job}]
         for watch in self.watches:
@@ -231,3 +275,14 @@ def place() -> str:
             main = f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return main
+
+
+def is_call_of_library() -> bool:
+    """Return whether a library other than torch makes the current call, and not the script."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((WATCH, os.path.dirname(torch.__file__) + os.sep)):
+            return not is_of_script(file)
+        frame = frame.f_back  # type: ignore[assignment]
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch.optim.optimizer import (
 )
 
 from .gradient import GradientWatch, sample
-from .initialisation import InitialisationWatch
-from .record import GRADIENT_UPDATES, Record, place
+from .initialisation import InitialisationWatch, is_average
+from .record import Record, place
 
 SETTINGS = (
     "lr", "initial_lr", "max_lr", "momentum", "dampening", "nesterov", "weight_decay",
@@ -31,11 +32,14 @@ class UpdateWatch:
         self.updates: list[dict[str, Any]] = []
         self.places: dict[int, str] = {}
         self.scheduler_place = ""
+        self.step_place = ""
         self.optimizer: Any = None
         self.groups: list[dict[str, Any]] = []
         self.begun: dict[str, Any] | None = None
         self.started_with_state = False
         self.untouched: dict[str, Any] = {}
+        self.has_flat_copies = False
+        """Whether the optimizer updates flat copies of the parameters, as ZeRO's does."""
 
     def install(self) -> None:
         """Register torch's global hooks of optimizer steps."""
@@ -50,11 +54,12 @@ class UpdateWatch:
 
     def _note_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         self.places[id(optimizer)] = place()
+        self.record.watch_imported()  # such as DeepSpeed, which makes optimizers itself
 
     def _note_scheduler(self, *_: Any, **__: Any) -> None:
         self.scheduler_place = place()
 
-    @property
+    @functools.cached_property
     def _gradients(self) -> GradientWatch:
         return next(each for each in self.record.watches if isinstance(each, GradientWatch))
 
@@ -85,13 +90,14 @@ class UpdateWatch:
     def _begin_update(self, optimizer: Any) -> None:
         """Observe an update once its gradients are there; of nested steps the innermost counts."""
         record = self.record
-        if self.optimizer is None or _is_larger(optimizer, self.optimizer):
-            self._begin(optimizer)
-        if not _same_parameters(optimizer, self.optimizer):
-            return  # of another network, such as a critic
+        if optimizer is not self.optimizer:
+            if self.optimizer is None or _count(optimizer) > _count(self.optimizer):
+                self._begin(optimizer)
+            if not _same_parameters(optimizer, self.optimizer):
+                return  # of another network, such as a critic
         parameter = self._gradients.parameter
         update: dict[str, Any] = {"lr": [float(group["lr"]) for group in optimizer.param_groups]}
-        if record.updates < GRADIENT_UPDATES and parameter is not None:
+        if record.is_sampled and parameter is not None:
             update["before"] = sample(parameter)
             if parameter.grad is not None:
                 # Some optimizers change gradients in place; fused ones take out the loss scale.
@@ -118,9 +124,12 @@ class UpdateWatch:
         kinds = {}
         for module in model.modules():
             is_norm = isinstance(module, _BatchNorm)
+            if is_average(module, self.record):
+                continue
             for parameter in module.parameters(recurse=False):
+                shape = getattr(parameter, "ds_shape", parameter.shape)  # of the whole, in ZeRO
                 kinds[id(parameter)] = (
-                    "norms" if is_norm else "weights" if parameter.dim() > 1 else "biases"
+                    "norms" if is_norm else "weights" if len(shape) > 1 else "biases"
                 )
         groups, seen = [], set()
         for group in optimizer.param_groups:
@@ -135,12 +144,22 @@ class UpdateWatch:
                 counts[kind] = counts.get(kind, 0) + 1
                 seen.add(id(parameter))
             groups.append({"settings": settings, "counts": counts})
+        self.has_flat_copies = seen.isdisjoint(kinds)
+        if self.has_flat_copies:
+            seen |= kinds.keys()
+            # It is not known which parameters a group has, unless it has all.
+            for group in groups:
+                group["counts"] = dict(Counter(kinds.values())) if len(groups) == 1 else {}
         left = [
             name
             for name, each in model.named_parameters()
             if id(each) not in seen and id(each) in kinds
         ]
-        frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+        frozen = [
+            name
+            for name, each in model.named_parameters()
+            if not each.requires_grad and id(each) in kinds
+        ]
         self.untouched = {"count": len({*left, *frozen}), "names": sorted({*left, *frozen})[:5]}
         return groups
 
@@ -161,17 +180,20 @@ class UpdateWatch:
             {"images": each.images, "train": each.train, "place": each.place}
             for each in record.passes
         ]
-        update["models"] = len({id(each.model) for each in record.passes})
+        models = {id(each.model) for each in record.passes}
+        update["models"] = len(models)
+        if models != {id(record.model)}:
+            record.keep_hooks()  # calls of other networks must be counted
         parameter = self._gradients.parameter
         if "before" in update and parameter is not None:
             update["after"] = sample(parameter)
             for group in optimizer.param_groups:
                 if any(each is parameter for each in group["params"]):
                     update["group"] = optimizer.param_groups.index(group)
-        update["place"] = place()
+        update["place"] = self.step_place = place() if record.is_sampled else self.step_place
         update["epoch"] = record.loader.epoch if record.loader is not None else 0
         record.passes = []
-        record.updates += 1
+        record.end_update()
         last = self.updates[-1]["epoch"] if self.updates else 0
         is_next = update["epoch"] == last
         record.updates_in_last_epoch = record.updates_in_last_epoch + 1 if is_next else 1
@@ -187,6 +209,7 @@ class UpdateWatch:
                 "untouched": self.untouched, "place": self.places.get(id(optimizer), ""),
                 "scheduler_place": self.scheduler_place,
                 "started_with_state": self.started_with_state,
+                "has_flat_copies": self.has_flat_copies,
             }  # fmt: skip
         for update in self.updates:
             losses = [
@@ -222,10 +245,6 @@ def _list(values: Any) -> list[float] | None:
 
 def _count(optimizer: Any) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-def _is_larger(optimizer: Any, other: Any) -> bool:
-    return optimizer is not other and _count(optimizer) > _count(other)
 
 
 def _same_parameters(optimizer: Any, other: Any) -> bool:

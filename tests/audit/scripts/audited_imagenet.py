@@ -6,6 +6,7 @@ It follows every rule that can be seen, but for the mistakes that its command li
 import gc
 import os
 import sys
+from copy import deepcopy
 from functools import singledispatch
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Subset
 
 MISTAKES = set(sys.argv[1:])
@@ -42,6 +44,37 @@ class Accelerator:
 
 if "gathered" in MISTAKES:
     sys.modules["accelerate.accelerator"] = SimpleNamespace(Accelerator=Accelerator)
+
+
+class Engine(nn.Module):
+    """As DeepSpeed's: only the network inside has modes; its optimizer has a flat copy of it."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        self.flat = parameters_to_vector(module.parameters()).detach()
+
+    def forward(self, x):
+        return self.module(x)
+
+    def train(self, mode=True):
+        self.module.train(mode)
+
+    def step(self, optimizer):
+        parameters = list(self.module.parameters())
+        DEEPSPEED.clip_grad_norm_(parameters=parameters, max_norm=1.0)
+        self.flat.grad = parameters_to_vector(each.grad for each in parameters)
+        for each in parameters:
+            each.grad = None
+        optimizer.step()
+        vector_to_parameters(self.flat.clone(), parameters)
+
+
+DEEPSPEED = SimpleNamespace(
+    clip_grad_norm_=lambda **its: nn.utils.get_total_norm(its["parameters"])
+)
+if "engine" in MISTAKES:
+    sys.modules["deepspeed.runtime.engine"] = DEEPSPEED
 
 
 class Noise:
@@ -96,6 +129,9 @@ class Network(nn.Module):
             nn.init.normal_(self.fc.weight, std=0.01)
             nn.init.zeros_(self.fc.bias)
 
+        if "inner_average" in MISTAKES:
+            self.average = deepcopy(self).requires_grad_(False)
+
     def forward(self, x):
         return self.fc(self.block(F.relu(self.bn(self.conv(x)))).mean((2, 3)))
 
@@ -105,7 +141,9 @@ def make_optimizer(model, workers):
     if "no_scaling" in MISTAKES:
         lr = 0.1
     norms, others = [], []
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if name.startswith("average"):
+            continue
         own = list(module.parameters(recurse=False))
         is_norm = isinstance(module, nn.BatchNorm2d) and "decayed_norms" not in MISTAKES
         (norms if is_norm else others).extend(own)
@@ -118,7 +156,8 @@ def make_optimizer(model, workers):
 
 
 def train(loader, model, optimizer, epoch, scaler, steps):
-    if "left_in_eval" not in MISTAKES or epoch == 0:
+    last = 0 if "left_in_eval" in MISTAKES else 1 if "left_in_eval_late" in MISTAKES else EPOCHS
+    if epoch <= last:
         model.train()
     for i, (images, target) in enumerate(loader):
         reduction = "sum" if "sum_loss" in MISTAKES else "mean"
@@ -135,7 +174,10 @@ def train(loader, model, optimizer, epoch, scaler, steps):
         if "by_hand" in MISTAKES:
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
-        scaler.step(optimizer)
+        if "engine" in MISTAKES:
+            model.step(optimizer)
+        else:
+            scaler.step(optimizer)
         scaler.update()
         if "no_zero_grad" not in MISTAKES:
             optimizer.zero_grad()
@@ -162,6 +204,11 @@ def main():
     wrapped = model
     if workers > 1 and not {"no_ddp", "by_hand"} & MISTAKES:
         wrapped = DistributedDataParallel(model)
+    if "engine" in MISTAKES:
+        model = wrapped = Engine(model)
+        optimizer = torch.optim.SGD([model.flat], 0.0125, 0.9, weight_decay=1e-4, nesterov=True)
+    if "compiled" in MISTAKES:
+        model.compile(backend="eager")
     torch.manual_seed(1 + int(os.environ.get("RANK", 0)) * ("equal_seeds" not in MISTAKES))
     training = Images(EXAMPLES * workers, train=True)
     validation = Images(51, train=False)

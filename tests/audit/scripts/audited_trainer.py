@@ -26,6 +26,13 @@ class Images(Dataset):
         return {"pixel_values": image, "labels": index % 4}
 
 
+class Criterion(nn.Module):
+    """As timm's LabelSmoothingCrossEntropy: it calls no loss function of torch."""
+
+    def forward(self, logits, labels):
+        return -logits.log_softmax(1).gather(1, labels[:, None]).mean()
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -36,6 +43,8 @@ class Model(nn.Module):
         nn.init.normal_(self.classifier.weight, std=0.01)
         nn.init.zeros_(self.classifier.bias)
         self.loss = nn.CrossEntropyLoss(label_smoothing=0.1 if "smoothing" in MISTAKES else 0.0)
+        if "criterion" in MISTAKES:
+            self.loss = Criterion()
 
     def forward(self, pixel_values, labels):
         logits = self.classifier(self.body(pixel_values))
