@@ -774,8 +774,7 @@ def to_yaml(recipe: Recipe) -> str:
         + f"# lr: {recipe.lr(0):g} at step 0\n"
         f"# fingerprint: {recipe.fingerprint}\n"
     )
-    # Most runs of a report or a study differ in seed and folder alone, and OmegaConf takes 25 ms for
-    # one.
+    # Most runs of a report or a study differ in seed and folder alone, and OmegaConf takes 25 ms.
     other = replace(recipe, seed=OTHER_SEED, run_dir=None)
     key = repr(other)
     if key not in _yaml_by_recipe:

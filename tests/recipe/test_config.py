@@ -490,7 +490,9 @@ def test_recipes_that_differ_in_their_seed_alone_are_composed_once(
     assert len(parses) == 1, "of the seed that is no short number"
 
 
-@pytest.mark.parametrize("folder", ["runs/a", "123", "a b: " + "long " * 30, "${oc.env:HOME}", None])
+@pytest.mark.parametrize(
+    "folder", ["runs/a", "123", "a b: " + "long " * 30, "${oc.env:HOME}", None]
+)
 def test_recipes_that_differ_in_their_folder_alone_are_written_as_each_by_itself(
     folder: str | None,
 ) -> None:
