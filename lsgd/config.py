@@ -109,7 +109,7 @@ OTHER_SEED = 987_654_321_987
 SEED_LINE = re.compile(r"^seed: (?P<seed>0|[1-9][0-9]{0,8})$", re.MULTILINE)
 HEAD_COMMENTS = re.compile(r"(#[ -~]*\n)*")
 CACHED = 256
-"""The maximum number of recipes that are kept as read or written, whatever their seed."""
+"""The maximum number of recipes that are kept as read or written, whatever their seed or folder."""
 
 
 class ShippedConfigs(ConfigSource):
@@ -808,15 +808,18 @@ def to_yaml(recipe: Recipe) -> str:
         )
         + f"{lr}# fingerprint: {recipe.fingerprint}\n"
     )
-    # Most runs of a report differ in their seed alone, and OmegaConf takes 25 ms for one.
-    other = replace(recipe, seed=OTHER_SEED)
+    # Most runs of a report or a study differ in seed and folder alone, and OmegaConf takes 25 ms.
+    other = replace(recipe, seed=OTHER_SEED, run_dir=None)
     key = repr(other)
     if key not in _yaml_by_recipe:
         if len(_yaml_by_recipe) >= CACHED:
             _yaml_by_recipe.clear()
         _yaml_by_recipe[key] = _values_to_yaml(other)
-    head, _, tail = _yaml_by_recipe[key].partition(f"\nseed: {OTHER_SEED}\n")
-    return f"{derived}{head}\nseed: {recipe.seed}\n{tail}"
+    text = _yaml_by_recipe[key].replace(f"\nseed: {OTHER_SEED}\n", f"\nseed: {recipe.seed}\n", 1)
+    if recipe.run_dir is not None:
+        line = OmegaConf.to_yaml(OmegaConf.create({"run_dir": recipe.run_dir}))
+        text = text.replace("\nrun_dir: null\n", f"\n{line}", 1)
+    return f"{derived}{text}"
 
 
 def _values_to_yaml(recipe: Recipe) -> str:

@@ -491,6 +491,18 @@ def test_recipes_that_differ_in_their_seed_alone_are_composed_once(
 
 
 @pytest.mark.parametrize(
+    "folder", ["runs/a", "123", "a b: " + "long " * 30, "${oc.env:HOME}", None]
+)
+def test_recipes_that_differ_in_their_folder_alone_are_written_as_each_by_itself(
+    folder: str | None,
+) -> None:
+    recipe = replace(config.load_recipe(["+recipe=digits"]), run_dir=folder)
+    _, comment, values = config.to_yaml(recipe).rpartition("# fingerprint: ")
+    assert comment
+    assert values.partition("\n")[2] == config._values_to_yaml(recipe)
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "seed: 5\nseed: 6",

@@ -71,10 +71,14 @@ def recipe(*words: str) -> Recipe:
     return compose_recipe(*WORDS, *words)
 
 
+@cache
+def start_tensors() -> dict[str, Tensor]:
+    """The tensors with which all runs start."""
+    return dict(read_start_weights(recipe(), SingleComm()).tensors)
+
+
 def learner(comm: Comm, kind: str, *words: str) -> Learner:
-    made = recipe(*KINDS[kind], *words)
-    start = read_start_weights(recipe(), SingleComm())
-    return Learner(made, comm, CPU, start=start.tensors)
+    return Learner(recipe(*KINDS[kind], *words), comm, CPU, start=start_tensors())
 
 
 def make_steps(learner: Learner, until: int) -> Checkpoint:
@@ -115,7 +119,7 @@ def frozen_tensors(model: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_processes_and_restarts_leave_frozen_tensors_as_they_are(kind: str) -> None:
     """BN statistics too; and all others move."""
-    start = read_start_weights(recipe(), SingleComm()).tensors
+    start = start_tensors()
     saved = alone(kind)
     frozen = frozen_tensors(saved.model)
     assert len(frozen) == 24
