@@ -64,6 +64,7 @@ def test_names_of_before_still_mean_the_same() -> None:
         assert api.Refused is api.UsageError
     with pytest.warns(DeprecationWarning, match="is now"):
         assert (api.Diverged, api.EndsEarly) == (api.DivergedError, api.ExitError)
+    with pytest.warns(DeprecationWarning, match="is now"):
         assert api.Preempted is api.PreemptedError
     scores = api.Scores({"images": 1}, {"loss": 2.0})
     with pytest.warns(DeprecationWarning, match="Scores.metrics"):
