@@ -279,8 +279,7 @@ def parse_recipe(argv: Sequence[str], *, program: str, about: str) -> Recipe:
 def load_recipe(overrides: Sequence[str]) -> Recipe:
     """Compose and check the recipe of overrides such as ["+recipe=bs8k", "workers=128"].
 
-    Its fields, `name`, `fingerprint`, `steps_per_epoch`, `total_steps` and `lr(step)` stay from
-    version to version. `target` is removed if the overrides change the published run in more than
+    `target` is removed if the overrides change the published run in more than
     the seed. Raises UsageError with one sentence that says what to write instead.
     """
     overrides = _canonical(overrides)

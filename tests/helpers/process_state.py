@@ -48,14 +48,14 @@ def store(node: Any) -> Any:
 
 
 class MallocCounts(ctypes.Structure):
-    """What glibc's mallinfo2 returns."""
+    """The counts of glibc's mallinfo2; `hblks` are the blocks that it has mapped singly."""
 
     NAMES = ("arena", "ordblks", "smblks", "hblks", *"abcdef")
     _fields_ = tuple((name, ctypes.c_size_t) for name in NAMES)
 
 
 def large_blocks_mapped() -> int:
-    """1 if glibc maps a block of 48 MiB by itself, as it does unless its limit was raised."""
+    """1 if glibc maps a block of 48 MiB singly, as it does unless its limit was raised."""
     library = ctypes.CDLL(None)
     library.mallinfo2.restype = MallocCounts
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -145,6 +145,6 @@ def snapshot() -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any]) -> dict[str, Any]:
-    """What differs now, by name: the values then and now."""
+    """The globals that differ now, by name: their values then and now."""
     now = snapshot()
     return {name: [before[name], now[name]] for name in GLOBALS if before[name] != now[name]}
