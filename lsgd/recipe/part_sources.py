@@ -27,8 +27,8 @@ def with_own_parts(
     """Import the parts of a recipe and record their options and the hashes of their sources.
 
     A part whose hash the recipe has already, as a saved one does, is not imported, unless one of
-    the overrides names it too, or with `all_parts`. Raises UsageError for a part that is missing or broken, whose
-    options are wrong, or whose source has changed since that hash was recorded.
+    the overrides names it too, or with `all_parts`. Raises UsageError for a part that is missing or
+    broken, whose options are wrong, or whose source has changed since that hash was recorded.
     """
     for kind in KINDS:
         name, source = kind.named(recipe), kind.source_of(recipe)
