@@ -32,7 +32,7 @@ ALL := .venv/.run $(HOROVOD_BUILT) .venv/.dev
 # Two pips must not run in one environment at the same time.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup train demo test test-all compat faults mutants gpu soak fresh results docs check format lint types layers floors audit wheel clean cpu
+.PHONY: help setup train demo test test-all compat faults mutants gpu soak fresh results docs check format lint types layers floors audit lock wheel release clean cpu
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -114,6 +114,16 @@ audit: .venv/.dev ## update the list of advisories by pip-audit (from PyPI); ARG
 
 wheel: .venv/.wheel ## build sdist and wheel into dist/
 	$(BIN)/python -m hatchling build
+
+release: .venv/.wheel ## build a release into dist/ and try it in empty environments; ARGS=--untagged tries one
+	$(BIN)/python setup/release.py $(ARGS)
+
+# From PyPI, whatever this machine is configured for, since hashes are of its files.
+lock: .venv/.python ## write setup/lock.txt: what training needs, as pinned, with the hash of each file
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt uv
+	$(BIN)/python -m uv pip compile pyproject.toml --quiet --no-config --no-annotate --custom-compile-command "make lock" \
+	  --default-index https://pypi.org/simple --universal --python-version 3.11 --generate-hashes \
+	  --extra horovod --extra report --extra search --extra dali -c constraints.txt -o setup/lock.txt
 
 clean: ## remove build files; keep .venv and runs/
 	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -4,8 +4,11 @@ import sys
 
 __version__ = "0.1.0"
 
-# Under `python -m lsgd.COMMAND` this runs before the command's own imports.
-if sys.argv[:1] == ["-m"]:
+# Under `python -m lsgd.COMMAND` this runs before the command's own imports. sys.argv[0] is still
+# "-m", so the name of the module is taken from Python's own command line; it may be that of another
+# program, whose package imports lsgd.
+_command = sys.orig_argv[-len(sys.argv)].removeprefix("-m") if sys.argv[:1] == ["-m"] else ""
+if _command.partition(".")[0] == "lsgd":
     # Python warns if a module that it is about to run is imported here; none of these is a command.
     from lsgd.early_replies import reply_early
     from lsgd.job.interrupt import exit_on_interrupt
@@ -16,7 +19,4 @@ if sys.argv[:1] == ["-m"]:
     exit_on_interrupt()
     prepare_for_torch()
     note_parent()  # a launcher may be killed before the imports are over
-    # sys.argv[0] is still "-m", so the name of the module is taken from Python's own command line.
-    reply_early(
-        sys.orig_argv[-len(sys.argv)].removeprefix("-m").removeprefix("lsgd."), sys.argv[1:]
-    )
+    reply_early(_command.removeprefix("lsgd."), sys.argv[1:])

@@ -19,8 +19,13 @@
 Every early end of a run raises a subclass of ExitError, such as UsageError, DivergedError and
 PreemptedError; its message is the sentence that the command would print. Under a launcher every
 process makes the same calls. torch is imported by the first training or evaluation.
+
+A call leaves the program's process as it was: Hydra, torch's settings, random states, signals and
+environment. Its messages go to the logger "lsgd", whose handler prints them;
+`logging.getLogger("lsgd").setLevel(logging.ERROR)` silences them.
 """
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,16 +36,16 @@ from lsgd.recipe import Recipe
 from lsgd.report.run_folders import find_runs
 from lsgd.run.read import Run
 from lsgd.run.rows import Row
-
-if TYPE_CHECKING:
-    from lsgd.metric_sums import Scores
+from lsgd.scores import Scores
 
 __all__ = [
     "DivergedError",
     "ExitError",
     "PreemptedError",
     "Recipe",
+    "Row",
     "Run",
+    "Scores",
     "UsageError",
     "evaluate",
     "load_recipe",
@@ -48,8 +53,23 @@ __all__ = [
     "train",
 ]
 
-# The names of these classes in version 0.1.
-Diverged, EndsEarly, Preempted, Refused = DivergedError, ExitError, PreemptedError, UsageError
+_RENAMED = {
+    "Diverged": "DivergedError",
+    "EndsEarly": "ExitError",
+    "Preempted": "PreemptedError",
+    "Refused": "UsageError",
+}
+"""The names that version 0.1 had for names of this module; deprecated."""
+
+if not TYPE_CHECKING:  # with a type checker they are errors
+
+    def __getattr__(name: str) -> object:
+        """Return what a deprecated name stands for, with a warning that has its present name."""
+        if name not in _RENAMED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        text = f"lsgd.api.{name} is now lsgd.api.{_RENAMED[name]}"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return globals()[_RENAMED[name]]
 
 
 def load_recipe(*overrides: str) -> Recipe:
@@ -83,7 +103,7 @@ def train(recipe: Recipe, *, on_row: Callable[[Row], object] | None = None) -> f
         return train(recipe)
 
 
-def evaluate(checkpoint: Path | str, *overrides: str) -> "dict[str, Scores]":
+def evaluate(checkpoint: Path | str, *overrides: str) -> dict[str, Scores]:
     """Evaluate a checkpoint, or the newest one of a run folder; return scores by evaluation set.
 
     Scores have `metrics` (loss, top1_error in percent, …) and the `counts` from which they are

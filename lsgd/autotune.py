@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 import lsgd
+from lsgd import messages
 from lsgd.comm import Comm, broadcast_from_rank0
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
@@ -181,7 +182,7 @@ def _resolve_workers_per_pass(
     recipe: Recipe, comm: Comm, device: torch.device
 ) -> tuple[Recipe, str]:
     if comm.rank == 0:
-        print("timing micro-batches of 1, 2, 4, … workers", flush=True)
+        messages.show("timing micro-batches of 1, 2, 4, … workers")
     hosted = len(hosted_workers(recipe, comm.world_size, comm.rank))
     if recipe.noise_scale and comm.world_size == 1:
         hosted = max(hosted // 2, 1)  # for a noise scale a step needs at least two micro-batches
@@ -198,7 +199,7 @@ def _resolve_workers_per_pass(
 
 def _resolve_channels_last(recipe: Recipe, comm: Comm, device: torch.device) -> tuple[Recipe, str]:
     if comm.rank == 0:
-        print("timing steps in channels_last and channels first", flush=True)
+        messages.show("timing steps in channels_last and channels first")
     hosted = len(hosted_workers(recipe, comm.world_size, comm.rank))
     mine = measure_layouts(recipe, hosted, device)
     _free_memory(device)

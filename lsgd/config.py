@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import MISSING, fields, replace
 from functools import cache, lru_cache
@@ -16,16 +16,16 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn, TypeVar, get_args
 
-from hydra import compose, initialize_config_dir
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
 from hydra.conf import JobConf, OverridesConf, RuntimeConf
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigKeyError,
@@ -122,6 +122,11 @@ class ShippedConfigs(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Load a copy of a configuration file, whose name has no ending."""
+        if config_path == _HYDRA:
+            # Only what a composition writes: no logs, launchers and sweepers.
+            parts = {"overrides": OverridesConf(), "runtime": RuntimeConf(), "job": JobConf("lsgd")}
+            settings = OmegaConf.create(parts)
+            return ConfigResult(self.provider, self.full_path(), settings, {"package": None})
         if (own := _own_configs.get(config_path)) is not None:
             return ConfigResult(self.provider, self.full_path(), deepcopy(own), _GLOBAL)
         file = self._file(config_path)
@@ -139,7 +144,8 @@ class ShippedConfigs(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         """Return whether a path is a configuration file of this source."""
-        return config_path in _own_configs or self._file(config_path).is_file()
+        known = config_path == _HYDRA or config_path in _own_configs
+        return known or self._file(config_path).is_file()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """List the configuration files of a folder; lsgd has no folders inside of these."""
@@ -157,31 +163,50 @@ def _parse_config(file: Path, _modified: int, _size: int) -> tuple[Any, str | No
     return OmegaConf.load(file), package and package[1]
 
 
-class ShippedSearchPath(SearchPathPlugin):
-    """A Hydra plugin that puts lsgd's folders conf/ and recipes/ first on Hydra's search path."""
+def _config_loader() -> ConfigLoaderImpl:
+    """Return a Hydra loader of lsgd's configurations that shares nothing with the program's Hydra.
 
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Prepend lsgd's two folders of configurations to the search path of a composition."""
-        for folder in (paths.recipes_dir(), paths.conf_dir()):
-            search_path.prepend("lsgd", f"{ShippedConfigs.scheme()}://{folder}")
+    Hydra's public functions compose from one search path, store and state of the whole process,
+    which belong to the program that imports lsgd.
+    """
+    loader = ConfigLoaderImpl(ConfigSearchPathImpl())
+    schema = StructuredConfigSource("schema", "structured://")
+    schema.store = type.__call__(ConfigStore)  # a store of its own, and not the singleton
+    scheme = ShippedConfigs.scheme()
+    folders = [paths.conf_dir(), paths.recipes_dir()]
+    loader.repository.sources = [
+        *(ShippedConfigs("lsgd", f"{scheme}://{folder}") for folder in folders),
+        schema,
+    ]
+    return loader
 
 
-Plugins.instance().register(ShippedConfigs)
-Plugins.instance().register(ShippedSearchPath)
+@contextmanager
+def _composing() -> Iterator[None]:
+    """Hold the lock of compositions, and have Hydra behave as its version 1.3 meanwhile.
+
+    The program around may have asked Hydra for the behavior of another version.
+    """
+    with _COMPOSING:
+        versions = version.VersionBase.instance()
+        before = versions.version_base
+        version.setbase("1.3")
+        try:
+            yield
+        finally:
+            versions.version_base = before
+
+
 _yaml_by_recipe: dict[str, str] = {}
 _COMPOSING = RLock()
-"""The lock under which a thread composes a recipe, since Hydra has one state for all threads."""
+"""The lock under which a thread composes a recipe."""
 _own_configs: dict[str, DictConfig] = {}
 """The configurations from users' own files of the composition at work, by their names in Hydra."""
 _GLOBAL: dict[str, str | None] = {"package": "_global_"}
+_HYDRA = "hydra/config"
+"""The name of Hydra's own settings, which it adds to each composition."""
 _COMPLETE = "complete"
 """The primary configuration for a recipe with all of its fields: no group has a default."""
-# Of Hydra's own settings only those that a composition writes: no logs, launchers and sweepers.
-ConfigStore.instance().store(
-    "config",
-    {"overrides": OverridesConf(), "runtime": RuntimeConf(), "job": JobConf()},
-    group="hydra",
-)
 
 
 class RecipeParser(Parser):
@@ -345,8 +370,8 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
             raise UsageError(missing_message(missing))
         for key in PATH_FIELDS:
             value = OmegaConf.select(merged, key)
-            if isinstance(value, str) and value.startswith("~"):
-                OmegaConf.update(merged, key, paths.expand_home(value))
+            if isinstance(value, str):
+                OmegaConf.update(merged, key, paths.local_path(value))
         recipe = OmegaConf.to_object(merged)
     except MissingMandatoryValue:
         raise UsageError(missing_message(sorted(OmegaConf.missing_keys(merged)))) from None
@@ -890,12 +915,11 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
     _check_overrides(overrides)
-    with _COMPOSING:
+    with _composing():
         return _compose_alone(overrides)
 
 
 def _compose_alone(overrides: Sequence[str]) -> DictConfig:
-    GlobalHydra.instance().clear()
     try:
         primary, hydra_overrides = "config", overrides
         if own := own_recipe(overrides):
@@ -904,15 +928,17 @@ def _compose_alone(overrides: Sequence[str]) -> DictConfig:
             hydra_overrides = [
                 chosen if key_and_value(word)[0] == "recipe" else word for word in overrides
             ]
-        with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):
-            composed: DictConfig = compose(primary, overrides=_ordered_overrides(hydra_overrides))
-            OmegaConf.set_struct(composed, False)
-            if isinstance(declared := composed.get("deviations"), DictConfig):
-                # null removes a deviation that a recipe in `defaults` declares.
-                for rule in [rule for rule, why in declared.items() if why is None]:
-                    del declared[rule]
-            _fill_folder_counts(composed.get("data"))
-            return composed
+        composed = _config_loader().load_configuration(
+            primary, _ordered_overrides(hydra_overrides), RunMode.RUN, from_shell=False
+        )
+        OmegaConf.set_struct(composed, False)
+        del composed["hydra"]
+        if isinstance(declared := composed.get("deviations"), DictConfig):
+            # null removes a deviation that a recipe in `defaults` declares.
+            for rule in [rule for rule, why in declared.items() if why is None]:
+                del declared[rule]
+        _fill_folder_counts(composed.get("data"))
+        return composed
     except (YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{mark.name}, line {mark.line + 1}" if mark else " ".join(overrides)
@@ -924,7 +950,6 @@ def _compose_alone(overrides: Sequence[str]) -> DictConfig:
     except OmegaConfBaseException as error:
         raise UsageError(f"{first_line(error)}; write the value itself") from None
     finally:
-        GlobalHydra.instance().clear()
         _own_configs.clear()
 
 

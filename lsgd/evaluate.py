@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lsgd import config, paths
+from lsgd import config, messages, paths
 from lsgd.comm import joined
 from lsgd.confusion import ConfusionMatrix, counting
 from lsgd.errors import UsageError
@@ -22,7 +22,6 @@ from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_in
 from lsgd.job.command import Parser, integer_from, run_command
 from lsgd.job.device import choose_kernels, pick_device
 from lsgd.job.launcher import detect_launch
-from lsgd.metric_sums import Scores
 from lsgd.override_syntax import canonical
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
@@ -30,6 +29,7 @@ from lsgd.rules.averaging import mean_of_states
 from lsgd.rules.metric import METRICS
 from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
+from lsgd.scores import Scores
 from lsgd.start_weights import bare_state_dict
 from lsgd.trained_model import (
     build_trained,
@@ -182,7 +182,7 @@ def _progress_lines() -> EvaluationProgress:
         nonlocal printed
         if time.monotonic() - printed >= QUIET:
             printed = time.monotonic()
-            print(f"evaluating {split}: batch {done}/{passes}", file=sys.stderr, flush=True)
+            messages.show(f"evaluating {split}: batch {done}/{passes}", on_stderr=True)
 
     return show
 

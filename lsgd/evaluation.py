@@ -11,7 +11,8 @@ from torch import nn
 from lsgd.comm import Comm, all_reduce_
 from lsgd.inputs import Inputs
 from lsgd.job.preemption import LockstepRounds
-from lsgd.metric_sums import MetricSums, Scores
+from lsgd.metric_sums import MetricSums
+from lsgd.scores import Scores
 from lsgd.workloads import Workload, compute_metrics
 
 

@@ -19,11 +19,12 @@ from lsgd.job import preemption
 from lsgd.job.device import choose_kernels
 from lsgd.job.launcher import cores, detect_launch
 from lsgd.job.threads import choose_threads
-from lsgd.metric_sums import MetricSums, MetricSumsState, Scores
+from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.models.lstm import check_bfloat16
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import Metric
 from lsgd.run.checkpoint import Checkpoint, order_hash
+from lsgd.scores import Scores
 from lsgd.strategy import open_strategy
 from lsgd.strategy.guard import LOWER_LR
 from lsgd.workloads import compute_metrics, open_workload

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd.errors import UsageError
-from lsgd.paths import expand_home
+from lsgd.paths import local_path
 
 PATH_FIELDS = (
     "data.root", "data.index", "data.skip_list", "model.start", "strategy.order", "run_dir",
@@ -84,15 +84,15 @@ def last_text(overrides: Sequence[str], key: str) -> str | None:
 def last_path(overrides: Sequence[str], key: str) -> str | None:
     """Return the path that the last override of a field sets, with ~ expanded; None without one."""
     text = last_text(overrides, key)
-    return text and expand_home(text)
+    return text and local_path(text)
 
 
 def expand_override_home(override: str) -> str:
     """Expand ~ in an override of a path field; return any other override unchanged."""
     key, value = key_and_value(override)
-    if key in PATH_FIELDS and _unquoted(value).startswith("~") and not override.startswith("~"):
-        begin = override.partition("=")[0]
-        return f"{begin}={_as_value(expand_home(_unquoted(value)))}"
+    text = _unquoted(value)
+    if key in PATH_FIELDS and not override.startswith("~") and (path := local_path(text)) != text:
+        return f"{override.partition('=')[0]}={_as_value(path)}"
     return override
 
 

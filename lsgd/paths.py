@@ -107,12 +107,17 @@ def cache_dir() -> Path:
         ) from None
 
 
-def expand_home(text: str) -> str:
+def local_path(text: str) -> str:
     """Replace ~ or ~USER at the start of a path by that user's home folder.
 
     A shell does so only at the start of a word, and not in data.root=~/sets or --index=~/a. Raises
-    UsageError if there is no such home.
+    UsageError if there is no such home, and for a URL, which would name a folder such as `s3:`.
     """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text):
+        raise UsageError(
+            f"{text} is a URL, but lsgd reads and writes folders; copy it from or to a folder, as "
+            "'aws s3 sync' does, or mount it, and write the folder"
+        )
     expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
         raise UsageError(
@@ -123,5 +128,5 @@ def expand_home(text: str) -> str:
 
 
 def parse_path(text: Path | str) -> Path:
-    """Convert a text to a Path with ~ expanded; the argparse type of path options."""
-    return Path(expand_home(str(text)))
+    """Convert a text to a Path with ~ expanded, or raise as local_path does; an argparse type."""
+    return Path(local_path(str(text)))

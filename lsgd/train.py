@@ -28,13 +28,13 @@ from lsgd.job import preemption
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.learner import Learner
-from lsgd.metric_sums import named_by_set
 from lsgd.profile import profiling
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_world_size
 from lsgd.run import checkpoint, metrics
 from lsgd.run.folder import open_run
 from lsgd.run.saver import CheckpointSaver
+from lsgd.scores import named_by_set
 from lsgd.start_weights import read_start_weights
 from lsgd.step import train_step
 from lsgd.workloads import open_workload

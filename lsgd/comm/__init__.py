@@ -1,14 +1,22 @@
 """Communication between the processes of one job, over a choice of libraries."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import local
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
 
 # Not `import torch`: once comm/torch.py is imported, that name is the submodule here.
-from torch import AcceleratorError, OutOfMemoryError, Tensor, get_num_threads, set_num_threads
+from torch import (
+    AcceleratorError,
+    OutOfMemoryError,
+    Tensor,
+    distributed,
+    get_num_threads,
+    set_num_threads,
+)
 from torch import device as Device
 
 from lsgd.errors import ExitError, PeerLostError, TrainingInterrupted, UsageError
@@ -153,6 +161,47 @@ def open_comm(settings: CommSettings, device: Device) -> Comm:
     if not omp_num_threads():
         set_num_threads(cores(launch))
     return comm
+
+
+def comm_over(group: object = None) -> Comm:
+    """Return a communicator of processes that this program has connected itself.
+
+    `group` is a process group of torch.distributed, or a Comm. None means all processes: those of
+    torch.distributed if it is initialised, of Horovod if that is, or else this process alone.
+    Raises UsageError if a launcher started several processes that are not connected.
+    """
+    if hasattr(group, "start_all_reduce_"):
+        return cast(Comm, group)
+    if distributed.is_available() and distributed.is_initialized():
+        from lsgd.comm.group import GroupComm
+
+        comm = GroupComm(cast("distributed.ProcessGroup | None", group))
+        if comm.rank < 0:
+            raise UsageError(
+                f"process {distributed.get_rank()} is not in group={group!r}; pass its own group, "
+                "or leave it out"
+            )
+        return comm
+    if group is not None:
+        raise UsageError(
+            f"group={group!r} is not a process group of torch.distributed, which is not "
+            "initialised; call torch.distributed.init_process_group first, or leave it out"
+        )
+    horovod = sys.modules.get("horovod.torch")
+    if horovod is not None and horovod.is_initialized():
+        from lsgd.comm.horovod import InitialisedHorovodComm
+
+        return InitialisedHorovodComm()
+    launch = detect_launch()
+    if launch.world_size > 1:
+        raise UsageError(
+            f"{launch.launcher} started {launch.world_size} processes that are not connected, and "
+            "each would train alone; call torch.distributed.init_process_group or Horovod's init "
+            "first"
+        )
+    from lsgd.comm.single import SingleComm
+
+    return SingleComm()
 
 
 @contextmanager

@@ -6,8 +6,8 @@ run and opens connections to the processes that it works with. At the next synch
 processes it joins the group again.
 """
 
+import logging
 import pickle
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from lsgd import messages
 from lsgd.comm.pair import ProcessPair
 from lsgd.comm.torch import TorchComm
 from lsgd.errors import PeerLostError, UsageError
@@ -217,7 +218,6 @@ def _answered(answer: Callable[[], object]) -> bytes | None:
     try:
         return pickle.dumps(answer())
     except Exception as error:
-        print(
-            f"lsgd: a restarted process gets no answer yet ({error})", file=sys.stderr, flush=True
-        )
+        text = f"lsgd: a restarted process gets no answer yet ({error})"
+        messages.show(text, level=logging.WARNING, on_stderr=True)
         return None

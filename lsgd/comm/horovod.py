@@ -7,12 +7,14 @@ reducer.
 
 import os
 import socket
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
 # The buckets are already large. Fusing them again would make the order of sums, and with it the
-# last bits of the result, depend on timing.
-os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+# last bits of the result, depend on timing. A program that has imported Horovod itself decides.
+if "horovod.torch" not in sys.modules:
+    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
 
 import horovod.torch as hvd
 import torch
@@ -73,14 +75,10 @@ def _reach_horovodrun(timeout: float) -> None:
         )
 
 
-class HorovodComm:
-    """Communicator of the processes of a job over Horovod."""
+class InitialisedHorovodComm:
+    """Communicator of the processes of a job that have called Horovod's `init` themselves."""
 
-    def __init__(self, *, timeout: float, join_timeout: float) -> None:
-        _reach_horovodrun(join_timeout)
-        # Otherwise Horovod waits for a hanging process for ever.
-        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(timeout)))
-        hvd.init()
+    def __init__(self) -> None:
         controller = "MPI" if hvd.mpi_built() and hvd.mpi_enabled() else "Gloo"
         self.library = f"Horovod ({controller}{', NCCL' if hvd.nccl_built() else ''})"
         self.rank, self.world_size = hvd.rank(), hvd.size()
@@ -107,6 +105,20 @@ class HorovodComm:
         with communicating(HorovodInternalError):
             values: list[T] = hvd.allgather_object(value, name="objects")
         return values
+
+    def close(self) -> None:
+        """Leave Horovod as it is, since the program has initialised it."""
+
+
+class HorovodComm(InitialisedHorovodComm):
+    """Communicator of the processes of a job, which it joins over Horovod."""
+
+    def __init__(self, *, timeout: float, join_timeout: float) -> None:
+        _reach_horovodrun(join_timeout)
+        # Otherwise Horovod waits for a hanging process for ever.
+        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(timeout)))
+        hvd.init()
+        super().__init__()
 
     def close(self) -> None:
         """Shut Horovod down, which also ends its thread."""

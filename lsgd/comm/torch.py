@@ -18,6 +18,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from lsgd.comm import communicating
+from lsgd.comm.group import GroupComm, wait_for
 from lsgd.comm.pair import ProcessPair, open_pairs
 from lsgd.errors import UsageError
 from lsgd.job.launcher import Launch
@@ -27,8 +28,8 @@ WATCHDOG = 60.0
 """Seconds beyond comm.timeout after which NCCL's watchdog aborts a process, with exit code -6."""
 
 
-class TorchComm:
-    """Communicator of the processes of a job over torch.distributed."""
+class TorchComm(GroupComm):
+    """Communicator of the processes of a job, which it joins over torch.distributed."""
 
     def __init__(
         self, launch: Launch, *, device: torch.device, timeout: float, join_timeout: float
@@ -72,8 +73,8 @@ class TorchComm:
                 "the machines; NCCL_DEBUG=INFO prints more about GPUs",
                 is_local=True,
             ) from None
+        super().__init__()
         self.library = f"torch.distributed ({own.upper() or 'gloo'})"
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.on_gpu = bool(own)
         self.store: Any = store
         self.timeout, self.join_timeout = timeout, join_timeout
@@ -82,26 +83,17 @@ class TorchComm:
         """Open several two-process connections over gloo, each given by its name and side."""
         return open_pairs(self, wanted, timeout=self.timeout, join_timeout=self.join_timeout)
 
-    def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-        """Start an in-place all-reduce of a tensor, matched by the order of calls, not by `name`.
-
-        The returned function waits for it.
-        """
-        with communicating(RuntimeError):
-            work = dist.all_reduce(tensor, async_op=True)
-        return partial(_wait, work)
-
     def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
         """Start sending a CPU tensor to another process over gloo."""
         with communicating(RuntimeError):
             work = cast(dist.Work, dist.isend(tensor, receiver, tag=tag))
-        return partial(_wait, work)
+        return partial(wait_for, work)
 
     def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
         """Start receiving a CPU tensor from another process over gloo, in place."""
         with communicating(RuntimeError):
             work = cast(dist.Work, dist.irecv(tensor, sender, tag=tag))
-        return partial(_wait, work)
+        return partial(wait_for, work)
 
     def broadcast_object(self, value: T) -> T:
         """Broadcast the value of process 0, pickled, and return it on every process."""
@@ -111,23 +103,11 @@ class TorchComm:
             dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
 
-    def gather_objects(self, value: T) -> list[T]:
-        """Gather the values of all processes, pickled; return them in rank order on all."""
-        values: list[T | None] = [None] * self.world_size
-        with communicating(RuntimeError):
-            dist.all_gather_object(values, value)
-        return cast(list[T], values)
-
     def close(self) -> None:
         """Destroy the process group, since an open one may make gloo's threads abort at exit."""
         if self.on_gpu:
             self.gather_objects(None)  # over gloo: NCCL would wait for a lost process for ever
         dist.destroy_process_group()
-
-
-def _wait(work: dist.Work) -> None:
-    with communicating(RuntimeError):
-        work.wait()
 
 
 def error_cause(message: str) -> str:

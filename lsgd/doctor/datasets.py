@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 
 from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult
-from lsgd.paths import expand_home
+from lsgd.paths import local_path
 
 
 def datasets(answer: ProbeResult, environment: Mapping[str, str] = os.environ) -> list[CheckItem]:
@@ -19,7 +19,7 @@ def datasets(answer: ProbeResult, environment: Mapping[str, str] = os.environ) -
         )
     if (root := environment.get("LSGD_DATA")) is not None:
         items.insert(
-            0, _data_folder(expand_home(root), [each["name"] for each in facts if each["there"]])
+            0, _data_folder(local_path(root), [each["name"] for each in facts if each["there"]])
         )
     return items
 

@@ -8,11 +8,17 @@ TF32 and presets, is guarded by `is_nvidia`.
 import ctypes
 import os
 import platform
-from collections.abc import Iterator, Sequence
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import get_start_method, set_start_method
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, get_num_threads
@@ -43,7 +49,7 @@ VISIBLE = (
 def pick_device(name: str, *, numa: bool = False) -> torch.device:
     """Return the device of this process: the accelerator of its local rank, or the CPU.
 
-    With `auto` it is the accelerator if torch finds any. On the CPU the process keeps its freed
+    With `auto` it is the accelerator if torch finds any. On the CPU a command keeps its freed
     memory from then on. With `numa` the process is bound to the cores next to its GPU. Raises
     UsageError rather than train on the CPU of a machine whose GPUs torch cannot use.
     """
@@ -225,8 +231,11 @@ def keep_freed_memory() -> None:
     stay mapped from the system, since a kept block does not always fit the next request: at 224 x
     224 a step takes 0.77 times as long with 1.12 times the peak, and would take 0.71 times with
     1.16 times the peak if all were kept (results/2026-11-25-heap). Nothing changes where the
-    environment decides (MALLOC_…, GLIBC_TUNABLES), and with another C library.
+    environment decides (MALLOC_…, GLIBC_TUNABLES), with another C library, and in another program
+    that calls `lsgd.api`: glibc cannot return to its own limits.
     """
+    if _guests:
+        return
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
     library = ctypes.CDLL(None)
@@ -291,25 +300,81 @@ KERNEL_FLAGS = (
 """The flags that choose_kernels sets."""
 
 
+ENVIRONMENT = ("HOROVOD_", "MLFLOW_", "TORCHINDUCTOR_")
+"""The prefixes of environment variables that a training, or what it imports, sets."""
+
+_guest_lock = Lock()
+_guests = 0
+_host_settings: list[Callable[[], object]] = []
+"""The calls that restore what the first of the present guests has found."""
+
+
 @contextmanager
 def restore_process_settings() -> Iterator[None]:
     """Restore at the end of this context the process-wide settings that a training has changed.
 
-    These are the number of threads, the cores, the kernels of the GPU and torch's random state;
-    signal handlers are restored where they are set. Environment variables stay, since libraries
-    read them once.
+    lsgd is a guest of another program within it: `lsgd.api` trains and evaluates so. The settings
+    are the number of threads, the cores, the kernels of the GPU, random states, the filters of
+    warnings, the start method of multiprocessing and environment variables; signal handlers are
+    restored where they are set. Of overlapping contexts, as in several threads, the last to end
+    restores what the first has found.
     """
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    flags = [getattr(module, name) for module, name in KERNEL_FLAGS]
-    cores = usable_cores()
+    global _guests
+    with _guest_lock:
+        if not _guests:
+            _host_settings[:] = _save_settings()
+        _guests += 1
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
-        torch.set_rng_state(state)
-        for (module, name), value in zip(KERNEL_FLAGS, flags, strict=True):
-            setattr(module, name, value)
-        bind_to(cores)
+        with _guest_lock:
+            _guests -= 1
+            if not _guests:
+                for restore in _host_settings:
+                    restore()
+
+
+def _save_settings() -> list[Callable[[], object]]:
+    """Return calls that restore the process-wide settings as they are now."""
+    calls: list[Callable[[], object]] = [
+        partial(torch.set_num_threads, torch.get_num_threads()),
+        partial(torch.set_rng_state, torch.get_rng_state()),
+        partial(random.setstate, random.getstate()),
+        partial(np.random.set_state, np.random.get_state()),
+        *(partial(setattr, module, name, getattr(module, name)) for module, name in KERNEL_FLAGS),
+        partial(bind_to, usable_cores()),
+        partial(_restore_warnings, warnings.filters[:], warnings.showwarning),
+        partial(_restore_environment, _environment()),
+        # None means that no method was chosen yet: a lock or a queue chooses the default one.
+        partial(set_start_method, get_start_method(allow_none=True), force=True),
+    ]
+    if torch.cuda.is_initialized():
+        calls += [
+            partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()),
+            partial(torch.cuda.set_device, torch.cuda.current_device()),
+        ]
+    return calls
+
+
+def _restore_warnings(filters: list[Any], showwarning: Callable[..., None]) -> None:
+    """Restore the filters of warnings, which libraries add to when they are imported."""
+    if warnings.filters != filters:
+        with warnings.catch_warnings():
+            pass  # forgets which warnings were shown under the other filters
+        warnings.filters[:] = filters  # type: ignore[index]
+    warnings.showwarning = showwarning
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment variables that a training may set."""
+    return {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT)}
+
+
+def _restore_environment(before: dict[str, str]) -> None:
+    """Restore the environment variables that a training may set."""
+    for name in _environment().keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 def _shown() -> bool:

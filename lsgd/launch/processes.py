@@ -10,7 +10,7 @@ from functools import cache
 from lsgd.errors import UsageError
 from lsgd.job.launcher import omp_num_threads
 from lsgd.launch.options import LAUNCHERS, Request
-from lsgd.paths import expand_home
+from lsgd.paths import local_path
 
 GPUS = 8
 """The GPUs of a machine in a cluster, unless the options give another number."""
@@ -18,7 +18,7 @@ GPUS = 8
 
 def python() -> str:
     """Return the Python interpreter that trains outside of containers: $PYTHON, or this one."""
-    return expand_home(os.environ.get("PYTHON") or sys.executable)
+    return local_path(os.environ.get("PYTHON") or sys.executable)
 
 
 def find_python() -> str:

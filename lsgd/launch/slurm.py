@@ -13,7 +13,7 @@ from lsgd.launch.options import Request
 from lsgd.launch.processes import count_processes, gpus_per_machine, python
 from lsgd.launch.quoting import sbatch_line, shell_line
 from lsgd.override_syntax import PATH_FIELDS
-from lsgd.paths import expand_home
+from lsgd.paths import local_path
 
 BATCH = """\
 #!/usr/bin/env bash
@@ -112,7 +112,7 @@ def _srun(request: Request) -> list[str]:
         if not (os.path.exists(folder) and os.path.samefile(folder, ".")):
             folder = os.getcwd()
         named = {key: request.path_of(key) for key in PATH_FIELDS}
-        named["LSGD_DATA"] = expand_home(os.environ.get("LSGD_DATA", ""))
+        named["LSGD_DATA"] = local_path(os.environ.get("LSGD_DATA", ""))
         for key, path in (*named.items(), ("the current folder", folder)):
             if re.search("[,:]", path):
                 raise UsageError(

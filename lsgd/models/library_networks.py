@@ -22,8 +22,8 @@ from lsgd.installation import install_command
 from lsgd.models.parameter_roles import ParameterRoles, find_roles, is_vector
 from lsgd.own_parts import NETWORK, imported_part
 from lsgd.recipe import Recipe
-from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNorm1d, WorkerBatchNorm2d
-from lsgd.rules.counter_dropout import CounterBasedDropout
+from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNormAct2d, worker_batch_norm_type
+from lsgd.rules.counter_dropout import dropout_rate, replace_dropout
 from lsgd.suggestions import did_you_mean
 
 OfImages = TypeVar("OfImages")
@@ -38,23 +38,6 @@ LOADING_OPTIONS = {
     "weights_backbone",
 }  # fmt: skip
 """The options with which a library fetches or loads files of pretrained weights."""
-
-
-class WorkerBatchNormAct2d(WorkerBatchNorm2d):
-    """A timm batch norm with dropout and activation, which normalises each worker separately.
-
-    Its state_dict keys are those of plain BN.
-    """
-
-    def __init__(self, norm: nn.BatchNorm2d) -> None:
-        super().__init__(norm.num_features, eps=norm.eps)
-        self.drop: Any = norm.drop
-        self.act: Any = norm.act
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Batch-normalise images (images, channels, height, width); apply dropout, activation."""
-        output: Tensor = self.act(self.drop(super().forward(input)))
-        return output
 
 
 def make_library_network(recipe: Recipe) -> nn.Module:
@@ -80,7 +63,7 @@ def check_library_network(recipe: Recipe) -> None:
     ours = copy.deepcopy(network)
     _replace_layers(ours, recipe, roles)
     name = recipe.model.name
-    drawing = {m: path for path, m in network.named_modules() if _dropout_rate(m)}
+    drawing = {m: path for path, m in network.named_modules() if dropout_rate(m)}
     watched = _RandomnessGuard(name, network, set(drawing))
     network = network.to("meta").train()
     versions = {path: buffer._version for path, buffer in network.named_buffers()}
@@ -324,41 +307,16 @@ def _apply_roles(network: nn.Module, recipe: Recipe) -> ParameterRoles:
 
 def _replace_layers(network: nn.Module, recipe: Recipe, roles: ParameterRoles) -> None:
     """Replace a network's BN and random layers by versions that are per worker or per example."""
+    replace_dropout(network, seed=recipe.seed)
     ours: dict[nn.Module, nn.Module] = {}
-    layer = 0
     for path, module in list(network.named_modules(remove_duplicate=False)):
+        if not isinstance(module, nn.modules.batchnorm._NormBase):
+            continue
         if module not in ours:
-            if rate := _dropout_rate(module):
-                ours[module] = _make_dropout(module, rate, layer, recipe)
-                layer += 1
-            elif isinstance(module, nn.modules.batchnorm._NormBase):
-                rows = _rows_per_image(path, roles.norm_rows.get(path, frozenset()), recipe)
-                ours[module] = _make_worker_norm(module, path, recipe, rows)
-            else:
-                continue
+            rows = _rows_per_image(path, roles.norm_rows.get(path, frozenset()), recipe)
+            ours[module] = _make_worker_norm(module, path, recipe, rows)
         above, _, name = path.rpartition(".")
         setattr(network.get_submodule(above), name, ours[module])
-
-
-def _dropout_rate(module: nn.Module) -> float:
-    """Return a dropout or stochastic-depth layer's rate in training; 0 for any other layer."""
-    if type(module) is nn.Dropout:
-        return float(module.p)
-    if type(module).__module__.startswith("timm.") and type(module).__name__ == "DropPath":
-        return float(module.drop_prob or 0)  # type: ignore[arg-type]
-    if type(module).__name__ == "StochasticDepth" and module.mode == "row":
-        return float(module.p)  # type: ignore[arg-type]
-    return 0.0
-
-
-def _make_dropout(
-    module: nn.Module, rate: float, layer: int, recipe: Recipe
-) -> CounterBasedDropout:
-    whole = type(module) is not nn.Dropout
-    scaled = bool(getattr(module, "scale_by_keep", True))
-    return CounterBasedDropout(
-        rate, layer=layer, seed=recipe.seed, per_example=whole, scaled=scaled
-    )
 
 
 def _rows_per_image(path: str, rows: frozenset[int], recipe: Recipe) -> int:
@@ -382,18 +340,18 @@ def _make_worker_norm(norm: nn.Module, path: str, recipe: Recipe, rows: int) -> 
             f"model={recipe.model.name} has a BN without gamma and beta, or without running "
             f"statistics, {path}; choose another network"
         )
-    made: WorkerBatchNorm
-    if type(norm) is nn.BatchNorm1d:
-        made = WorkerBatchNorm1d(norm.num_features, eps=norm.eps)
-    elif type(norm) is nn.BatchNorm2d:
-        made = WorkerBatchNorm2d(norm.num_features, eps=norm.eps)
-    elif isinstance(norm, nn.BatchNorm2d) and hasattr(norm, "drop") and hasattr(norm, "act"):
-        made = WorkerBatchNormAct2d(norm)
-    else:
+    kind = worker_batch_norm_type(norm)
+    if kind is None:
         raise UsageError(
             f"model={recipe.model.name} normalises by {type(norm).__name__} in {path}, which may "
             "mix the images of several workers; choose another network"
         )
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    made = (
+        WorkerBatchNormAct2d(norm)
+        if kind is WorkerBatchNormAct2d
+        else kind(norm.num_features, eps=norm.eps)
+    )
     made.rows_per_image = rows
     made.load_state_dict(norm.state_dict())
     return made

@@ -89,7 +89,7 @@ def _as_url(source: str) -> str:
     """Return a --source option as a URL; raise UsageError if it is neither a folder nor a URL."""
     if source.startswith(("http://", "https://")):
         return source
-    if (folder := paths.parse_path(source)).is_dir():
+    if "://" not in source and (folder := paths.parse_path(source)).is_dir():
         return folder.resolve().as_uri()
     raise UsageError(f"--source {source} is neither a folder here nor an http:// or https:// URL")
 

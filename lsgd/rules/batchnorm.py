@@ -75,6 +75,39 @@ class WorkerBatchNorm2d(WorkerBatchNorm, nn.BatchNorm2d):
     """An `nn.BatchNorm2d` that in training normalises each virtual worker's images separately."""
 
 
+class WorkerBatchNormAct2d(WorkerBatchNorm2d):
+    """A timm batch norm with dropout and activation, which normalises each worker separately.
+
+    Its state_dict keys are those of plain BN.
+    """
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__(norm.num_features, eps=norm.eps)
+        self.drop: Any = norm.drop
+        self.act: Any = norm.act
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Batch-normalise images (images, channels, height, width); apply dropout, activation."""
+        output: Tensor = self.act(self.drop(super().forward(input)))
+        return output
+
+
+def worker_batch_norm_type(norm: nn.Module) -> type[WorkerBatchNorm] | None:
+    """Return the class that normalises per virtual worker in place of a batch norm's own class.
+
+    It is None for a layer that is not known, which may mix the images of several workers.
+    """
+    if isinstance(norm, WorkerBatchNorm):
+        return type(norm)
+    if type(norm) is nn.BatchNorm1d:
+        return WorkerBatchNorm1d
+    if type(norm) is nn.BatchNorm2d:
+        return WorkerBatchNorm2d
+    if isinstance(norm, nn.BatchNorm2d) and hasattr(norm, "drop") and hasattr(norm, "act"):
+        return WorkerBatchNormAct2d
+    return None
+
+
 def choose_normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
     """Choose the fastest batch-norm function for several workers' images, by device and layout.
 
@@ -286,6 +319,10 @@ class RunningStatistics:
         self.pending_update.zero_()
         # One kernel launch for all counters.
         torch._foreach_add_(self.counters, 1)
+
+    def read_from_model(self) -> None:
+        """Take this process's share of the running BN statistics that the model holds now."""
+        self.share.copy_(self._read() * self.fraction)
 
     def write_to_model(self, sum_: Callable[[Tensor], None]) -> None:
         """Write the running BN statistics, summed over processes by `sum_`, into the model."""

@@ -6,7 +6,7 @@ device that needs the numbers.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -126,6 +126,47 @@ class CounterBasedDraws:
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Do nothing, since dropout masks need no saved state."""
+
+
+def dropout_rate(module: nn.Module) -> float:
+    """Return a dropout or stochastic-depth layer's rate in training; 0 for any other layer.
+
+    Known are torch's layer and those of torchvision, timm and transformers.
+    """
+    kind = type(module)
+    library = kind.__module__.partition(".")[0]
+    if kind is nn.Dropout:
+        return float(module.p)  # type: ignore[arg-type]
+    if kind.__name__.endswith("DropPath") and library in ("timm", "transformers"):
+        return float(module.drop_prob or 0)  # type: ignore[arg-type]
+    if kind.__name__ == "StochasticDepth" and module.mode == "row":
+        return float(module.p)  # type: ignore[arg-type]
+    return 0.0
+
+
+def replace_dropout(network: nn.Module, *, seed: int) -> dict[nn.Module, nn.Module]:
+    """Replace the dropout and stochastic-depth layers of a network by counter-based ones.
+
+    Returns the new layer of each layer that was replaced.
+    """
+    ours: dict[nn.Module, nn.Module] = {}
+    for module in network.modules():
+        if rate := dropout_rate(module):
+            whole = type(module) is not nn.Dropout
+            scaled = bool(getattr(module, "scale_by_keep", True))
+            ours[module] = CounterBasedDropout(
+                rate, layer=len(ours), seed=seed, per_example=whole, scaled=scaled
+            )
+    replace_layers(network, ours)
+    return ours
+
+
+def replace_layers(network: nn.Module, others: Mapping[nn.Module, nn.Module]) -> None:
+    """Put other layers in the place of some layers of a network, wherever these occur."""
+    for path, module in list(network.named_modules(remove_duplicate=False)):
+        if module in others:
+            above, _, name = path.rpartition(".")
+            setattr(network.get_submodule(above), name, others[module])
 
 
 def counter_dropout_layers(model: nn.Module) -> list[CounterBasedDropout]:

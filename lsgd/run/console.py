@@ -1,5 +1,6 @@
 """The console output of a training run: a progress bar in a terminal or notebook, else lines."""
 
+import logging
 import math
 import sys
 import time
@@ -8,6 +9,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from lsgd import messages
 from lsgd.rules.metric import MAIN_SET, METRICS, Metric
 from lsgd.run.remaining import duration
 from lsgd.run.rows import PER_SECOND, WAITS, Row, speed_unit
@@ -18,6 +20,12 @@ WORTH_SAYING = 10.0
 """The shortest remaining time, in seconds, that is printed."""
 
 
+class _Bar(tqdm):  # type: ignore[type-arg]
+    """A progress bar without tqdm's thread, which would outlive the run."""
+
+    monitor_interval = 0
+
+
 class Console:
     """The printer of a run's progress: a bar in a terminal or a notebook, else plain lines."""
 
@@ -25,14 +33,15 @@ class Console:
         self, first_step: int, total_steps: int, metric: Metric, *, classes: int | None = None
     ) -> None:
         """Create the printer of a run; `classes` hides metrics that are always 0."""
-        self.bar = tqdm(
+        self.bar = _Bar(
             total=total_steps,
             initial=first_step,
             unit="step",
             dynamic_ncols=True,
+            miniters=1,
             # The time left is the run's own estimate, which includes evaluations.
             bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
-            disable=not _can_redraw(sys.stderr),
+            disable=not (_can_redraw(sys.stderr) and messages.LOGGER.isEnabledFor(logging.INFO)),
         )
         self.total_steps = total_steps
         self.metric, self.classes = metric, classes
@@ -115,10 +124,10 @@ class Console:
         ]
         self.time_left = ", ".join(parts)
 
-    def print_text(self, text: str) -> None:
+    def print_text(self, text: str, level: int = logging.INFO) -> None:
         """Print text on a line of its own, above the progress bar if there is one."""
-        self.bar.write(text, file=sys.stdout)
-        sys.stdout.flush()
+        with self.bar.external_write_mode(sys.stdout):
+            messages.show(text, level=level)
         self._quiet_since = time.monotonic()
 
     def close(self) -> None:
@@ -135,7 +144,7 @@ class Console:
         self._printed_step = step
 
     def _print(self, text: str) -> None:
-        print(text, flush=True)
+        messages.show(text)
         self._quiet_since = time.monotonic()
 
     def _is_due(self) -> bool:

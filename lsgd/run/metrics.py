@@ -4,6 +4,7 @@ Only process 0 has a log. No row is duplicated after a resume.
 """
 
 import json
+import logging
 import math
 import platform
 import shutil
@@ -25,7 +26,7 @@ from lsgd.errors import DivergedError, converting_disk_full
 from lsgd.files import AppendOnlyFile, atomic_write
 from lsgd.inputs import indexed_class_names
 from lsgd.job.device import device_name, is_nvidia, preset
-from lsgd.metric_sums import MetricSumsState, Scores, subtract_sums
+from lsgd.metric_sums import MetricSumsState, subtract_sums
 from lsgd.recipe import Recipe
 from lsgd.rules import noise_scale
 from lsgd.rules.metric import Metric
@@ -36,6 +37,7 @@ from lsgd.run.remaining import RemainingTime
 from lsgd.run.rows import PER_SECOND, Row, RowReader
 from lsgd.run.slowness import SlownessCheck
 from lsgd.run.trackers import WAIT, TrackerProcesses
+from lsgd.scores import Scores
 from lsgd.untrusted_files import open_regular
 
 REPORT_EVERY = 1.0
@@ -277,7 +279,7 @@ class RunLog(Log):
     def warn(self, step: int, text: str) -> None:
         """Write a warning as a row of metrics.jsonl, and print it on the console."""
         self.write("warning", step, text=text)
-        self.print_text(f"warning: {text}")
+        self.console.print_text(f"warning: {text}", logging.WARNING)
 
     def print_text(self, text: str) -> None:
         """Print text on the console, above the progress bar if there is one."""

@@ -5,7 +5,7 @@ A variant also measures the gradient noise scale.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,54 @@ from lsgd.strategy import StepTask
 from lsgd.strategy.guard import SAVE_NOTE, STOP_NOTE, NonFiniteGuard
 from lsgd.strategy.reducer import Reducer
 from lsgd.strategy.tasks import hosted_workers, synchronous_tasks
-from lsgd.workloads import Workload
+from lsgd.workloads import CarriedState, Workload
 
 
-class AllReduce:
+class AllReduceUpdate:
+    """Update of a model, once per step, by the all-reduced gradient of all virtual workers.
+
+    It knows no recipe: AllReduce makes one for a recipe, and lsgd.virtual for the model and the
+    optimizer of any program.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        optimizer: torch.optim.Optimizer,
+        carried_states: Sequence[CarriedState],
+        comm: Comm,
+        guard: NonFiniteGuard,
+    ) -> None:
+        self.reducer, self.optimizer, self.comm, self.guard = reducer, optimizer, comm, guard
+        self.carried_states = tuple(carried_states)
+        self.next_step = 0
+
+    def backward(self, loss: Tensor) -> None:
+        """Run a micro-batch's backward pass; the last one of a step starts the all-reduce."""
+        self.reducer.backward(loss)
+
+    def step(self, task: StepTask) -> None:
+        """Wait for the all-reduce of the gradients, and update the model."""
+        self.reducer.finish()
+        self._update(task)
+
+    def _update(self, task: StepTask) -> None:
+        """Update the parameters by an optimizer step, and then the carried states."""
+        self.optimizer.step()  # skips the update where found_inf is 1
+        for part in self.carried_states:
+            part.end_step(task.active_workers)
+        self.next_step = task.step + 1
+        self.guard.watch(task.step)  # reads the flags a step late, so that the host does not wait
+
+    def synchronize(self) -> bool:
+        """Raise DivergedError if the last step was not finite; synchronize the carried states."""
+        self.guard.raise_if_nonfinite()
+        for part in self.carried_states:
+            part.write_to_model(partial(all_reduce_, self.comm))
+        return False
+
+
+class AllReduce(AllReduceUpdate):
     """Synchronous SGD strategy: one update per step, by the all-reduced gradient of all workers.
 
     The gradient is the mean over kn examples, as in the paper (section 3).
@@ -36,13 +80,13 @@ class AllReduce:
     ) -> None:
         self.recipe, self.workload, self.comm, self.tally = recipe, workload, comm, tally
         self.hosted = hosted_workers(recipe, comm.world_size, comm.rank)
-        self.carried_states = workload.carried_states(model, self.hosted, comm)
-        self.reducer, self.optimizer = self._make(model)
-        self.optimizer.found_inf = self.reducer.found_inf  # type: ignore[attr-defined]
+        carried_states = workload.carried_states(model, self.hosted, comm)
+        reducer, optimizer = self._make(model)
+        optimizer.found_inf = reducer.found_inf  # type: ignore[attr-defined]
         # A single process waits for no other, so its steps have no timeout.
         timeout = recipe.comm.timeout if comm.world_size > 1 else math.inf
-        self.guard = NonFiniteGuard(self.reducer.flags, timeout=timeout)
-        self.next_step = 0
+        guard = NonFiniteGuard(reducer.flags, timeout=timeout)
+        super().__init__(reducer, optimizer, carried_states, comm, guard)
         # Clocks of processes differ, and all have to save after the same step: process 0 decides.
         minutes = recipe.checkpoint_minutes if comm.rank == 0 else 0.0
         self.save_after = 60 * minutes or math.inf
@@ -74,23 +118,11 @@ class AllReduce:
             note += SAVE_NOTE
         self.reducer.start(task.divisor, len(task.micro_batches), note=note)
 
-    def backward(self, loss: Tensor) -> None:
-        """Run a micro-batch's backward pass; the last one of a step starts the all-reduce."""
-        self.reducer.backward(loss)
-
     def step(self, task: StepTask) -> None:
         """Wait for the all-reduce of the gradients, and update the model at the lr of this step."""
+        optim.set_lr(self.optimizer, self.recipe.lr(task.step))
         self.reducer.finish()
         self._update(task)
-
-    def _update(self, task: StepTask) -> None:
-        """Update the parameters by an optimizer step, and then the carried states."""
-        optim.set_lr(self.optimizer, self.recipe.lr(task.step))
-        self.optimizer.step()  # skips the update where found_inf is 1
-        for part in self.carried_states:
-            part.end_step(task.active_workers)
-        self.next_step = task.step + 1
-        self.guard.watch(task.step)  # reads the flags a step late, so that the host does not wait
 
     def poll(self) -> bool:
         """Return whether a timed checkpoint is due, or raise PreemptedError at a stop request."""
@@ -98,12 +130,10 @@ class AllReduce:
 
     def synchronize(self) -> bool:
         """Raise DivergedError if the last step was not finite; synchronize the carried states."""
-        self.guard.raise_if_nonfinite()
+        super().synchronize()
         # A checkpoint follows every synchronization, at once or after the evaluation.
         self.guard.forget_save()
         self.saved = time.monotonic()
-        for part in self.carried_states:
-            part.write_to_model(partial(all_reduce_, self.comm))
         return False
 
     def state(self) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from lsgd.job.device import needs_pinned_memory, new_event
 
 LOWER_LR = "start again in another run_dir with a lower schedule.reference_lr or a longer warmup"
 """Advice in a DivergedError, since a plain rerun would diverge at the same step."""
+NOTHING_SAVED = f"nothing was saved after the step before; {LOWER_LR}"
+"""The end of the message of a DivergedError of a run."""
 STOP_NOTE, SAVE_NOTE = 1.0, 0.5
 """Notes that a process sends: it received a stop request, and (process 0) a checkpoint is due.
 
@@ -29,11 +31,12 @@ class NonFiniteGuard:
 
     It reads the reducer's flags one step late, when the device has already computed them. `timeout`
     is the time in seconds that a step may take on the device from its start. A step that takes
-    longer waits for a process that has exited or hangs; NCCL itself would wait for ever.
+    longer waits for a process that has exited or hangs; NCCL itself would wait for ever. `advice`
+    ends the message of a DivergedError.
     """
 
-    def __init__(self, flags: Tensor, *, timeout: float) -> None:
-        self.flags, self.timeout = flags, timeout
+    def __init__(self, flags: Tensor, *, timeout: float, advice: str = NOTHING_SAVED) -> None:
+        self.flags, self.timeout, self.advice = flags, timeout, advice
         device = flags.device
         self.seen = torch.zeros(2, pin_memory=needs_pinned_memory(device))
         self.copied = None if device.type == "cpu" else new_event(device)
@@ -79,8 +82,7 @@ class NonFiniteGuard:
             self.wait()
         if self.seen[0]:
             raise DivergedError(
-                f"the loss or a gradient of step {self.step} is not finite; nothing was saved "
-                f"after the step before; {LOWER_LR}"
+                f"the loss or a gradient of step {self.step} is not finite; {self.advice}"
             )
 
     def forget_save(self) -> None:

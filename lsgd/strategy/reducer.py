@@ -12,6 +12,7 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from lsgd.comm import Comm
 
@@ -136,6 +137,7 @@ class Reducer:
     ) -> None:
         self.comm, self.keep_autograd_grads = comm, keep_autograd_grads
         self.compresses = compression == "fp16"
+        self._hooks: list[RemovableHandle] = []
         # Backward order, so that the first bucket is complete early.
         groups = _group(list(parameters)[::-1], bucket_mb * 2**20)
         self.buckets = [
@@ -148,6 +150,23 @@ class Reducer:
         self.found_inf = self.flags[0]
         self.gradient_norm = torch.zeros((), device=self.flag.device)
         self._divisor, self._launched = 1, 0
+
+    def reclaim_gradients(self) -> None:
+        """Make each `.grad` the view of its bucket again, after `zero_grad` has replaced it.
+
+        Called before `start` where an optimizer's owner may call `zero_grad` between two steps.
+        """
+        for bucket in self.buckets:
+            if bucket.attached:
+                for parameter, view in zip(bucket.parameters(), bucket.views, strict=True):
+                    parameter.grad = view
+
+    def close(self) -> None:
+        """Give the gradients back: remove the hooks, and set each `.grad` to None."""
+        for hook in self._hooks:
+            hook.remove()
+        for bucket in self.buckets:
+            bucket.detach()
 
     def start(self, divisor: int, passes: int, *, note: float = 0.0) -> None:
         """Start a training step with this number of backward passes: reset buckets and flags.
@@ -222,7 +241,8 @@ class Reducer:
             view = flat.as_strided(parameter.size(), parameter.stride(), offset)
             views.append(view)
             parameter.grad = view
-            parameter.register_post_accumulate_grad_hook(self._ready_hook(bucket, view))
+            hook = self._ready_hook(bucket, view)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
             offset += parameter.numel()
         return bucket
 

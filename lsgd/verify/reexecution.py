@@ -22,7 +22,6 @@ from lsgd.errors import DivergedError
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Inputs
 from lsgd.learner import Learner
-from lsgd.metric_sums import named_by_set
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
 from lsgd.rules.optim import trained_parameters
@@ -31,6 +30,7 @@ from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Meter, TimedBatches
 from lsgd.run.read import Run
 from lsgd.run.rows import Row
+from lsgd.scores import named_by_set
 from lsgd.step import train_step
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.verify.evidence import SMALL, Evidence

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from lsgd.comm import Comm
 from lsgd.inputs import Inputs
-from lsgd.metric_sums import MetricSumsState, Scores
+from lsgd.metric_sums import MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import noise_scale
 from lsgd.rules.metric import Metric
 from lsgd.rules.sampler import MicroBatch
+from lsgd.scores import Scores
 
 Sum = Callable[[Tensor], None]
 """A function that all-reduces a tensor in place with a sum."""

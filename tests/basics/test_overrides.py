@@ -114,6 +114,12 @@ def test_a_path_begins_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         config.load_recipe(["+recipe=bs8k", "run_dir=~nobody-of-this/x"])
 
 
+@pytest.mark.parametrize("key", ["run_dir", "data.root", "data.index"])
+def test_a_url_is_not_taken_for_a_folder(key: str) -> None:
+    with pytest.raises(UsageError, match=r"^s3://bucket/a is a URL, .*; copy it .* or mount it"):
+        config.load_recipe(["+recipe=bs8k", f"{key}=s3://bucket/a"])
+
+
 def test_the_name_of_a_recipe_is_a_text() -> None:
     assert config.from_saved(asdict(plain()), "name=1_0").name == "1_0"
     assert config.load_recipe(["+recipe=bs8k", "name=1_0"]).name == "1_0"

@@ -3,7 +3,8 @@ import copy
 import torch
 from torch import Tensor
 
-from lsgd.metric_sums import MetricSums, MetricSumsState, Scores, subtract_sums
+from lsgd.metric_sums import MetricSums, MetricSumsState, subtract_sums
+from lsgd.scores import Scores
 
 CPU = torch.device("cpu")
 

@@ -58,10 +58,10 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, seen: list[object], *, timeout: fl
     monkeypatch.setattr(lsgd.comm.torch, "_join", lambda *_: None)
     played = {
         "init_process_group": lambda backend, timeout, **_: seen.append((backend, timeout.seconds)),
-        "get_rank": lambda: 1,
-        "get_world_size": lambda: 2,
+        "get_rank": lambda _: 1,
+        "get_world_size": lambda _: 2,
         "broadcast_object_list": lambda values, src, device: seen.append(device.type),
-        "all_gather_object": lambda values, value: seen.append("meet"),
+        "all_gather_object": lambda values, value, group: seen.append("meet"),
         "destroy_process_group": lambda: seen.append("destroy"),
     }
     for name, function in played.items():
@@ -85,7 +85,7 @@ def test_a_group_is_not_destroyed_once_a_process_has_gone(monkeypatch: pytest.Mo
     seen: list[object] = []
     comm = on_a_gpu(monkeypatch, seen, timeout=100)
 
-    def gone(*_: object) -> None:
+    def gone(*_: object, **__: object) -> None:
         raise RuntimeError("Connection closed by peer")
 
     monkeypatch.setattr("torch.distributed.all_gather_object", gone)

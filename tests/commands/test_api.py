@@ -1,6 +1,7 @@
 """What a Python program imports is there, says what it does, and hears what a run writes."""
 
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -15,9 +16,11 @@ from lsgd import api, config, train
 from lsgd.fold import Graph
 from lsgd.job import device
 from lsgd.job.preemption import SIGNALS
-from lsgd.metric_sums import Scores
 from lsgd.run.rows import read_rows
 
+RECIPE = [
+    "batch_size", "lr_batch", "steps_per_epoch", "total_steps", "lr", "first_step", "fingerprint",
+]  # fmt: skip
 SHORT = ["epochs=2", "schedule.milestones=[1]", "schedule.warmup_epochs=0.5", "log_steps=2"]
 
 
@@ -28,18 +31,43 @@ def recipe(folder: Path, *words: str) -> api.Recipe:
 def test_what_there_is() -> None:
     """These names stay, and each says for itself what it is."""
     assert api.__all__ == [
-        "DivergedError", "ExitError", "PreemptedError", "Recipe", "Run", "UsageError", "evaluate",
-        "load_recipe", "read_runs", "train",
+        "DivergedError", "ExitError", "PreemptedError", "Recipe", "Row", "Run", "Scores",
+        "UsageError", "evaluate", "load_recipe", "read_runs", "train",
     ]  # fmt: skip
     for name in api.__all__:
         assert getattr(api, name).__doc__, name
 
 
+def test_signatures_are_those_of_before() -> None:
+    """New names and parameters with defaults may come: they get their line in the golden file."""
+    lines = []
+    for name in api.__all__:
+        thing = getattr(api, name)
+        if not isinstance(thing, type):
+            is_function = inspect.isfunction(thing)
+            lines.append(f"{name}{inspect.signature(thing)}" if is_function else f"{name}: {thing}")
+        elif issubclass(thing, Exception):
+            lines.append(f"{name}({thing.__base__.__name__}): exit_code")
+        elif thing is api.Recipe:  # its fields are pinned by fingerprints
+            lines += [f"{name}.{member}" for member in RECIPE]
+            assert all(hasattr(thing, member) for member in RECIPE)
+        else:
+            members = {each for each in vars(thing) if not each.startswith("_")}
+            members |= set(getattr(thing, "__dataclass_fields__", ()))
+            lines += [f"{name}.{member}" for member in sorted(members)]
+    golden = Path(__file__).parents[1] / "golden/api.txt"
+    assert "\n".join(lines) + "\n" == golden.read_text()
+
+
 def test_names_of_before_still_mean_the_same() -> None:
-    assert (api.Diverged, api.EndsEarly) == (api.DivergedError, api.ExitError)
-    assert (api.Preempted, api.Refused) == (api.PreemptedError, api.UsageError)
-    scores = Scores({"images": 1}, {"loss": 2.0})
-    assert scores.rates == scores.metrics
+    with pytest.warns(DeprecationWarning, match="lsgd.api.Refused is now lsgd.api.UsageError"):
+        assert api.Refused is api.UsageError
+    with pytest.warns(DeprecationWarning, match="is now"):
+        assert (api.Diverged, api.EndsEarly) == (api.DivergedError, api.ExitError)
+        assert api.Preempted is api.PreemptedError
+    scores = api.Scores({"images": 1}, {"loss": 2.0})
+    with pytest.warns(DeprecationWarning, match="Scores.metrics"):
+        assert scores.rates == scores.metrics
     assert Graph.of is Graph.record
 
 

@@ -138,6 +138,11 @@ CAPABILITIES = {
         _modules("pyarrow"), "pyarrow is not installed", _pip("-e '.[imagenet]'")
     ),
     "timm": Capability(_modules("timm"), "timm is not installed", _pip("-e '.[timm]'")),
+    "trainers": Capability(
+        _modules("accelerate", "lightning", "transformers"),
+        "Lightning, Accelerate or Transformers is not installed",
+        _pip("lightning accelerate transformers"),
+    ),
     "docs": Capability(
         _modules("ipykernel", "mkdocs", "nbclient", "nbformat"),
         "MkDocs or Jupyter is not installed",

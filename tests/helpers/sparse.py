@@ -19,10 +19,10 @@ from lsgd import train
 from lsgd.evaluation import EvaluationProgress
 from lsgd.inputs import Inputs
 from lsgd.learner import Learner
-from lsgd.metric_sums import Scores
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import RunLog
 from lsgd.run.saver import CheckpointSaver
+from lsgd.scores import Scores
 
 evaluate, save, write = train.evaluate, CheckpointSaver.save, RunLog.write
 what, at = "never", set[int]()

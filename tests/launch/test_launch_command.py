@@ -118,6 +118,7 @@ def test_local_needs_no_launcher_for_one_process(
         ("k8s digits --kind mpijob --image i", "--claim is missing"),
         ("k8s digits --kind mpijob --image i --claim c --name A_b", "A_b"),
         ("k8s digits --kind mpijob --image i --claim c run_dir=~/a", "run_dir=~/a begins with ~"),
+        ("slurm digits run_dir=s3://bucket/a", "s3://bucket/a is a URL"),
     ],
 )
 def test_it_refuses_in_one_sentence(

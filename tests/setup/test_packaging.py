@@ -13,12 +13,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from lsgd.launch.options import LAUNCHERS
 from lsgd.run import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = ROOT / "constraints.txt"
+LOCK = ROOT / "setup/lock.txt"
+WORKFLOWS = ROOT / ".github/workflows"
+REASONS = (
+    ("CHANGELOG.md is not committed", "git status"),
+    ("CITATION.cff", "version: 0.1.0"),
+    ("CHANGELOG.md", "## [0.1.0]"),
+    ("v0.1.0", "lsgd/__init__.py", "git tag"),
+)
 
 
 def finished(
@@ -159,3 +171,53 @@ def test_compiler_wrapper_raises_the_standard(given: str, passed_on: str) -> Non
     wrapped: list[str | Path] = [ROOT / "setup/cxx", *given.split()]
     printed = output(wrapped, LSGD_CXX="echo", LSGD_CXX_STD="17").strip()
     assert printed.removesuffix(" -include cstdint -include stdexcept -include string") == passed_on
+
+
+# --- A release -------------------------------------------------------------------------------
+
+
+def test_the_lock_has_the_pins_with_hashes_and_no_beta() -> None:
+    pins = {line for line in PINS.read_text().splitlines() if not line.startswith("#")}
+    pins = {f"{canonicalize_name(name)}=={each}" for name, each in (p.split("==") for p in pins)}
+    entries = re.split(r"\n(?=\w)", LOCK.read_text().partition("make lock\n")[2].strip())
+    locked = {each.split()[0]: each for each in entries}
+    assert all("--hash=sha256:" in each for each in entries)
+    assert not [each for each in locked if Version(each.partition("==")[2]).is_prerelease]
+    names = {each.partition("==")[0] for each in locked}
+    assert not {each for each in pins if each.partition("==")[0] in names} - locked.keys()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["horovod"], *extras["report"], *extras["dali"]]
+    assert {canonicalize_name(Requirement(each).name) for each in wanted} <= names
+
+
+def test_a_release_has_its_version_everywhere_and_nothing_uncommitted(tmp_path: Path) -> None:
+    for each in ("lsgd/__init__.py", "setup/release.py", "CITATION.cff", "CHANGELOG.md"):
+        (tmp_path / each).parent.mkdir(exist_ok=True)
+        (tmp_path / each).write_text((ROOT / each).read_text())
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    release = [sys.executable, tmp_path / "setup/release.py"]
+    output([*git, "init", "-q"], tmp_path)
+    output([*git, "add", "."], tmp_path)
+    output([*git, "commit", "-qm", "a"], tmp_path)
+    (tmp_path / "CITATION.cff").write_text("version: 9\n")
+    (tmp_path / "CHANGELOG.md").write_text("## [9.9] - 2026-01-01\n")
+    done = finished(release, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    for line, words in zip(done.stderr.splitlines(), REASONS, strict=True):
+        assert all(word in line for word in words)
+    assert not (tmp_path / "dist").exists()
+
+
+@pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.name)
+def test_a_workflow_runs_what_there_is(path: Path) -> None:
+    """Its steps are targets of make, which can be tried by hand, and programs of a checkout."""
+    jobs = yaml.safe_load(path.read_text())["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert commands
+    for command in commands:
+        program, *words = command.split()
+        if program == "make":
+            assert finished(["make", "-n", *words], ROOT).returncode == 0, command
+        else:
+            assert program in ("apt-get", "git") or os.access(ROOT / program, os.X_OK)

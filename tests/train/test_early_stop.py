@@ -9,10 +9,10 @@ from helpers.reference_run import WORDS, newest_checkpoint, rows
 
 from lsgd import train as training
 from lsgd.learner import Learner
-from lsgd.metric_sums import Scores
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.read import read_run
 from lsgd.run.saver import CheckpointSaver
+from lsgd.scores import Scores
 from lsgd.train import train
 
 LOSSES = {5: 3.0, 10: 2.0, 15: 2.5, 20: 1.0}

@@ -11,10 +11,10 @@ from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import Batch
-from lsgd.metric_sums import Scores
 from lsgd.recipe import Evaluation
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.rules.sampler import MicroBatch
+from lsgd.scores import Scores
 from lsgd.workloads import open_workload
 
 CPU = torch.device("cpu")

@@ -18,9 +18,9 @@ from lsgd.errors import UsageError
 from lsgd.evaluate import evaluate_checkpoint
 from lsgd.evaluation import evaluate
 from lsgd.learner import Learner
-from lsgd.metric_sums import Scores
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_recipe
+from lsgd.scores import Scores
 from lsgd.train import train
 
 EXACT = {"rtol": 0, "atol": 1e-12}

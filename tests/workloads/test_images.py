@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd.metric_sums import MetricSums, Scores
+from lsgd.metric_sums import MetricSums
+from lsgd.scores import Scores
 from lsgd.workloads import compute_metrics
 from lsgd.workloads.images import ImageClassification
 

@@ -1,0 +1,59 @@
+"""Communicator over a process group of torch.distributed that is open already."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar, cast
+
+import torch.distributed as dist
+from torch import Tensor
+
+from lsgd.comm import communicating
+
+T = TypeVar("T")
+
+
+class GroupComm:
+    """Communicator of the processes of an open process group, by default of all processes.
+
+    Who opened the group also destroys it.
+    """
+
+    library = "torch.distributed"
+    group: dist.ProcessGroup | None = None
+    """The process group; None for the default one of the moment."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+
+    def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+        """Start an in-place all-reduce of a tensor, matched by the order of calls, not by `name`.
+
+        The returned function waits for it.
+        """
+        with communicating(RuntimeError):
+            work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        return partial(wait_for, work)
+
+    def broadcast_object(self, value: T) -> T:
+        """Broadcast the value of process 0, pickled, and return it on every process."""
+        values = [value]
+        with communicating(RuntimeError):
+            dist.broadcast_object_list(values, group=self.group, group_src=0)
+        return values[0]
+
+    def gather_objects(self, value: T) -> list[T]:
+        """Gather the values of all processes, pickled; return them in rank order on all."""
+        values: list[T | None] = [None] * self.world_size
+        with communicating(RuntimeError):
+            dist.all_gather_object(values, value, group=self.group)
+        return cast(list[T], values)
+
+    def close(self) -> None:
+        """Leave the group open, since somebody else opened it."""
+
+
+def wait_for(work: dist.Work) -> None:
+    """Wait for the end of a collective call or message; raises PeerLostError."""
+    with communicating(RuntimeError):
+        work.wait()

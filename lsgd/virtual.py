@@ -1,0 +1,649 @@
+"""Virtual workers in any PyTorch training loop: what a step of lsgd does, without a recipe.
+
+    >>> import torch
+    >>> from lsgd.virtual import virtual, virtual_sampler
+    >>> data = torch.utils.data.TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
+    >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> sampler = virtual_sampler(data, workers=4, worker_batch=4, seed=0)
+    >>> step = virtual(model, optimizer, workers=4, worker_batch=4, workers_per_pass=2)
+    >>> for images, labels in torch.utils.data.DataLoader(data, batch_sampler=sampler):
+    ...     loss = step(images, labels)
+    >>> step.synchronize()
+    >>> step.steps, model.eval()(torch.randn(2, 6)).shape
+    (4, torch.Size([2, 3]))
+
+A step has `workers` virtual workers of `worker_batch` images each. Every process of the program's
+own process group hosts some of them, and the trajectory is the same on any number of processes, up
+to the rounding of sums. Every mistake raises UsageError, with one sentence.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import replace
+from functools import lru_cache, partial
+from math import inf
+from typing import Any, Self, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Sampler
+
+from lsgd.comm import Comm, all_reduce_, comm_over
+from lsgd.errors import UsageError
+from lsgd.job.device import arrays_to_device
+from lsgd.metric_sums import MetricSums
+from lsgd.recipe import CommSettings
+from lsgd.rules import sampler
+from lsgd.rules.batchnorm import (
+    RunningStatistics,
+    WorkerBatchNorm,
+    worker_batch_norm_type,
+    worker_batch_norms,
+)
+from lsgd.rules.counter_dropout import CounterBasedDraws, replace_dropout, replace_layers
+from lsgd.rules.optim import trained_parameters
+from lsgd.rules.sampler import MicroBatch
+from lsgd.strategy import StepTask
+from lsgd.strategy.allreduce import AllReduceUpdate
+from lsgd.strategy.guard import NonFiniteGuard
+from lsgd.strategy.reducer import Reducer
+from lsgd.workloads import CarriedState
+
+__all__ = ["VirtualSampler", "VirtualStep", "virtual", "virtual_sampler"]
+
+Loss: TypeAlias = Callable[..., Tensor]
+"""The type of a loss function of the model's output and the targets of some images.
+
+It returns the mean over these images, or one number for each image.
+"""
+
+WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+"""The classes that average or shard the gradients of a model themselves."""
+DIVERGED = "load an earlier checkpoint, and lower the learning rate or lengthen its warmup"
+
+
+def virtual(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss = F.cross_entropy,
+    *,
+    workers: int,
+    worker_batch: int,
+    workers_per_pass: int = 1,
+    group: object = None,
+    seed: int = 0,
+) -> "VirtualStep":
+    """Give a model the training step of virtual workers; returns the step, which is called.
+
+    `loss` takes the model's output and the targets of some images; it returns their mean loss, or
+    one number for each image. `workers_per_pass` workers go through the model at once: it changes
+    speed and memory, and not the trajectory. `group` is a process group of torch.distributed; by
+    default all processes take part, over torch.distributed or Horovod, whichever is initialised.
+    `seed` determines the masks of dropout layers.
+
+    The model is changed in place: its batch norm layers normalise each worker's images separately,
+    dropout draws masks that do not depend on the process, and process 0 broadcasts its weights.
+    `VirtualStep.close` undoes that. All processes call it.
+    """
+    return VirtualStep(
+        model,
+        optimizer,
+        loss,
+        workers=workers,
+        worker_batch=worker_batch,
+        workers_per_pass=workers_per_pass,
+        group=group,
+        seed=seed,
+    )
+
+
+def virtual_sampler(
+    dataset: Sized, *, workers: int, worker_batch: int, seed: int = 0, group: object = None
+) -> "VirtualSampler":
+    """Return a batch sampler with this process's share of each step, for a DataLoader.
+
+    The order of the examples in an epoch depends on the seed and the epoch alone, as that of a
+    recipe of lsgd with the same seed. Examples that do not fill a step are left out in that epoch.
+    """
+    return VirtualSampler(
+        dataset, workers=workers, worker_batch=worker_batch, seed=seed, group=group
+    )
+
+
+class VirtualSampler(Sampler[list[int]]):
+    """A batch sampler that yields, for each step, the examples of the workers of this process.
+
+    They are ordered by worker: the first `worker_batch` are those of the first one.
+    """
+
+    def __init__(
+        self, dataset: Sized, *, workers: int, worker_batch: int, seed: int, group: object
+    ) -> None:
+        self.workers, self.worker_batch = workers, worker_batch
+        self.hosted = _hosted_workers(comm_over(group), workers, worker_batch)
+        self.steps_per_epoch = sampler.steps_per_epoch(
+            len(dataset), workers * worker_batch, keeps_tail=False
+        )
+        if not self.steps_per_epoch:
+            raise UsageError(
+                f"the dataset has {len(dataset)} examples, too few for a step of workers x "
+                f"worker_batch = {workers} x {worker_batch}; use fewer workers"
+            )
+        self._order = lru_cache(maxsize=2)(partial(sampler.epoch_order, len(dataset), seed=seed))
+        self.epoch = self._first = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, from 0, of the next iteration.
+
+        It starts with the epoch's first step, unless `seek` has named a later one of this epoch.
+        """
+        if epoch != self.epoch:
+            self.epoch, self._first = epoch, 0
+
+    def seek(self, steps: int) -> None:
+        """Continue after this many steps of the run, such as those of a VirtualStep.
+
+        It sets the epoch, and the step with which the next iteration starts.
+        """
+        self.epoch, self._first = divmod(steps, self.steps_per_epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the example ids of this process in each remaining step of the epoch."""
+        order, first, self._first = self._order(epoch=self.epoch), self._first, 0
+        for step in range(first, self.steps_per_epoch):
+            [share] = sampler.step_micro_batches(
+                order,
+                epoch=self.epoch,
+                step=step,
+                workers=self.workers,
+                worker_batch=self.worker_batch,
+                hosted=self.hosted,
+                workers_per_pass=len(self.hosted),
+            )
+            yield share.by_worker.ravel().tolist()
+
+    def __len__(self) -> int:
+        """Return the number of steps of a whole epoch."""
+        return self.steps_per_epoch
+
+
+class VirtualStep:
+    """The training step of virtual workers for a model and its optimizer, as `virtual` makes it.
+
+    Called with this process's images and targets, ordered by worker, it makes a whole step. A loop
+    of one's own makes a step of its parts instead:
+
+        for images, labels in step.micro_batches(images, labels):
+            step.backward(loss(model(images), labels))
+        step.update()
+
+    Gradients are averaged over all images of the step, on all processes, before the optimizer uses
+    them. `zero_grad` is not needed, and does no harm. A loss or gradient that is not finite raises
+    DivergedError one step later, on every process; a fused optimizer skips its update.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        *,
+        workers: int,
+        worker_batch: int,
+        workers_per_pass: int,
+        group: object,
+        seed: int,
+    ) -> None:
+        self.model, self.loss = model, loss
+        self.workers, self.worker_batch = workers, worker_batch
+        self.comm = comm_over(group)
+        self.hosted = _hosted_workers(self.comm, workers, worker_batch)
+        if workers_per_pass < 1:
+            raise UsageError(f"workers_per_pass={workers_per_pass} must be 1 or more")
+        _check_model(model)
+        _check_optimizer(model, optimizer)
+        _check_loss(loss)
+        momentum = _common_momentum(model)
+        self._check_same_everywhere(seed)
+        _broadcast_model(model, self.comm)
+        self._plain_types = _convert_batch_norms(model)
+        self._dropout = replace_dropout(model, seed=seed)
+        self._freshness = _Freshness()
+        parts: list[CarriedState] = []
+        if layers := worker_batch_norms(model):
+            self._statistics = RunningStatistics(
+                model,
+                hosted=len(self.hosted),
+                workers=workers,
+                rank=self.comm.rank,
+                world_size=self.comm.world_size,
+                momentum=momentum,
+            )
+            parts.append(self._statistics)
+        self._layers = layers
+        self._hooks = _watch_statistics(model, self._statistics, self._freshness) if layers else []
+        parameters = trained_parameters(model)
+        device = parameters[0].device
+        if self._dropout:
+            drawing = cast(Any, list(self._dropout.values()))
+            parts.append(CounterBasedDraws(drawing, partial(arrays_to_device, device=device)))
+        reducer = Reducer(
+            parameters,
+            self.comm,
+            bucket_mb=CommSettings().bucket_mb,
+            compression="none",
+            keep_autograd_grads=self.comm.world_size == 1,
+        )
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.found_inf = reducer.found_inf  # type: ignore[attr-defined]
+        guard = NonFiniteGuard(reducer.flags, timeout=inf, advice=DIVERGED)
+        self._core = AllReduceUpdate(reducer, optimizer, parts, self.comm, guard)
+        self._sums = MetricSums(1, device)
+        # Examples are numbered by their place in the step.
+        self._micro_batches = sampler.step_micro_batches(
+            np.arange(workers * worker_batch),
+            epoch=0,
+            step=0,
+            workers=workers,
+            worker_batch=worker_batch,
+            hosted=self.hosted,
+            workers_per_pass=workers_per_pass,
+        )
+        self._counts = {
+            len(each.workers): torch.tensor([len(each.examples)], device=device)
+            for each in self._micro_batches
+        }
+        self._current: MicroBatch | None = None
+        self._left: int | None = None
+        """The backward passes that are missing in this step; None between two steps."""
+        self._saw_rows = not layers or workers_per_pass == 1
+
+    @property
+    def steps(self) -> int:
+        """The number of steps made so far, including those before a resume."""
+        return self._core.next_step
+
+    @property
+    def images_per_step(self) -> int:
+        """The number of images of this process in each step."""
+        return len(self.hosted) * self.worker_batch
+
+    @property
+    def gradient_norm(self) -> Tensor:
+        """The norm of the whole averaged gradient of the last step, a tensor on the device."""
+        return self._core.reducer.gradient_norm
+
+    def __call__(self, images: Tensor, *targets: Tensor) -> Tensor:
+        """Make a step of this process's images; return its mean loss over them, detached.
+
+        The first argument goes through the model, and the others to the loss with its output.
+        """
+        total = torch.zeros((), device=self._sums.loss.device)
+        for some, *of_some in self.micro_batches(images, *targets):
+            total = total + self.backward(self.loss(self.model(some), *of_some))
+        self.update()
+        return total / self.images_per_step
+
+    def micro_batches(self, images: Tensor, *targets: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Start a step; yield its micro-batches: images, with each further tensor's values.
+
+        A micro-batch must go through `backward` before the next one.
+        """
+        for tensor in (images, *targets):
+            if len(tensor) != self.images_per_step:
+                raise UsageError(
+                    f"a step got a batch of {len(tensor)}, and the {len(self.hosted)} workers of "
+                    f"process {self.comm.rank} have worker_batch={self.worker_batch} each, so "
+                    f"pass {self.images_per_step}, ordered by worker, as virtual_sampler yields"
+                )
+        if not self.model.training or not all(layer.training for layer in self._layers):
+            raise UsageError(
+                "the model, or a batch norm layer of it, is in evaluation mode in a training "
+                "step; call model.train() first, and set layers that stay frozen to evaluation "
+                "mode before virtual(…)"
+            )
+        if self._left == 0:
+            raise UsageError("the step before has all its gradients; call update() after its loop")
+        return self._start(images, *targets)
+
+    def _start(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        self._freshness.is_stale = True
+        if self._left is not None:  # an error has ended the step before
+            for part in self._core.carried_states:
+                part.pending_update.zero_()
+        self._left = len(self._micro_batches)
+        self._core.reducer.reclaim_gradients()
+        self._core.reducer.start(self.workers * self.worker_batch, self._left)
+        for number, each in enumerate(self._micro_batches):
+            self._current = replace(each, epoch=self.steps) if self._dropout else each
+            for part in self._core.carried_states:
+                part.start_micro_batch(self._current)
+            workers, begin = len(each.workers), each.workers.start - self.hosted.start
+            of_pass = slice(begin * self.worker_batch, (begin + workers) * self.worker_batch)
+            hooks = [] if self._saw_rows else self._watch_rows(len(each.examples))
+            try:
+                yield tuple(_interleave(tensor[of_pass], workers) for tensor in tensors)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            self._saw_rows = True
+            if self._left != len(self._micro_batches) - number - 1:
+                raise UsageError(
+                    "each micro-batch needs one backward pass; call step.backward(loss) once in "
+                    "the loop over step.micro_batches(…)"
+                )
+
+    def backward(self, loss: Tensor) -> Tensor:
+        """Run the backward pass of the current micro-batch's loss; return its detached sum.
+
+        `loss` is the mean over the micro-batch's images, or one number for each image.
+        """
+        if self._current is None or not self._left:
+            raise UsageError(
+                "backward(loss) belongs into the loop over step.micro_batches(…), once for each"
+            )
+        count = len(self._current.examples)
+        if loss.dim() > 1 or (loss.dim() == 1 and len(loss) != count):
+            raise UsageError(
+                f"the loss of {count} images has the shape {tuple(loss.shape)}; return their "
+                "mean, or one number for each"
+            )
+        summed = loss.sum() if loss.dim() else loss * count
+        self._sums.add(summed, self._counts[len(self._current.workers)])
+        self._core.backward(summed)
+        self._left -= 1
+        self._current = None
+        return summed.detach()
+
+    def update(self) -> None:
+        """End a step: wait for the averaged gradients, call the optimizer, update BN statistics."""
+        if self._left != 0:
+            raise UsageError(
+                f"update() ends a step whose {len(self._micro_batches)} micro-batches all had "
+                "their backward pass; loop over step.micro_batches(…) first"
+            )
+        self._left = None
+        self._core.step(
+            StepTask(
+                step=self.steps,
+                divisor=self.workers * self.worker_batch,
+                active_workers=self.workers,
+                micro_batches=self._micro_batches,
+            )
+        )
+
+    def synchronize(self) -> None:
+        """Write the running BN statistics into the model; all processes call it.
+
+        An evaluation and a checkpoint of the model need it, and raise UsageError without it. Raises
+        DivergedError if the last step was not finite.
+        """
+        self._core.synchronize()
+        self._freshness.is_stale = False
+
+    def mean_loss(self) -> float:
+        """Return the mean loss over all images, of all processes, since the last call.
+
+        All processes call it after a step.
+        """
+        state = self._sums.state(self._sum)
+        self._sums.clear()
+        return float(state["loss"] / state["counts"][0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs beside the states of model and optimizer.
+
+        All processes call it, before they take those; it includes `synchronize`. The result is the
+        same on every process, and may be loaded on any number of processes.
+        """
+        self.synchronize()
+        return {
+            "steps": self.steps,
+            "workers": self.workers,
+            "worker_batch": self.worker_batch,
+            "sums": self._sums.state(self._sum),
+            "batchnorm": self._statistics.state(self._sum) if self._layers else {},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state that `state_dict` returned, after model and optimizer have."""
+        for name in ("workers", "worker_batch"):
+            if state[name] != getattr(self, name):
+                raise UsageError(
+                    f"the state was saved with {name}={state[name]}, and this step has "
+                    f"{name}={getattr(self, name)}; use the same, or leave the state out"
+                )
+        self._core.next_step = state["steps"]
+        self._sums.clear()
+        if self.comm.rank == 0:  # the sums are those of all processes
+            self._sums.restore(state["sums"])
+        if self._layers:
+            self._statistics.restore(state["batchnorm"])
+
+    def close(self) -> None:
+        """Undo what `virtual` has changed in the model: hooks, batch norm and dropout layers."""
+        self._core.reducer.close()
+        for hook in self._hooks:
+            hook.remove()
+        for layer, plain in self._plain_types.items():
+            layer.__class__ = plain
+        replace_layers(self.model, {ours: theirs for theirs, ours in self._dropout.items()})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _sum(self, tensor: Tensor) -> None:
+        all_reduce_(self.comm, tensor)
+
+    def _check_same_everywhere(self, seed: int) -> None:
+        """Raise UsageError on all processes if two of them differ in model or settings."""
+        shapes = repr([(name, each.shape) for name, each in self.model.named_parameters()])
+        mine = (self.workers, self.worker_batch, seed, zlib.crc32(shapes.encode()))
+        theirs = self.comm.gather_objects(mine)
+        names = ("workers", "worker_batch", "seed", "parameters of the model")
+        for name, *values in zip(names, *theirs, strict=True):
+            if len(set(values)) > 1:
+                raise UsageError(
+                    f"the {name} differ between processes; pass the same to virtual(…) on each"
+                )
+
+    def _watch_rows(self, images: int) -> list[Any]:
+        """Let each batch norm layer count its input rows per image in the next forward pass."""
+
+        def count(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            rows, rest = divmod(len(inputs[0]), images)
+            if rest:
+                raise UsageError(
+                    f"a batch norm layer gets {len(inputs[0])} rows for {images} images, not the "
+                    "same number for each image; use workers_per_pass=1"
+                )
+            layer.rows_per_image = rows  # type: ignore[assignment]
+
+        return [layer.register_forward_pre_hook(count) for layer in self._layers]
+
+
+class _Freshness:
+    """A flag: whether training steps have changed BN statistics that the model lacks."""
+
+    is_stale = False
+
+
+def _hosted_workers(comm: Comm, workers: int, worker_batch: int) -> range:
+    """Return the workers of this process; raises UsageError if there is none for some process."""
+    for name, value in (("workers", workers), ("worker_batch", worker_batch)):
+        if value < 1:
+            raise UsageError(f"{name}={value} must be 1 or more")
+    if comm.world_size > workers:
+        raise UsageError(
+            f"{comm.world_size} processes have only workers={workers} to host; start at most "
+            f"{workers} processes, or use more workers of fewer images each"
+        )
+    return sampler.contiguous_share(workers, comm.world_size, comm.rank)
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raise UsageError if virtual workers cannot train a model, or something else does already."""
+    for path, module in model.named_modules():
+        where, kind = f" in {path}" if path else "", type(module).__name__
+        if wrapper := WRAPPERS.intersection(base.__name__ for base in type(module).__mro__):
+            raise UsageError(
+                f"the model is wrapped in {wrapper.pop()}{where}, which reduces gradients itself; "
+                "pass the model without the wrapper"
+            )
+        if isinstance(module, nn.SyncBatchNorm):
+            raise UsageError(
+                f"the model has SyncBatchNorm{where}, whose statistics span processes and not "
+                "workers; leave out convert_sync_batchnorm"
+            )
+        if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+            if not module.track_running_stats:
+                continue
+        elif not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        if worker_batch_norm_type(module) is None:
+            raise UsageError(
+                f"the model normalises by {kind}{where}, which may mix the images of several "
+                "workers; use BatchNorm2d, or a norm of single images"
+            )
+        if not (module.affine and module.track_running_stats):
+            raise UsageError(
+                f"the batch norm{where} has no gamma and beta, or no running statistics; use one "
+                "with both"
+            )
+    parameters = trained_parameters(model)
+    if not parameters:
+        raise UsageError("the model has no parameter that requires a gradient")
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+    if len(kinds) > 1:
+        found = " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise UsageError(
+            f"the trained parameters are {found}; move the model to one device and dtype, and use "
+            "torch.autocast for a lower precision"
+        )
+    if any(getattr(each, "_post_accumulate_grad_hooks", None) for each in parameters):
+        raise UsageError(
+            "the model's gradients are handled by hooks of another step or library; call close() "
+            "of the earlier virtual step first"
+        )
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError if an optimizer holds a parameter that is not the model's."""
+    own = {id(parameter) for parameter in model.parameters()}
+    held = [each for group in optimizer.param_groups for each in group["params"]]
+    if foreign := [each for each in held if id(each) not in own]:
+        raise UsageError(
+            f"the optimizer holds {len(foreign)} of {len(held)} parameters that are not the "
+            "model's; make it from the parameters of the model that is passed"
+        )
+
+
+def _check_loss(loss: Loss) -> None:
+    """Raise UsageError for a loss of torch whose value is not the mean over the images."""
+    reduction, weight = (getattr(loss, name, None) for name in ("reduction", "weight"))
+    if reduction == "sum":
+        raise UsageError(
+            "the loss has reduction='sum', and a step takes a mean or one number for each image; "
+            "use reduction='mean'"
+        )
+    if reduction == "mean" and isinstance(loss, nn.CrossEntropyLoss) and weight is not None:
+        raise UsageError(
+            "the loss has class weights, by whose sum its mean is divided, so that it would depend "
+            "on workers_per_pass; use reduction='none'"
+        )
+
+
+def _common_momentum(model: nn.Module) -> float:
+    """Return the momentum of a model's batch norm layers; raises UsageError if they differ."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    found = {norm.momentum for norm in norms}
+    if len(found) > 1 or None in found:
+        raise UsageError(
+            f"the batch norm layers have momentum {', '.join(sorted(map(str, found)))}; give all "
+            "the same, such as 0.1"
+        )
+    return cast(float, found.pop()) if found else 0.1
+
+
+@torch.no_grad()
+def _broadcast_model(model: nn.Module, comm: Comm) -> None:
+    """Give every process the parameters and buffers of process 0, as DistributedDataParallel does.
+
+    They are sums in which the other processes are 0, which every communicator has.
+    """
+    if comm.world_size == 1:
+        return
+    for tensor in (*model.parameters(), *model.buffers()):
+        sent = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if sent.dtype == torch.bool:
+            sent = sent.to(torch.uint8)
+        if comm.rank:
+            sent.zero_()
+        all_reduce_(comm, sent)
+        tensor.copy_(sent)
+
+
+def _convert_batch_norms(model: nn.Module) -> dict[nn.Module, type[nn.Module]]:
+    """Make a model's batch norm layers normalise per worker; return the class of each before.
+
+    The layers stay the same objects, with their parameters, buffers and hooks. One that is in
+    evaluation mode while the model is in training mode stays frozen in it.
+    """
+    plain: dict[nn.Module, type[nn.Module]] = {}
+    for module in model.modules():
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        plain[module] = type(module)
+        module.__class__ = worker_batch_norm_type(module)  # type: ignore[assignment]
+        assert isinstance(module, WorkerBatchNorm)
+        module.is_frozen = model.training and not module.training
+    return plain
+
+
+def _watch_statistics(
+    model: nn.Module, statistics: RunningStatistics, freshness: _Freshness
+) -> list[Any]:
+    """Refuse an evaluation or a save of old BN statistics, and take those that are loaded.
+
+    Returns handles of the hooks. The hooks refer to no step, so that a model can be copied.
+    """
+    message = (
+        "the model's running BN statistics are older than its weights; call step.synchronize() on "
+        "every process before {}"
+    )
+
+    def before_forward(module: nn.Module, _: object) -> None:
+        if freshness.is_stale and not module.training:
+            raise UsageError(message.format("an evaluation"))
+
+    def before_state_dict(*_: object) -> None:
+        if freshness.is_stale:
+            raise UsageError(message.format("state_dict()"))
+
+    def after_load(*_: object) -> None:
+        statistics.read_from_model()
+        freshness.is_stale = False
+
+    return [
+        model.register_forward_pre_hook(before_forward),
+        model.register_state_dict_pre_hook(before_state_dict),
+        model.register_load_state_dict_post_hook(after_load),
+    ]
+
+
+def _interleave(values: Tensor, workers: int) -> Tensor:
+    """Reorder values (workers x n, …) from worker by worker to the first of each worker first.
+
+    That is the order of MicroBatch.examples. The memory format stays the same.
+    """
+    if workers == 1:
+        return values
+    turned = torch.empty_like(values)
+    turned.unflatten(0, (-1, workers)).copy_(values.unflatten(0, (workers, -1)).transpose(0, 1))
+    return turned

@@ -1,0 +1,533 @@
+"""lsgd.virtual beside a run of lsgd, on several processes and passes, and what it refuses."""
+
+import copy
+import gc
+import io
+import os
+import random
+import signal
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.composed import compose_recipe
+from helpers.steps import train
+from helpers.threaded import run_on_threads, seeded
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from lsgd.comm import Comm
+from lsgd.comm.single import SingleComm
+from lsgd.errors import DivergedError, UsageError
+from lsgd.job import device
+from lsgd.learner import Learner
+from lsgd.models import make_network
+from lsgd.recipe import Recipe
+from lsgd.rules import optim
+from lsgd.rules.batchnorm import WorkerBatchNorm2d
+from lsgd.rules.counter_dropout import CounterBasedDropout
+from lsgd.rules.sampler import MicroBatch
+from lsgd.virtual import VirtualSampler, VirtualStep, _interleave, virtual, virtual_sampler
+
+WORKERS, WORKER_BATCH = 8, 20
+LEFT, STEPS = 10, 13
+"""The step after which a run is saved and resumed, within its second epoch of 9; and the last."""
+CLOSE = {"rtol": 0, "atol": 1e-10}
+
+
+@cache
+def recipe() -> Recipe:
+    return compose_recipe(
+        "+recipe=digits", "precision=float64", "model.last_gamma=1.0", f"workers={WORKERS}",
+        f"worker_batch={WORKER_BATCH}", "epochs=2", "schedule.milestones=[1]",
+        "schedule.warmup_epochs=0.5", "label_smoothing=0.1",
+    )  # fmt: skip
+
+
+@cache
+def own_run() -> Learner:
+    """The state of lsgd's own run after as many steps."""
+    learner = train(recipe(), SingleComm(), until=STEPS)
+    learner.strategy.synchronize()
+    return learner
+
+
+@cache
+def digits() -> TensorDataset:
+    """The digits as lsgd's loader gives them."""
+    made = recipe()
+    ids = torch.arange(made.train_examples).numpy()
+    [(images, labels)] = own_run().workload.inputs().train([MicroBatch(0, ids)])
+    return TensorDataset(images.double(), labels)
+
+
+class Loop:
+    """A training loop with lsgd.virtual, as anybody would write it."""
+
+    def __init__(self, group: object = None, workers_per_pass: int = 1) -> None:
+        made = recipe()
+        self.model = make_network(made)
+        for module in self.model.modules():
+            if isinstance(module, WorkerBatchNorm2d):
+                module.__class__ = nn.BatchNorm2d
+        groups = optim.parameter_groups(self.model, made.optim.weight_decay)
+        self.optimizer = torch.optim.SGD(groups, lr=1.0, momentum=0.9, nesterov=True)
+        self.schedule = LambdaLR(self.optimizer, made.lr)
+        counted = {"workers": WORKERS, "worker_batch": WORKER_BATCH, "group": group}
+        self.sampler = virtual_sampler(digits(), seed=made.seed, **counted)
+        self.step = virtual(
+            self.model, self.optimizer, nn.CrossEntropyLoss(label_smoothing=0.1),
+            workers_per_pass=workers_per_pass, **counted,
+        )  # fmt: skip
+
+    def train(self, until: int) -> None:
+        self.sampler.seek(self.step.steps)
+        self.model.train()
+        for epoch in range(self.sampler.epoch, recipe().epochs):
+            self.sampler.set_epoch(epoch)
+            for images, labels in DataLoader(digits(), batch_sampler=self.sampler):
+                if self.step.steps == until:
+                    return
+                self.optimizer.zero_grad()
+                self.step(images, labels)
+                self.schedule.step()
+
+    def save(self) -> bytes:
+        file = io.BytesIO()
+        state = self.step.state_dict()
+        others = [each.state_dict() for each in (self.model, self.optimizer, self.schedule)]
+        torch.save([*others, state], file)
+        return file.getvalue()
+
+    def load(self, content: bytes) -> None:
+        parts = (self.model, self.optimizer, self.schedule, self.step)
+        for part, state in zip(parts, torch.load(io.BytesIO(content)), strict=True):
+            part.load_state_dict(state)
+
+
+def small(workers_per_pass: int = 1, group: object = None, **options: Any) -> VirtualStep:
+    """A step of 4 workers of 3 images, of a network with one batch norm and dropout."""
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Dropout(0.3), nn.Flatten())
+    model = nn.Sequential(*net, nn.LazyLinear(5)).double()
+    model(images_and_labels()[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    counted = {"workers": 4, "worker_batch": 3, "workers_per_pass": workers_per_pass}
+    return virtual(model, optimizer, group=group, **counted | options)
+
+
+def images_and_labels(processes: int = 1, rank: int = 0) -> tuple[Tensor, Tensor]:
+    images = torch.randn(12, 1, 5, 5, generator=seeded(1), dtype=torch.float64)
+    share = slice(rank * 12 // processes, (rank + 1) * 12 // processes)
+    return images[share], (torch.arange(12) % 5)[share]
+
+
+@pytest.mark.parametrize(
+    ("processes", "workers_per_pass", "resumed_on", "then"),
+    [(1, 1, 3, 2), (1, 8, 4, 1), (2, 3, 1, 8), (4, 2, 2, 4)],
+)
+def test_the_trajectory_is_that_of_lsgd(
+    processes: int, workers_per_pass: int, resumed_on: int, then: int
+) -> None:
+    """On any number of processes, of workers in a pass, and after a resume on another number."""
+
+    def begin(comm: Comm) -> bytes:
+        loop = Loop(comm, workers_per_pass)
+        loop.train(LEFT)
+        return loop.save()
+
+    def finish(comm: Comm) -> tuple[Loop, float]:
+        loop = Loop(comm, then)
+        loop.load(saved)
+        loop.train(STEPS)
+        loop.step.synchronize()
+        return loop, loop.step.mean_loss()
+
+    digits()
+    saved = run_on_threads(processes, begin)[0]
+    (loop, loss), *others = run_on_threads(resumed_on, finish)
+    assert all(other == loss for _, other in others)
+    own = own_run()
+    torch.testing.assert_close(loop.model.state_dict(), own.model.state_dict(), **CLOSE)
+    ours, theirs = (each.state for each in (loop.optimizer, own.strategy.optimizer))
+    for mine, its in zip(ours.values(), theirs.values(), strict=True):
+        torch.testing.assert_close(mine["momentum_buffer"], its["momentum_buffer"], **CLOSE)
+    torch.testing.assert_close(loop.step.gradient_norm, own.strategy.reducer.gradient_norm, **CLOSE)
+    assert loop.step.steps == own.next_step
+
+
+def test_the_mean_loss_is_that_of_all_images_since_it_was_asked_last() -> None:
+    """On two processes, and after a resume."""
+
+    def losses(comm: Comm) -> list[float]:
+        step = small(group=comm)
+        batch = images_and_labels(comm.world_size, comm.rank)
+        own = [step(*batch)]
+        resumed = small(group=comm)
+        resumed.load_state_dict(step.state_dict())
+        assert resumed.mean_loss() == step.mean_loss()
+        own.append(step(*batch))
+        return [*own, step.mean_loss()]
+
+    [alone] = run_on_threads(1, losses)
+    one, other = run_on_threads(2, losses)
+    assert alone[1] == pytest.approx(alone[2], rel=1e-12)
+    for index in range(2):
+        assert (one[index] + other[index]) / 2 == pytest.approx(float(alone[index]), rel=1e-12)
+    assert one[2] == other[2] == pytest.approx(alone[2], rel=1e-12)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_loop_of_ones_own_makes_the_same_step(processes: int) -> None:
+    """With dropout, losses by image, an output with logits, and zero_grad where one is used to
+    it: the same on two processes as in one call on one."""
+
+    def loop(comm: Comm) -> dict[str, Tensor]:
+        step = small(2, comm)
+        optimizer = step._core.optimizer
+        for _ in range(3):
+            batch = images_and_labels(comm.world_size, comm.rank)
+            for images, labels in step.micro_batches(*batch):
+                output = SimpleNamespace(logits=step.model(images))
+                step.backward(F.cross_entropy(output.logits, labels, reduction="none"))
+            step.update()
+            optimizer.zero_grad()
+        step.synchronize()
+        return step.model.state_dict()
+
+    whole = small(workers_per_pass=4)
+    for _ in range(3):
+        whole(*images_and_labels())
+    whole.synchronize()
+    expected = whole.model.state_dict()
+    for state in run_on_threads(processes, loop):
+        torch.testing.assert_close(state, expected, **CLOSE)
+
+
+def test_dropout_draws_anew_in_each_step() -> None:
+    step, drawn = small(), []
+    layer = step.model[2]
+    assert isinstance(layer, CounterBasedDropout)
+    layer.register_forward_hook(lambda _, inputs, output: drawn.append(output != 0))
+    for _ in range(2):
+        step(*images_and_labels())
+    assert len(drawn) == 8
+    assert not any(torch.equal(drawn[0], other) for other in drawn[1:])
+
+
+def test_images_keep_their_memory_format() -> None:
+    """Or a network in channels_last would compute slowly."""
+    images = torch.randn(6, 3, 5, 5).to(memory_format=torch.channels_last)
+    turned, numbers = _interleave(images, 2), _interleave(torch.arange(6), 2)
+    assert turned.is_contiguous(memory_format=torch.channels_last)
+    assert numbers.tolist() == [0, 3, 1, 4, 2, 5]
+    torch.testing.assert_close(turned, images[numbers])
+
+
+def test_processes_start_with_the_weights_of_the_first() -> None:
+    """Whatever they have drawn, as with DistributedDataParallel."""
+
+    def start(comm: Comm) -> dict[str, Tensor]:
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.detach().fill_(5 + comm.rank)
+        optimizer = torch.optim.SGD(model.parameters())
+        step = virtual(model, optimizer, workers=3, worker_batch=2, group=comm)
+        return {name: value.clone() for name, value in step.model.state_dict().items()}
+
+    for state in run_on_threads(3, start):
+        assert {value for tensor in state.values() for value in tensor.flatten().tolist()} == {5}
+
+
+def test_old_statistics_are_neither_evaluated_nor_saved() -> None:
+    """They are in shares on the processes, and the model has those of the last synchronization."""
+    step = small()
+    model, images = step.model, images_and_labels()[0]
+    model.eval()(images)
+    before = copy.deepcopy(model.state_dict())
+    model.train()
+    step(*images_and_labels())
+    with pytest.raises(UsageError, match=r"call step.synchronize\(\) .* before state_dict"):
+        model.state_dict()
+    with pytest.raises(UsageError, match="before an evaluation"):
+        model.eval()(images)
+    step.synchronize()
+    assert not torch.equal(model.state_dict()["1.running_mean"], before["1.running_mean"])
+    # What is loaded is what the next step goes on from.
+    model.load_state_dict(before)
+    step.synchronize()
+    torch.testing.assert_close(model.state_dict(), before)
+
+
+def test_a_layer_that_was_set_to_evaluation_stays_frozen() -> None:
+    step = small()
+    step.close()
+    norm = step.model[1].eval()
+    before = copy.deepcopy(norm.state_dict())
+    step = virtual(step.model, step._core.optimizer, workers=4, worker_batch=3)
+    step.model.train()
+    step(*images_and_labels())
+    step.synchronize()
+    after = step.model.eval()[1].state_dict()
+    assert not torch.equal(after["weight"], before["weight"])
+    assert torch.equal(after["running_mean"], before["running_mean"])
+
+
+def test_a_closed_step_leaves_the_model_as_it_was() -> None:
+    """And a copy of a model can be made at any time, such as for an average."""
+    with small() as step:
+        step(*images_and_labels())
+        assert type(copy.deepcopy(step.model)[1]) is WorkerBatchNorm2d
+        step.synchronize()
+    kinds = [type(layer) for layer in step.model]
+    assert kinds == [nn.Conv2d, nn.BatchNorm2d, nn.Dropout, nn.Flatten, nn.Linear]
+    loss = F.cross_entropy(step.model(images_and_labels()[0]), images_and_labels()[1])
+    loss.backward()
+    step.model.state_dict()
+    again = torch.optim.SGD(step.model.parameters())
+    virtual(step.model, again, workers=4, worker_batch=3)(*images_and_labels())
+
+
+@pytest.mark.timm
+def test_layers_of_timm_keep_their_activation() -> None:
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("test_efficientnet", num_classes=5, drop_rate=0.2).double()
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = virtual(model, optimizer, workers=2, worker_batch=3, workers_per_pass=2)
+    images = torch.randn(6, 3, 32, 32, dtype=torch.float64)
+    step(images, torch.arange(6) % 5)
+    # Of one worker each, with plain batch norm; lr 0 keeps the weights.
+    plain.train()
+    for each in images.split(3):
+        plain.forward_features(each)
+    for norm in (each for each in plain.modules() if isinstance(each, nn.BatchNorm2d)):
+        assert norm.num_batches_tracked == 2
+    step.synchronize()
+    stem, expected = model.bn1.running_mean, plain.bn1.running_mean
+    first, second = (plain.conv_stem(each).mean((0, 2, 3)) for each in images.split(3))
+    torch.testing.assert_close(stem, 0.1 * (first + second) / 2)
+    torch.testing.assert_close(expected, 0.1 * (0.9 * first + second))
+    model.eval()
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(images), plain.eval()(images))
+
+
+def test_rows_of_an_image_are_of_its_worker() -> None:
+    """A batch norm of tokens gets several rows of each image."""
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(12, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(self.norm(images.flatten(0, 1)).view(len(images), -1))
+
+    states = []
+    for workers_per_pass in (1, 4):
+        torch.manual_seed(0)
+        model = Tokens()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        counted = {"workers": 4, "worker_batch": 3, "workers_per_pass": workers_per_pass}
+        step = virtual(model, optimizer, **counted)
+        for _ in range(2):
+            step(torch.randn(12, 3, 4, generator=seeded(0)), torch.arange(12) % 5)
+        step.synchronize()
+        states.append(model.state_dict())
+    torch.testing.assert_close(*states)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_loss_that_is_not_finite_ends_the_training(fused: bool) -> None:
+    """With a fused optimizer the weights stay those before."""
+    step = small()
+    optimizer = torch.optim.SGD(step.model.parameters(), lr=0.1, fused=fused)
+    step.close()
+    step = virtual(step.model, optimizer, workers=4, worker_batch=3)
+    images, labels = images_and_labels()
+    before = copy.deepcopy([*step.model.parameters()])
+    step(images * torch.nan, labels)
+    with pytest.raises(DivergedError, match="of step 0 is not finite; load an earlier checkpoint"):
+        step.state_dict()
+    assert fused == all(map(torch.equal, before, step.model.parameters()))
+
+
+def test_a_step_that_an_error_has_ended_leaves_nothing_behind() -> None:
+    step, other = small(), small()
+    batch = images_and_labels()
+    for images, labels in step.micro_batches(*batch):
+        step.backward(F.cross_entropy(step.model(images), labels))
+        break
+    for each in (step, other):
+        each(*batch)
+        each.synchronize()
+    torch.testing.assert_close(step.model.state_dict(), other.model.state_dict(), **CLOSE)
+
+
+def test_the_process_is_left_as_it_was() -> None:
+    """A program goes on with its own random numbers, threads, kernels and signals."""
+
+    def state() -> list[Any]:
+        flags = [getattr(module, name) for module, name in device.KERNEL_FLAGS]
+        drawn = [random.getstate(), torch.get_rng_state().tolist()]
+        # torch's own optimizers set the folder of its compiler.
+        environment = {name: text for name, text in os.environ.items() if "INDUCTOR" not in name}
+        handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+        others = [torch.get_num_threads(), torch.get_default_dtype(), gc.isenabled()]
+        return [*flags, *drawn, environment, *handlers, *others]
+
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(25, 5)).double()
+    optimizer, before = torch.optim.SGD(model.parameters()), state()
+    step = virtual(model, optimizer, workers=4, worker_batch=3)
+    step(*images_and_labels())
+    step.state_dict()
+    step.close()
+    assert state() == before
+
+
+def frozen_norm() -> VirtualStep:
+    step = small()
+    step.model[1].eval()
+    return step
+
+
+def unfinished(step: VirtualStep) -> None:
+    for images, labels in step.micro_batches(*images_and_labels()):
+        step.backward(F.cross_entropy(step.model(images), labels))
+    step(*images_and_labels())
+
+
+def without_backward(step: VirtualStep) -> None:
+    for _ in step.micro_batches(*images_and_labels()):
+        pass
+
+
+def network(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), *layers)
+
+
+def of(model: nn.Module, loss: Any = F.cross_entropy, **options: Any) -> VirtualStep:
+    optimizer = torch.optim.SGD(options.pop("parameters", model.parameters()))
+    return virtual(model, optimizer, loss, **{"workers": 4, "worker_batch": 3} | options)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+Wrapped.__name__ = "DistributedDataParallel"
+OTHER = nn.Linear(1, 1)
+REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
+    "workers": (lambda: of(network(), workers=0), "workers=0 must be 1 or more"),
+    "pass": (lambda: small(workers_per_pass=0), "workers_per_pass=0 must be 1 or more"),
+    "wrapped": (lambda: of(Wrapped(network())), "wrapped in DistributedDataParallel.*without"),
+    "synchronized": (
+        lambda: of(network(nn.SyncBatchNorm(2))),
+        "SyncBatchNorm in 1, .*leave out convert_sync_batchnorm",
+    ),
+    "unknown": (lambda: of(network(nn.BatchNorm3d(2))), "by BatchNorm3d in 1, which may mix"),
+    "affine": (lambda: of(network(nn.BatchNorm2d(2, affine=False))), "no gamma and beta"),
+    "momentum": (
+        lambda: of(network(nn.BatchNorm2d(2), nn.BatchNorm2d(2, momentum=0.01))),
+        "momentum 0.01, 0.1; give all the same",
+    ),
+    "frozen": (lambda: of(network().requires_grad_(False)), "no parameter that requires"),
+    "dtypes": (lambda: of(network(nn.BatchNorm2d(2).double())), "float32 on cpu and|float64 on"),
+    "optimizer": (
+        lambda: of(network(), parameters=OTHER.parameters()),
+        "2 of 2 parameters that are not the model's",
+    ),
+    "twice": (lambda: of(small().model), r"another step or library; call close\(\)"),
+    "sum": (lambda: of(network(), nn.CrossEntropyLoss(reduction="sum")), "use reduction='mean'"),
+    "weights": (
+        lambda: of(network(), nn.CrossEntropyLoss(torch.ones(2))),
+        "class weights.*use reduction='none'",
+    ),
+    "group": (lambda: of(network(), group="all"), "'all' is not a process group.*leave it out"),
+    "batch": (
+        lambda: small()(*(tensor[:5] for tensor in images_and_labels())),
+        "a batch of 5, and the 4 workers of process 0 have worker_batch=3 each, so pass 12",
+    ),
+    "evaluation": (lambda: frozen_norm()(*images_and_labels()), r"call model.train\(\) first"),
+    "shape": (
+        lambda: small(loss=lambda output, labels: output)(*images_and_labels()),
+        r"the loss of 3 images has the shape \(3, 5\)",
+    ),
+    "update": (lambda: small().update(), r"loop over step.micro_batches\(…\) first"),
+    "no update": (lambda: unfinished(small()), r"call update\(\) after its loop"),
+    "no backward": (lambda: without_backward(small()), "each micro-batch needs one backward pass"),
+    "backward": (lambda: small().backward(torch.ones(())), r"belongs into the loop"),
+    "state": (
+        lambda: small().load_state_dict(small(workers=2).state_dict()),
+        "saved with workers=2, and this step has workers=4",
+    ),
+    "dataset": (
+        lambda: virtual_sampler(range(11), workers=4, worker_batch=3),
+        "11 examples, too few for a step of workers x worker_batch = 4 x 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refused_in_one_sentence(case: str) -> None:
+    call, sentence = REFUSALS[case]
+    with pytest.raises(UsageError, match=sentence):
+        call()
+
+
+def test_refused_on_several_processes() -> None:
+    def too_many(comm: Comm) -> None:
+        with pytest.raises(UsageError, match="5 processes have only workers=4 to host; start at"):
+            small(group=comm)
+
+    def different(comm: Comm) -> None:
+        with pytest.raises(UsageError, match="the worker_batch differ between processes"):
+            small(group=comm, worker_batch=3 + comm.rank)
+
+    run_on_threads(5, too_many)
+    run_on_threads(2, different)
+
+
+def test_a_launcher_whose_processes_are_not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would train alone, and nobody would notice."""
+    for name, number in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}.items():
+        monkeypatch.setenv(name, str(number))
+    with pytest.raises(UsageError, match="torchrun started 2 processes that are not connected"):
+        small()
+
+
+def test_the_sampler_has_the_order_of_a_recipe() -> None:
+    """Each example at most once in an epoch, whole steps alone, from any step on."""
+    made = recipe()
+    order = own_run().workload.example_order(1)[: made.steps_per_epoch * made.batch_size]
+
+    def shares(comm: Comm) -> list[list[int]]:
+        of_process = VirtualSampler(
+            range(made.train_examples),
+            workers=WORKERS,
+            worker_batch=WORKER_BATCH,
+            seed=made.seed,
+            group=comm,
+        )
+        of_process.set_epoch(1)
+        whole = list(of_process)
+        assert len(of_process) == len(whole) == made.steps_per_epoch
+        of_process.seek(made.steps_per_epoch + 3)
+        of_process.set_epoch(1)
+        assert [*of_process] == whole[3:]
+        assert [*of_process] == whole  # once more from its begin
+        return whole
+
+    for processes in (1, 3):
+        steps = zip(*run_on_threads(processes, shares), strict=True)
+        assert [each for step in steps for share in step for each in share] == order.tolist()
