@@ -285,7 +285,7 @@ def load_recipe(overrides: Sequence[str]) -> Recipe:
     overrides = _canonical(overrides)
     own = own_recipe(overrides)
     try:
-        recipe = recipe_from_mapping(_compose(overrides))
+        recipe = with_own_parts(recipe_from_mapping(_compose(overrides)), all_parts=True)
     except UsageError as refusal:
         _refuse_epochs(refusal, overrides)
         raise (own.locate(refusal, overrides) if own else refusal) from None

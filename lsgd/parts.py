@@ -3,8 +3,7 @@
 An optimizer derives from torch.optim.Optimizer, a network from torch.nn.Module, and a loader has
 the methods of `Inputs`, a decay of the learning rate that of `LrDecay`, and an augmentation that of
 `Augmentation`. A recipe names them by their import path, such as optim=mypackage.rules:Lion, and
-their options by optim.options.NAME=VALUE. These names stay from
-version to version.
+their options by optim.options.NAME=VALUE. These names stay from version to version.
 
     >>> import numpy as np
     >>> draws = uniforms(np.array([7, 8]), seed=0, epoch=3)

@@ -90,6 +90,8 @@ class ExportedNetwork:
             name = self.recipe.model.name.rpartition("/")[2]
             return f"torchvision.models.{name}(num_classes={self.recipe.data.classes})"
         recipe = 'lsgd.config.read_recipe(RUN / "config.yaml")'
+        if self.recipe.model.is_own:  # which is imported for a recipe to train
+            recipe = 'lsgd.config.load_recipe([f"recipe={RUN}/config.yaml"])'
         return f'lsgd.workloads.open_workload({recipe}, torch.device("cpu")).network()'
 
 

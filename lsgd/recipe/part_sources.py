@@ -21,18 +21,20 @@ from lsgd.own_parts import (
 from lsgd.recipe import Recipe
 
 
-def with_own_parts(recipe: Recipe, overrides: Sequence[str] = ()) -> Recipe:
+def with_own_parts(
+    recipe: Recipe, overrides: Sequence[str] = (), *, all_parts: bool = False
+) -> Recipe:
     """Import the parts of a recipe and record their options and the hashes of their sources.
 
-    A recipe that has a hash already, as a saved one does, names a part that is not imported, unless
-    one of the overrides names it too. Raises UsageError for a part that is missing or broken, whose
-    options are wrong, or whose source has changed since that hash was recorded.
+    A part whose hash the recipe has already, as a saved one does, is not imported, unless one of
+    the overrides names it too, or with `all_parts`. Raises UsageError for a part that is missing or
+    broken, whose options are wrong, or whose source has changed since that hash was recorded.
     """
     for kind in KINDS:
         name, source = kind.named(recipe), kind.source_of(recipe)
         path = name if is_import_path(name) else _installed_path(kind, name)
         said = any(key_and_value(word) == (kind.key, name) for word in overrides)
-        if path is None or (source and not said):
+        if path is None or (source and not said and not all_parts):
             continue
         part = import_part(kind, path)
         if source:

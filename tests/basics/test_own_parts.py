@@ -1,14 +1,17 @@
 """Parts of one's own: what is imported, what is refused with one sentence, and what is hashed."""
 
+import inspect
 import sys
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lsgd import parts
 from lsgd.errors import UsageError
-from lsgd.own_parts import OPTIMIZER, SCHEDULE, OwnPart, import_part, imported_part
+from lsgd.own_parts import KINDS, OPTIMIZER, SCHEDULE, OwnPart, import_part, imported_part
 
 NUMBERS = count()
 DECAY = """
@@ -163,3 +166,29 @@ def test_what_no_command_line_names_is_not_imported(package: Path) -> None:
     with pytest.raises(UsageError, match=r"has changed since the recipe was written \(source abc"):
         imported_part(SCHEDULE, path, "abc")
     assert imported_part(SCHEDULE, path, decay(package).source).path == path
+
+
+def test_what_parts_are_written_with_stays() -> None:
+    """Packages of others have these names: what is here may grow, and nothing of it change."""
+    interfaces = {
+        parts.Augmentation: {"augment": ["images", "examples", "epoch"]},
+        parts.Inputs: {"columns": [], "train": ["passes"], "evaluation": ["passes"]},
+        parts.LrDecay: {"share": ["remaining"]},
+    }
+    for interface, methods in interfaces.items():
+        assert {name for name in vars(interface) if not name.startswith("_")} == methods.keys()
+        for name, arguments in methods.items():
+            assert [*inspect.signature(getattr(interface, name)).parameters][1:] == arguments
+    assert {"epoch", "examples", "workers", "step", "split"} == {
+        each.name for each in fields(parts.MicroBatch)
+    }
+    assert [*inspect.signature(parts.uniforms).parameters] == ["examples", "seed", "epoch", "draw"]
+    assert {
+        each.choice: (each.entry_point_group, each.required, each.optional) for each in KINDS
+    } == {
+        "optim": ("lsgd.optim", ("params",), ("lr", "weight_decay")),
+        "model": ("lsgd.model", ("classes",), ("channels", "image_size")),
+        "inputs": ("lsgd.inputs", ("data",), ("seed", "device")),
+        "schedule": ("lsgd.schedule", (), ()),
+        "data.augmentation": ("lsgd.augmentation", (), ("seed", "data")),
+    }

@@ -8,6 +8,7 @@ import pytest
 from lsgd import config
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
+from lsgd.own_parts import OPTIMIZER, imported_part
 from lsgd.recipe import Recipe
 from lsgd.recipe.part_sources import changed_parts
 from lsgd.recipe.reference import option_list
@@ -90,6 +91,21 @@ def test_a_saved_recipe_imports_nothing(module: Path, monkeypatch: pytest.Monkey
     loaded_anew(monkeypatch)
     with pytest.raises(UsageError, match=f"{named} has changed since the recipe was written"):
         config.from_saved(recipe_values(recipe), named)
+
+
+def test_a_file_with_the_hash_is_trained_with_that_source(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what --cfg prints: such a recipe imports its parts, unlike a run that is read."""
+    recipe, file = load_recipe(DIGITS), module.parent / "all.yaml"
+    file.write_text(config.to_yaml(recipe))
+    monkeypatch.setattr("lsgd.own_parts._imported", {})
+    assert load_recipe([f"recipe={file}"]) == recipe
+    assert imported_part(OPTIMIZER, recipe.optim.name, recipe.optim.source).path in DIGITS[1]
+    module.write_text(f"{OPTIMIZERS}# changed\n")
+    loaded_anew(monkeypatch)
+    with pytest.raises(UsageError, match="own_optimizers:Plain has changed since the recipe was"):
+        load_recipe([f"recipe={file}"])
 
 
 def recipe_values(recipe: Recipe, source: str | None = None) -> dict[str, object]:
