@@ -25,7 +25,8 @@ def balanced_order(labels: NDArray[np.int64], *, seed: int, epoch: int) -> NDArr
     drawn = ((for_class * np.uint64(len(sizes))) >> np.uint64(32)).astype(np.int64)
     member = (within * sizes[drawn].astype(np.uint64)) >> np.uint64(32)
     examples = by_class[begins[drawn] + member.astype(np.int64)]
-    return examples + count * _earlier_draws(examples)
+    order: NDArray[np.int64] = examples + count * _earlier_draws(examples)
+    return order
 
 
 def _earlier_draws(examples: NDArray[np.int64]) -> NDArray[np.int64]:
