@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lsgd.comm import Comm, all_or_raise
 from lsgd.errors import UsageError
 from lsgd.inputs import ExampleColumns, Inputs
+from lsgd.inputs.index import FURTHER_SET
 
 Digests = dict[str, str]
 """SHA-256 digests of a dataset's columns by column name; empty if they are unknown."""
@@ -51,15 +52,17 @@ def open_consistent_inputs(
 def check_same_data(saved: Digests, own: Digests) -> None:
     """Raise UsageError if the data digests saved by a run differ from those of the data read now.
 
-    Empty digests mean unknown data, which matches any. Sets that only one of them has are not
-    compared, since a run may be evaluated on others.
+    Empty digests mean unknown data, which matches any. Further evaluation sets that only one of
+    them has are not compared, since a run may be evaluated on others.
     """
-    common = {name.split()[0] for name in saved} & {name.split()[0] for name in own}
-    saved, own = (
-        {name: digest for name, digest in each.items() if name.split()[0] in common}
-        for each in (saved, own)
-    )
-    if differing := _differing(saved, own):
+    if not (saved and own):
+        return
+    differing = [
+        name
+        for name in _differing(saved, own)
+        if not name.startswith(FURTHER_SET) or (name in saved and name in own)
+    ]
+    if differing:
         raise UsageError(
             "the data in data.root are not those that the run was trained on: "
             f"{', '.join(differing)} differ; {REMEDY} as in the training, or start another run "

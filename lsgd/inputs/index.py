@@ -38,6 +38,9 @@ FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
 ADDED_FIELDS: dict[str, np.generic] = {}
 """The fields added after the first version of the index, with their values in older files."""
 
+FURTHER_SET = "evaluation."
+"""The prefix of columns of evaluation sets other than val."""
+
 MAX_FILE_BYTES = 2**28
 """The largest size of an image's file, in bytes."""
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -74,9 +77,12 @@ def _images(folder: Path) -> list[str]:
 
 
 def index_columns(indexes: "Mapping[str, ImageIndex]") -> dict[str, NDArray[Any]]:
-    """Return the metadata columns of all splits' image indexes, by names such as `train path`."""
+    """Return the metadata columns of all splits' image indexes, by names such as `train path`.
+
+    Those of further evaluation sets have the prefix FURTHER_SET.
+    """
     return {
-        f"{split} {name}": column
+        f"{split if split in SPLITS else FURTHER_SET + split} {name}": column
         for split, index in indexes.items()
         for name, column in index.columns().items()
     }
@@ -315,7 +321,8 @@ def _check_classes(
         label = min(label for label, _ in names.items() ^ others.items())
         raise UsageError(
             f"{train.file} and {other.file} number their classes differently (label {label} is "
-            f"{names.get(label)} to train and {others.get(label)} to {split}); "
+            f"{names.get(label)} to train and {others.get(label)} to "
+            f"{'validate' if split == 'val' else split}); "
             f"{_again(data, root)}"
         )
 

@@ -24,8 +24,9 @@ def balanced_order(labels: NDArray[np.int64], *, seed: int, epoch: int) -> NDArr
     for_class, within, *_ = philox.uint32_blocks((np.arange(count), epoch, 0, DRAW), key=seed)
     drawn = ((for_class * np.uint64(len(sizes))) >> np.uint64(32)).astype(np.int64)
     member = (within * sizes[drawn].astype(np.uint64)) >> np.uint64(32)
-    examples: NDArray[np.int64] = by_class[begins[drawn] + member.astype(np.int64)]
-    return examples + count * _earlier_draws(examples)
+    examples = by_class[begins[drawn] + member.astype(np.int64)]
+    order: NDArray[np.int64] = examples + count * _earlier_draws(examples)
+    return order
 
 
 def _earlier_draws(examples: NDArray[np.int64]) -> NDArray[np.int64]:
