@@ -417,6 +417,9 @@ class VirtualStep:
                     f"{name}={getattr(self, name)}; use the same, or leave the state out"
                 )
         self._core.next_step = state["steps"]
+        # A training that has diverged goes on from an earlier state.
+        self._core.reducer.flags.zero_()
+        self._core.guard.seen.zero_()
         self._sums.clear()
         if self.comm.rank == 0:  # the sums are those of all processes
             self._sums.restore(state["sums"])
@@ -426,6 +429,7 @@ class VirtualStep:
     def close(self) -> None:
         """Undo what `virtual` has changed in the model: hooks, batch norm and dropout layers."""
         self._core.reducer.close()
+        vars(self._core.optimizer).pop("found_inf", None)
         for hook in self._hooks:
             hook.remove()
         for layer, plain in self._plain_types.items():

@@ -347,17 +347,24 @@ def test_rows_of_an_image_are_of_its_worker() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_loss_that_is_not_finite_ends_the_training(fused: bool) -> None:
-    """With a fused optimizer the weights stay those before."""
+    """With a fused optimizer the weights stay those before; an earlier state goes on."""
     step = small()
     optimizer = torch.optim.SGD(step.model.parameters(), lr=0.1, fused=fused)
     step.close()
     step = virtual(step.model, optimizer, workers=4, worker_batch=3)
     images, labels = images_and_labels()
     before = copy.deepcopy([*step.model.parameters()])
+    earlier = [copy.deepcopy(each.state_dict()) for each in (step, step.model)]
     step(images * torch.nan, labels)
     with pytest.raises(DivergedError, match="of step 0 is not finite; load an earlier checkpoint"):
         step.state_dict()
     assert fused == all(map(torch.equal, before, step.model.parameters()))
+    step.model.load_state_dict(earlier[1])
+    step.load_state_dict(earlier[0])
+    step(images, labels)
+    step.synchronize()
+    assert not torch.equal(step.model[-1].weight, before[-2])
+    assert step.model[-1].weight.isfinite().all()
 
 
 def test_a_step_that_an_error_has_ended_leaves_nothing_behind() -> None:
