@@ -39,7 +39,7 @@ def check_detection_page(file: Path, theirs: nn.Module, batch: Tensor) -> None:
 
     The names of detectron2 are those of its modeling/backbone/resnet.py.
     """
-    programs = re.findall(r"```py\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    programs = re.findall(r"```text\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     shutil.copy(file, file.with_name("resnet50.pth"))
     first, second = ({"__name__": "page"} for _ in programs)
     with contextlib.chdir(file.parent):
