@@ -93,11 +93,10 @@ def _last_norms(model: nn.Module) -> Iterator[nn.Module]:
 def is_average(module: nn.Module, record: Record) -> bool:
     """Return whether a module is of an average of the weights which the network itself holds.
 
-    It has no gradient, and no training pass calls it.
+    Its parameters have no gradient, and no training pass calls it.
     """
-    parameters = list(module.parameters(recurse=False))
-    is_frozen = bool(parameters) and not any(each.requires_grad for each in parameters)
-    return is_frozen and id(module) not in record.called
+    parameters = module.parameters(recurse=False)
+    return id(module) not in record.called and all(each.grad is None for each in parameters)
 
 
 def checksums(model: nn.Module) -> dict[str, int]:

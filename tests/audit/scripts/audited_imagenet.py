@@ -130,7 +130,7 @@ class Network(nn.Module):
             nn.init.zeros_(self.fc.bias)
 
         if "inner_average" in MISTAKES:
-            self.average = deepcopy(self).requires_grad_(False)
+            self.average = deepcopy(self)
 
     def forward(self, x):
         return self.fc(self.block(F.relu(self.bn(self.conv(x)))).mean((2, 3)))
