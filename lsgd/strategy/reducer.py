@@ -88,10 +88,12 @@ class _Bucket:
             torch._foreach_copy_(places, handed)
         self.attached = True
 
-    def parts(self) -> list[Tensor]:
-        """Return the bucket's gradients; set those that autograd left out to zeros.
+    def norms(self, inverse_scale: Tensor | None) -> Sequence[Tensor]:
+        """Return the norms of parts of the bucket; set gradients that autograd left out to zeros.
 
-        They are the gradients that autograd assigned, or the whole of a flat bucket.
+        The parts are the gradients that autograd assigned, or the whole of a flat bucket; they are
+        multiplied by the inverse of the loss scale first, if there is one. On a CPU large parts are
+        split, as its sum of millions of squares misses in the fourth digit.
         """
         parts = [self.gradients] if self.attached else []
         if not self.attached:
@@ -99,14 +101,8 @@ class _Bucket:
                 if parameter.grad is None:
                     parameter.grad = view.zero_()
                 parts.append(parameter.grad)
-        return parts
-
-    def norms(self) -> Sequence[Tensor]:
-        """Return the norms of the bucket's gradients, of which a CPU splits large ones.
-
-        Its sum of millions of squares misses in the fourth digit.
-        """
-        parts = self.parts()
+        if inverse_scale is not None:
+            torch._foreach_mul_(parts, inverse_scale)
         if self.is_split:
             parts = [piece for part in parts for piece in _pieces(part)]
         return torch._foreach_norm(parts)
@@ -234,13 +230,13 @@ class Reducer:
             if bucket.on_wire is not None:
                 bucket.flat.copy_(bucket.on_wire)
                 bucket.on_wire = None
-            if inverse is not None:
-                torch._foreach_mul_(bucket.parts(), inverse)
             # Computed while the sums of later buckets are still under way.
             if bucket.attached and not bucket.is_split:
+                if inverse is not None:
+                    bucket.gradients.mul_(inverse)
                 norms.append(torch.linalg.vector_norm(bucket.gradients))
             else:
-                norms += bucket.norms()
+                norms += bucket.norms(inverse)
         self.gradient_norm = torch.linalg.vector_norm(torch.stack(norms))
         # The norm too, since finite gradients of several processes may have an infinite sum.
         doubt = 0 * (self.flag if self.loss_scale else self.flag + self.gradient_norm)  # 0 or NaN
