@@ -279,8 +279,8 @@ def parse_recipe(argv: Sequence[str], *, program: str, about: str) -> Recipe:
 def load_recipe(overrides: Sequence[str]) -> Recipe:
     """Compose and check the recipe of overrides such as ["+recipe=bs8k", "workers=128"].
 
-    `target` is removed if the overrides change the published run in more than
-    the seed. Raises UsageError with one sentence that says what to write instead.
+    `target` is removed if the overrides change the published run in more than the seed. Raises
+    UsageError with one sentence that says what to write instead.
     """
     overrides = _canonical(overrides)
     own = own_recipe(overrides)
