@@ -343,7 +343,7 @@ def _save_settings() -> list[Callable[[], object]]:
         partial(np.random.set_state, np.random.get_state()),
         *(partial(setattr, module, name, getattr(module, name)) for module, name in KERNEL_FLAGS),
         partial(bind_to, usable_cores()),
-        partial(_restore_warnings, warnings.filters[:], warnings.showwarning),
+        partial(_restore_warnings, list(warnings.filters), warnings.showwarning),
         partial(_restore_environment, _environment()),
         # None means that no method was chosen yet: a lock or a queue chooses the default one.
         partial(set_start_method, get_start_method(allow_none=True), force=True),
@@ -358,7 +358,7 @@ def _save_settings() -> list[Callable[[], object]]:
 
 def _restore_warnings(filters: list[Any], showwarning: Callable[..., None]) -> None:
     """Restore the filters of warnings, which libraries add to when they are imported."""
-    if warnings.filters != filters:
+    if list(warnings.filters) != filters:
         with warnings.catch_warnings():
             pass  # forgets which warnings were shown under the other filters
         warnings.filters[:] = filters  # type: ignore[index]

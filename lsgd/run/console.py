@@ -20,7 +20,7 @@ WORTH_SAYING = 10.0
 """The shortest remaining time, in seconds, that is printed."""
 
 
-class _Bar(tqdm):  # type: ignore[type-arg]
+class _Bar(tqdm):  # type: ignore[misc]
     """A progress bar without tqdm's thread, which would outlive the run."""
 
     monitor_interval = 0
