@@ -358,7 +358,7 @@ def _save_settings() -> list[Callable[[], object]]:
 
 def _restore_warnings(filters: list[Any], showwarning: Callable[..., None]) -> None:
     """Restore the filters of warnings, which libraries add to when they are imported."""
-    if warnings.filters != filters:
+    if list(warnings.filters) != filters:
         with warnings.catch_warnings():
             pass  # forgets which warnings were shown under the other filters
         warnings.filters[:] = filters  # type: ignore[index]
