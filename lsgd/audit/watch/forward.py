@@ -73,9 +73,9 @@ class ForwardWatch:
                 see(module, arguments)
             if own is not None:
                 return own(module, *arguments, **settings)
-            return super(kind, module).__call__(*arguments, **settings)
+            return super(kind, module).__call__(*arguments, **settings)  # type: ignore[misc]
 
-        kind.__call__ = observed  # type: ignore[assignment]
+        kind.__call__ = observed  # type: ignore[method-assign]
 
     def _see_call(self, module: nn.Module, inputs: Any) -> None:
         if not (self.losses or self.record.in_backward or torch.compiler.is_compiling()):
