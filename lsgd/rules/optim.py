@@ -328,7 +328,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     `lr` is that of the schedule, which a group multiplies by its LR_FACTOR.
     """
     for group in optimizer.param_groups:
-        group["lr"] = lr * group.get(LR_FACTOR, 1.0)
+        group["lr"] = lr * group[LR_FACTOR] if LR_FACTOR in group else lr
 
 
 class VelocitySGD(torch.optim.Optimizer):
