@@ -46,9 +46,8 @@ def _reference(learner: Learner) -> Observation:
     batch = round(recipe.schedule.reference_batch)
     full = _full(recipe, batch)
     assert isinstance(learner.strategy, AllReduce)
-    optimizer = learner.strategy.optimizer
-    optim.set_lr(optimizer, full)  # every step sets it anew
-    lrs = {float(group["lr"]) for group in optimizer.param_groups if group["params"]}
+    groups = learner.strategy.optimizer.param_groups
+    lrs = {full * group.get(optim.LR_FACTOR, 1.0) for group in groups if group["params"]}
     others = sorted(lrs - {full})
     return Observation(
         "reference_lr",

@@ -20,7 +20,7 @@ def observe(learner: Learner) -> list[Observation]:
         _evaluation_epochs(recipe),
         _averaging(recipe),
         _growth(recipe),
-        *_balance(recipe),
+        _balance(recipe),
         _metric(learner),
     ]
 
@@ -64,14 +64,14 @@ def _averaging(recipe: Recipe) -> Observation:
     return Observation("averaging", run, name)
 
 
-def _balance(recipe: Recipe) -> list[Observation]:
-    """Observe how the classes are balanced; an empty list if they are not."""
+def _balance(recipe: Recipe) -> Observation:
     run = {
+        "none": "none",
         "weights": "data.balance=weights: the loss of an image is weighted by its class",
         "sampler": "data.balance=sampler: images are drawn with replacement, by class",
     }
     how = recipe.data.balance
-    return [] if how == "none" else [Observation("balance", run[how], how)]
+    return Observation("balance", run[how], how)
 
 
 def _growth(recipe: Recipe) -> Observation:

@@ -79,14 +79,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--allow-empty-classes",
         action="store_true",
-        help="index a folder whose val has no image of some classes, which are then not evaluated",
+        help="allow classes without an image in val",
     )
     parser.add_argument(
         "--sets",
         type=_set_names,
         default=[],
         metavar="NAME,...",
-        help="further folders of ROOT to evaluate on, such as v2 for evaluation.sets=[val,v2]",
+        help="more folders to evaluate on, such as v2",
     )
     add_max_pixels(parser)
     parser.set_defaults(command=_prepare)
@@ -195,6 +195,9 @@ def print_suggestion(overrides: Sequence[str], train: int) -> None:
 
     `overrides` name the folder.
     """
+    if train < 2:
+        print("BN needs two images in a step, and train has one: it cannot be trained on")
+        return
     # Imported here, to keep --help fast.
     from lsgd.prepare.suggestion import suggested_command
 

@@ -8,6 +8,7 @@ import pytest
 COMMAND = """
 import sys
 sys.argv[0] = {first!r}
+sys.orig_argv[-1] = "lsgd.none"
 import gc
 frozen = gc.get_freeze_count()  # Python 3.12 itself freezes some objects
 import lsgd

@@ -63,13 +63,14 @@ def test_it_is_offered_and_can_be_trained_on(
     )
     val = list(found.values()).count("val")
     assert 6 <= val <= 28  # 16 expected of 80, with a standard deviation of 3.6
-    warning, first, second, ready = capsys.readouterr().out.splitlines()
+    warning, first, second, note, ready = capsys.readouterr().out.splitlines()
     assert warning == "warning: 1 folder has no image and is skipped (notes)"
     assert first == (
         f"80 images divided by their content into {80 - val} in {divided}/train and {val} in "
         f"{divided}/val, as links"
     )
     assert second == f"2 classes, {80 - val} images in train and {val} in val, indexed"
+    assert note.endswith("by a timed step")
     recipe = config.load_recipe(ready.split()[4:])
     assert recipe.data.val_examples == val
     moved = photos.parent / "elsewhere"

@@ -26,7 +26,7 @@ EXECUTION = {
     "data.skip_list", "workers_per_pass", "val_batch", "channels_last", "compile",
     "cuda_graphs", "device", "run_dir", "checkpoint_steps", "checkpoint_minutes",
     "keep_checkpoints", "keep_best", "log_steps", "profile", "noise_scale", "deterministic", "numa",
-    "model.start", "optim.fused", "trackers",
+    "evaluation.sets", "model.start", "optim.fused", "trackers",
 }  # fmt: skip
 """Every field that decides how fast and where; a wrong word beside a field shows here."""
 

@@ -44,6 +44,7 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
         examples=lambda steps: 10 * steps,
         total_steps=20,
         summary=lambda: "a run\nof two lines",
+        describe_evaluations=lambda: "",
     )
     return SimpleNamespace(
         recipe=recipe,
