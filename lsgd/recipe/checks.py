@@ -233,6 +233,12 @@ def _check_float16(recipe: Recipe) -> None:
             f"overflows, and strategy={recipe.strategy.name} computes no such sum before it "
             "updates parameters; write precision=bfloat16, or strategy=allreduce"
         )
+    if recipe.optim.is_own:
+        raise UsageError(
+            "precision=float16 skips the updates whose gradient overflows, which "
+            f"optim={recipe.optim.name}, code outside of lsgd, does not do; write "
+            "precision=bfloat16, or an optimizer of lsgd"
+        )
     if recipe.noise_scale:
         raise UsageError(
             "noise_scale=true measures the gradients of micro-batches, in which precision=float16 "

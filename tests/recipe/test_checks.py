@@ -138,6 +138,8 @@ REFUSED = [
         (f"{LOCAL} gradient_compression=fp16", "fp16 .* strategy=local .* gradient_compression=no"),
         (f"{LOCAL} precision=float16", "precision=float16 .* strategy=local .* precision=bfloat16"),
         ("strategy.name=sync precision=float16", "strategy=sync computes no such .*=allreduce"),
+        ("optim.name=a.b:C optim.momentum=0 optim.nesterov=false precision=float16",
+         "float16 skips .* optim=a.b:C, code .*=bfloat16"),
         ("noise_scale=true precision=float16", "noise_scale=true measures .* or leave it out"),
         (f"{LIVE} checkpoint_steps=8", "checkpoint_steps=8 would halt .* strategy.order=live"),
         ("strategy.name=async strategy.order=/no/orders.npz", "=/no/orders.npz is neither .* file"),
