@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from lsgd.bench.machine import machine, versions
+from lsgd.bench.machine import machine
 from lsgd.errors import UsageError
 from lsgd.job.launcher import detect_launch
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 from lsgd.recipe.fields import AUTO
+from lsgd.run.provenance import library_versions
 
 Result = dict[str, Any]
 """The measurements of a benchmark and their setting, as JSON values."""
@@ -40,7 +41,7 @@ def environment_facts(device: torch.device, *peers: str) -> Result:
         "date": date.today().isoformat(),
         "device": device.type,
         "machine": machine(device),
-        "versions": versions(*peers),
+        "versions": library_versions(*peers),
     }
 
 

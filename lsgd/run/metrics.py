@@ -17,10 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-import numpy as np
 import torch
 
-import lsgd
 from lsgd.comm import Comm, describe, seconds_waited
 from lsgd.errors import DivergedError, converting_disk_full
 from lsgd.files import AppendOnlyFile, atomic_write
@@ -191,11 +189,10 @@ class RunLog(Log):
             "commit": provenance.commit(),
             "time": _now(),
         }
-        versions = {module.__name__: module.__version__ for module in (lsgd, torch, np)}
         if names := indexed_class_names(run.recipe):
             with converting_disk_full(f"the class names of the run in {self.folder}"):
                 write_class_names(self.folder, names)
-        self.write("start", self.first_step, **parts, **versions)
+        self.write("start", self.first_step, **parts, **provenance.library_versions())
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
         lines += filter(None, [run.recipe.describe_evaluations()])
         lines += _of_speed(run.recipe, run.device)

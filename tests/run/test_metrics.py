@@ -2,6 +2,7 @@ import errno
 import json
 import math
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -94,6 +95,8 @@ def test_rows_and_curves_hold_what_was_written(tmp_path: Path) -> None:
     assert start["machine"].startswith("1 process, CPU, threads per process: ")
     assert start["machine"].endswith("; a loader; workers_per_pass=3")
     assert start["torch"] == torch.__version__
+    assert start["python"] == platform.python_version()
+    assert {"lsgd", "numpy", "torchvision", "hydra-core"} < start.keys()
     assert start["device"] == device_name(torch.device("cpu"))
     assert (start["processes"], start["inputs"]) == (1, "a loader")
     steps = [{"kind": "train", "step": s, "loss": 1 / s} | TRAIN for s in range(1, 4)]
