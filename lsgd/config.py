@@ -990,14 +990,25 @@ def _parse_overrides(overrides: Sequence[str], text_keys: Collection[str]) -> Di
     return parsed
 
 
+def _chosen_group(override: str) -> str | None:
+    """Return the group of which an override such as model=NAME chooses one; None for any other."""
+    key, value = key_and_value(override)
+    is_choice = "=" in override and not override.startswith("~") and not value.startswith("{")
+    return key if is_choice and key in config_groups() else None
+
+
 def _ordered_overrides(overrides: Sequence[str]) -> list[str]:
     """Translate a command line's overrides into Hydra's, with the hardware group after the recipe.
 
     The group `hardware` comes last in Hydra's defaults list: its values take precedence over those
-    of a recipe, which were fast where it was tried, and single overrides over both.
+    of a recipe, which were fast where it was tried, and single overrides over both. The last choice
+    of a group replaces earlier ones, of which one such as model=timm/NAME also sets a field.
     """
     hardware = [f"+{word}" for word in overrides if key_and_value(word)[0] == "hardware"]
+    chosen = {word: key for word in overrides if (key := _chosen_group(word))}
+    last = {key: word for word, key in chosen.items()}
     rest = [word for word in overrides if f"+{word}" not in hardware]
+    rest = [word for word in rest if word not in chosen or last[chosen[word]] == word]
     return [*(part for word in rest for part in _to_hydra_overrides(word)), *hardware]
 
 

@@ -114,6 +114,13 @@ def test_a_path_begins_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         config.load_recipe(["+recipe=bs8k", "run_dir=~nobody-of-this/x"])
 
 
+def test_the_last_choice_of_a_group_counts() -> None:
+    words = ["+recipe=digits", "model=torchvision/resnet18", "optim=no.module:Lion", "optim=adam"]
+    recipe = config.load_recipe([*words, "optim.momentum=0.9", "optim.nesterov=false"])
+    assert (recipe.model.name, recipe.optim.name) == ("torchvision/resnet18", "adam")
+    assert config.load_recipe([*words[:2], "model=small_resnet"]).model.name == "small_resnet"
+
+
 @pytest.mark.parametrize("key", ["run_dir", "data.root", "data.index"])
 def test_a_url_is_not_taken_for_a_folder(key: str) -> None:
     with pytest.raises(UsageError, match=r"^s3://bucket/a is a URL, .*; copy it .* or mount it"):
