@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import Callable
 from functools import cache
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,12 +111,17 @@ class Loop:
             part.load_state_dict(state)
 
 
+GENERATOR = Lock()
+"""Whoever holds it draws from torch's generator, which the threads of a test share."""
+
+
 def small(workers_per_pass: int = 1, group: object = None, **options: Any) -> VirtualStep:
     """A step of 4 workers of 3 images, of a network with one batch norm and dropout."""
-    torch.manual_seed(3)
-    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Dropout(0.3), nn.Flatten())
-    model = nn.Sequential(*net, nn.LazyLinear(5)).double()
-    model(images_and_labels()[0])
+    with GENERATOR:
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Dropout(0.3), nn.Flatten())
+        model = nn.Sequential(*net, nn.LazyLinear(5)).double()
+        model(images_and_labels()[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     counted = {"workers": 4, "worker_batch": 3, "workers_per_pass": workers_per_pass}
     return virtual(model, optimizer, group=group, **counted | options)
