@@ -9,6 +9,7 @@ import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lsgd.comm import Comm, all_reduce_
 from lsgd.evaluation import TrainedModel
 from lsgd.files import atomic_write
 from lsgd.inputs import Batch, ExampleColumns, Inputs
+from lsgd.rules.metric import MAIN_SET
 from lsgd.rules.sampler import MicroBatch
 from lsgd.tables import markdown_table
 from lsgd.workloads import is_finite_output
@@ -32,7 +34,7 @@ NOT_FINITE = "not finite"
 
 
 class LabelledInputs:
-    """A data loader that remembers the labels of the evaluation batch it gave last."""
+    """A data loader that remembers the labels of the batch of val that it gave last."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs, self.name = inputs, inputs.name
@@ -48,9 +50,10 @@ class LabelledInputs:
         return self.inputs.train(passes)
 
     def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """Yield the evaluation micro-batches of the loader, and remember their labels."""
-        for images, labels in self.inputs.evaluation(passes):
-            self.labels = labels
+        """Yield the evaluation micro-batches of the loader; remember the labels of those of val."""
+        own, ahead = tee(passes)  # the loader prefetches some
+        for each, (images, labels) in zip(own, self.inputs.evaluation(ahead), strict=True):
+            self.labels = labels if each.split == MAIN_SET else None
             yield images, labels
 
 
@@ -129,7 +132,7 @@ class ConfusionMatrix:
 def counting(
     trained: TrainedModel, inputs: Inputs, classes: int
 ) -> Iterator[tuple[Inputs, ConfusionCounts]]:
-    """Count the confusions of an evaluation within this context, with the given loader."""
+    """Count the confusions of an evaluation of val within this context, with the given loader."""
     counts, labelled = ConfusionCounts(classes, trained.device), LabelledInputs(inputs)
 
     def note(_: object, __: object, logits: Tensor) -> None:

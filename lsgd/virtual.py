@@ -226,6 +226,7 @@ class VirtualStep:
         self._layers = layers
         self._hooks = _watch_statistics(model, self._statistics, self._freshness) if layers else []
         parameters = trained_parameters(model)
+        self._requires_grad = [(each, each.requires_grad) for each in model.parameters()]
         device = parameters[0].device
         if self._dropout:
             drawing = cast(Any, list(self._dropout.values()))
@@ -304,6 +305,11 @@ class VirtualStep:
                 "the model, or a batch norm layer of it, is in evaluation mode in a training "
                 "step; call model.train() first, and set layers that stay frozen to evaluation "
                 "mode before virtual(…)"
+            )
+        if any(each.requires_grad != trained for each, trained in self._requires_grad):
+            raise UsageError(
+                "a parameter of the model was frozen or unfrozen since virtual(…); call close(), "
+                "and make another step"
             )
         if self._left == 0:
             raise UsageError("the step before has all its gradients; call update() after its loop")

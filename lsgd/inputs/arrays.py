@@ -11,6 +11,7 @@ import pickletools
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,12 @@ from lsgd.inputs.index import prepare_command
 from lsgd.recipe import Data
 from lsgd.untrusted_files import check_unzipped_size, open_regular, read_bounded
 
+_READING = Lock()
+"""The lock under which a thread reads a dataset.
+
+numpy parses the head of an array by Python's own parser, which on Python 3.11 fails if two threads
+parse at once (https://github.com/python/cpython/issues/106905).
+"""
 MAX_UNPACKED_BYTES = 2**30
 """The largest unpacked size of a dataset's file, in bytes; known files have 200 million."""
 
@@ -45,7 +52,8 @@ def load_arrays(data: Data, root: Path) -> tuple[ImageArrays, ImageArrays]:
         root = paths.digits_dir()
     readers = {"digits": _digits, "fashion-mnist": _fashion_mnist, "cifar10": _cifar10}
     try:
-        train, validation = readers[data.name](root)
+        with _READING:
+            train, validation = readers[data.name](root)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
             f"no {data.name} at {root}: {error.filename} is missing; fetch it with "

@@ -25,6 +25,8 @@ LOAD = Path("/proc/loadavg")
 SCHEDULE = Path("/proc/self/schedstat")
 """The Linux file with the nanoseconds that the main thread was runnable but waited for a core."""
 COUNTERS = Path("/proc/vmstat")
+DRIVER = Path("/sys/module/nvidia/version")
+"""The file of the version of the driver of NVIDIA's GPUs, in Linux."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """The file with the bytes of memory that a container may use, or `max`."""
@@ -205,6 +207,14 @@ def core_wait() -> float:
     with suppress(OSError, ValueError, IndexError):
         return int(SCHEDULE.read_text().split()[1]) / 1e9
     return 0.0
+
+
+def nvidia_driver() -> str | None:
+    """Return the version of the driver of NVIDIA's GPUs; None without one."""
+    try:
+        return DRIVER.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
 
 
 def boot_id() -> str:

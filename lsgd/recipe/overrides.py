@@ -155,7 +155,14 @@ def _check_choice(override: str, value: str, known: Sequence[str]) -> None:
     if value.strip("'\"") not in known and not mapping and not several:
         if key_and_value(override)[0] == "recipe":
             raise UsageError(missing_file_message(override, value, known))
-        known = [*known, *installed_names(key_and_value(override)[0])]
+        group = key_and_value(override)[0]
+        known = [*known, *installed_names(group)]
+        module, _, name = value.rpartition(".")
+        if group in PART_BASES and is_import_path(path := f"{module}:{name}"):
+            raise UsageError(
+                f"{override} does not exist; write {group}={path} for {name} of the module "
+                f"{module}, or one of {', '.join(known)}"
+            )
         raise UsageError(f"{override} does not exist; {did_you_mean(value, known)}")
 
 

@@ -90,11 +90,13 @@ def describe_evaluations(recipe: "Recipe") -> str:
         return ""
     _, evaluations = recipe.work_left(0)
     work = evaluations * data.val_examples / (3 * recipe.examples(recipe.total_steps))
+    times = f"{evaluations} evaluation{'s' * (evaluations > 1)}"
     of_sets = f" of {len(rule.sets)} sets" * (len(rule.sets) > 1)
+    others = ", and those of the other sets in proportion" * (len(rule.sets) > 1)
     return (
-        f"evaluation.every={rule.every} makes {evaluations} evaluations{of_sets}; the "
+        f"evaluation.every={rule.every} makes {times}{of_sets}; the "
         f"{data.val_examples:,} {UNITS[data.workload].examples} of val add about {100 * work:.1f} "
-        "% to the training, with a forward pass as a third of a step"
+        f"% to the training{others}, with a forward pass as a third of a step"
     )
 
 

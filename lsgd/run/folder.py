@@ -130,7 +130,10 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[OpenRun, list[Path]]:
                 f"run_dir={folder} holds a run with epochs={earlier.epochs} at step {step}, which "
                 f"cannot be extended to epochs={recipe.epochs}: {why}; write another run_dir, "
                 f"where all {recipe.epochs} epochs are trained"
-                + f", or which continues from its weights by model.start={folder}"
+                + (
+                    f", or which continues from its weights by model.start={folder}, and from its "
+                    "optimizer too by model.start_optimizer=true"
+                )
                 * (recipe.data.workload == "images")
             )
         longer = f"the run had epochs={earlier.epochs} and is extended to epochs={recipe.epochs}"

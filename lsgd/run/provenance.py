@@ -8,14 +8,13 @@ from importlib import metadata
 from pathlib import Path
 
 import lsgd
+from lsgd.job.system import nvidia_driver
 
 BUILT_FROM = "commit.txt"
 """The file in an installed package that records the commit it was built from."""
 LIBRARIES = ("torch", "torchvision", "pillow", "numpy", "hydra-core", "horovod")
 DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 """The packages of DALI, which are named for releases of CUDA."""
-DRIVER = Path("/sys/module/nvidia/version")
-"""The file in which the driver of NVIDIA's GPUs has its version."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -83,6 +82,6 @@ def library_versions(*peers: str) -> dict[str, str]:
         installed["cuDNN"] = str(torch.backends.cudnn.version())
         if torch.distributed.is_nccl_available():
             installed["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-        with suppress(OSError):
-            installed["driver"] = DRIVER.read_text(encoding="utf-8").strip()
+        if driver := nvidia_driver():
+            installed["driver"] = driver
     return installed

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lsgd import parts
+from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.own_parts import KINDS, OPTIMIZER, SCHEDULE, OwnPart, import_part, imported_part
 
@@ -67,6 +68,11 @@ def test_a_broken_part_is_one_sentence(package: Path, source: str, message: str)
         decay(package, source=source)
     assert refusal.match(message)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_dot_in_place_of_the_colon_is_named() -> None:
+    with pytest.raises(UsageError, match=r"write optim=a\.b:C for C of the module a\.b, or one"):
+        load_recipe(["+recipe=digits", "optim=a.b.C"])
 
 
 @pytest.mark.parametrize(

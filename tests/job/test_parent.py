@@ -29,6 +29,7 @@ launcher = os.getppid()
 os.environ |= {"OMPI_COMM_WORLD_" + name: "0" for name in ("RANK", "LOCAL_RANK")}
 os.environ |= {"OMPI_COMM_WORLD_" + name: "1" for name in ("SIZE", "LOCAL_SIZE")}
 sys.argv[0] = "-m"
+sys.orig_argv[-len(sys.argv)] = "lsgd.none"
 import lsgd
 
 open(sys.argv[1], "w")

@@ -106,7 +106,7 @@ def test_further_evaluation_sets(root: Path, capsys: pytest.CaptureFixture[str])
     assert epoch["copy_loss"] == epoch["val_loss"]
     assert epoch["copy_top1_error"] == epoch["val_top1_error"]
     assert run.sets == ["val", "copy", "v2"]
-    assert "makes 1 evaluations of 3 sets; the 8 images of val add" in capsys.readouterr().out
+    assert "makes 1 evaluation of 3 sets; the 8 images of val add" in capsys.readouterr().out
     plain = ["inputs=torchvision", "inputs.decoders=0"]
     found = evaluate.evaluate_checkpoint(run.path, [*plain, "evaluation.sets=[val,v2]"])
     assert found["v2"].counts["images"] == 3

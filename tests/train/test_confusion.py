@@ -16,6 +16,7 @@ from lsgd.confusion import ConfusionMatrix, counting
 from lsgd.evaluate import main
 from lsgd.evaluation import evaluate
 from lsgd.learner import Learner
+from lsgd.rules.sampler import MicroBatch
 from lsgd.run import checkpoint
 
 OLD = Path(__file__).parents[1] / "fixtures/0.1"
@@ -52,6 +53,17 @@ def test_every_image_is_counted_once(processes: int, batch: int) -> None:
     for matrix, right in run_on_threads(processes, lambda comm: confusion(comm, batch)):
         np.testing.assert_array_equal(matrix.counts, expected())
         assert np.trace(matrix.counts) == right
+
+
+def test_further_sets_are_not_counted() -> None:
+    trained = candidate(Model(), SingleComm(), EXAMPLES, 10)
+    further = MicroBatch(None, np.arange(10), range(0), 0, "v2")
+    with counting(trained, NamedImages(), CLASSES) as (inputs, counts), torch.inference_mode():
+        evaluate(trained, inputs)
+        trained.model.eval()
+        for images, _ in inputs.evaluation([further]):
+            trained.model(images.double())
+    np.testing.assert_array_equal(counts.matrix(SingleComm(), []).counts, expected())
 
 
 def test_an_output_that_is_not_finite_is_no_guess() -> None:

@@ -406,6 +406,12 @@ def test_the_process_is_left_as_it_was() -> None:
     assert state() == before
 
 
+def frozen_later() -> VirtualStep:
+    step = small()
+    step.model[0].weight.requires_grad_(False)
+    return step
+
+
 def frozen_norm() -> VirtualStep:
     step = small()
     step.model[1].eval()
@@ -471,6 +477,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: small()(*(tensor[:5] for tensor in images_and_labels())),
         "a batch of 5, and the 4 workers of process 0 have worker_batch=3 each, so pass 12",
     ),
+    "frozen later": (lambda: frozen_later()(*images_and_labels()), r"frozen or unfrozen since"),
     "evaluation": (lambda: frozen_norm()(*images_and_labels()), r"call model.train\(\) first"),
     "shape": (
         lambda: small(loss=lambda output, labels: output)(*images_and_labels()),
