@@ -13,7 +13,7 @@ from lsgd.job.launcher import detect_launch
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 from lsgd.recipe.fields import AUTO
-from lsgd.run.provenance import library_versions
+from lsgd.run.versions import library_versions
 
 Result = dict[str, Any]
 """The measurements of a benchmark and their setting, as JSON values."""

@@ -35,6 +35,7 @@ from lsgd.run.remaining import RemainingTime
 from lsgd.run.rows import PER_SECOND, Row, RowReader
 from lsgd.run.slowness import SlownessCheck
 from lsgd.run.trackers import WAIT, TrackerProcesses
+from lsgd.run.versions import library_versions
 from lsgd.scores import Scores
 from lsgd.untrusted_files import open_regular
 
@@ -192,7 +193,7 @@ class RunLog(Log):
         if names := indexed_class_names(run.recipe):
             with converting_disk_full(f"the class names of the run in {self.folder}"):
                 write_class_names(self.folder, names)
-        self.write("start", self.first_step, **parts, **provenance.library_versions())
+        self.write("start", self.first_step, **parts, **library_versions())
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
         lines += filter(None, [run.recipe.describe_evaluations()])
         lines += _of_speed(run.recipe, run.device)

@@ -1,20 +1,13 @@
-"""The versions of the code that a result comes from: the commit, the libraries and the driver."""
+"""The version of the code that a result comes from: the commit of a checkout or of a wheel."""
 
 import os
-import platform
 import subprocess
-from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 import lsgd
-from lsgd.job.system import nvidia_driver
 
 BUILT_FROM = "commit.txt"
 """The file in an installed package that records the commit it was built from."""
-LIBRARIES = ("torch", "torchvision", "pillow", "numpy", "hydra-core", "horovod")
-DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
-"""The packages of DALI, which are named for releases of CUDA."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -62,26 +55,3 @@ def commit_of(folder: Path) -> str | None:
 def version() -> str:
     """Return the version and the commit of lsgd, as text."""
     return f"lsgd {lsgd.__version__}, commit {commit() or 'unknown'}"
-
-
-def library_versions(*peers: str) -> dict[str, str]:
-    """Return the versions of Python, lsgd, installed libraries and the packages `peers`.
-
-    Packages that are not installed are omitted. With a GPU that torch can use, it also has the
-    versions of CUDA, cuDNN, NCCL and the driver.
-    """
-    # Not at the import, since a build of the package has no torch.
-    import torch
-
-    installed = {"python": platform.python_version(), "lsgd": lsgd.__version__}
-    for name in (*LIBRARIES, *peers, *DALI):
-        with suppress(metadata.PackageNotFoundError):
-            installed[name] = metadata.version(name)
-    if torch.cuda.is_available():
-        installed["CUDA"] = str(torch.version.cuda)
-        installed["cuDNN"] = str(torch.backends.cudnn.version())
-        if torch.distributed.is_nccl_available():
-            installed["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-        if driver := nvidia_driver():
-            installed["driver"] = driver
-    return installed
