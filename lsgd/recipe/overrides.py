@@ -158,7 +158,8 @@ def _check_choice(override: str, value: str, known: Sequence[str]) -> None:
         group = key_and_value(override)[0]
         known = [*known, *installed_names(group)]
         module, _, name = value.rpartition(".")
-        if group in PART_BASES and is_import_path(path := f"{module}:{name}"):
+        is_file = name in ("yaml", "yml")
+        if group in PART_BASES and not is_file and is_import_path(path := f"{module}:{name}"):
             raise UsageError(
                 f"{override} does not exist; write {group}={path} for {name} of the module "
                 f"{module}, or one of {', '.join(known)}"
