@@ -21,7 +21,7 @@ class _ConsoleHandler(logging.Handler):
 
 
 def show(text: str, *, level: int = logging.INFO, on_stderr: bool = False) -> None:
-    """Show a message of a run; `on_stderr` keeps it apart from a command's results."""
+    """Log a message of a run, to be printed on stdout, or on stderr if `on_stderr` is true."""
     LOGGER.log(level, "%s", text, extra={"on_stderr": on_stderr}, stacklevel=2)
 
 

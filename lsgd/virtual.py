@@ -212,25 +212,11 @@ class VirtualStep:
         self._plain_types = _convert_batch_norms(model)
         self._dropout = replace_dropout(model, seed=seed)
         self._freshness = _Freshness()
-        parts: list[CarriedState] = []
-        if layers := worker_batch_norms(model):
-            self._statistics = RunningStatistics(
-                model,
-                hosted=len(self.hosted),
-                workers=workers,
-                rank=self.comm.rank,
-                world_size=self.comm.world_size,
-                momentum=momentum,
-            )
-            parts.append(self._statistics)
-        self._layers = layers
-        self._hooks = _watch_statistics(model, self._statistics, self._freshness) if layers else []
+        self._layers = worker_batch_norms(model)
         parameters = trained_parameters(model)
         self._requires_grad = [(each, each.requires_grad) for each in model.parameters()]
         device = parameters[0].device
-        if self._dropout:
-            drawing = cast(Any, list(self._dropout.values()))
-            parts.append(CounterBasedDraws(drawing, partial(arrays_to_device, device=device)))
+        parts = self._carried_states(momentum, device)
         reducer = Reducer(
             parameters,
             self.comm,
@@ -260,7 +246,27 @@ class VirtualStep:
         self._current: MicroBatch | None = None
         self._left: int | None = None
         """The backward passes that are missing in this step; None between two steps."""
-        self._saw_rows = not layers or workers_per_pass == 1
+        self._saw_rows = not self._layers or workers_per_pass == 1
+
+    def _carried_states(self, momentum: float, device: torch.device) -> list[CarriedState]:
+        """Return what steps change besides the parameters: BN statistics and dropout's draws."""
+        parts: list[CarriedState] = []
+        self._hooks: list[Any] = []
+        if self._layers:
+            self._statistics = RunningStatistics(
+                self.model,
+                hosted=len(self.hosted),
+                workers=self.workers,
+                rank=self.comm.rank,
+                world_size=self.comm.world_size,
+                momentum=momentum,
+            )
+            parts.append(self._statistics)
+            self._hooks = _watch_statistics(self.model, self._statistics, self._freshness)
+        if self._dropout:
+            drawing = cast(Any, list(self._dropout.values()))
+            parts.append(CounterBasedDraws(drawing, partial(arrays_to_device, device=device)))
+        return parts
 
     @property
     def steps(self) -> int:
