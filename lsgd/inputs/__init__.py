@@ -183,6 +183,14 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
             from lsgd.inputs.memory import MemoryInputs
 
             return MemoryInputs(data, root, seed=recipe.seed, device=device)
+        case _:
+            return _open_folder(recipe, device, loader)
+
+
+def _open_folder(recipe: Recipe, device: "torch.device", loader: str) -> Inputs:
+    """Open the torchvision or DALI loader of an image folder with all its evaluation sets."""
+    data, settings = recipe.data, recipe.inputs
+    root = data_folder(data)
     indexes = dict(zip(SPLITS, open_indexes(data, root), strict=True))
     for name in recipe.evaluation.sets[1:]:
         indexes[name] = open_evaluation_index(data, root, name)
