@@ -387,6 +387,7 @@ def test_the_fix_for_a_lost_process_is_that_of_who_runs_the_job(
 ) -> None:
     """A program that has connected its own processes has no run folder to resume."""
     comm = kind.__new__(kind)
+
     def lost(*_: object, **__: object) -> None:
         raise RuntimeError("Connection closed by peer")
 
