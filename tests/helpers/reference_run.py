@@ -53,7 +53,7 @@ def assert_equal_rows(
 ) -> None:
     """Assert that two lists of rows are equal, except for speeds and waiting times.
 
-    Losses, perplexities and gradient norms may differ by the relative tolerance `within`.
+    Losses and metrics of them, and gradient norms, may differ by the relative tolerance `within`.
     """
     assert theirs
     for one, other in zip(ours, theirs, strict=True):
@@ -61,6 +61,6 @@ def assert_equal_rows(
             if depends_on_hardware(key):
                 continue
             value = other[key]
-            if key.endswith(("loss", "perplexity")) or key == "gradient_norm":
+            if key.endswith(("loss", "perplexity", "rmse")) or key == "gradient_norm":
                 value = pytest.approx(value, rel=within, abs=0)
             assert one[key] == value, key
