@@ -14,6 +14,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -354,8 +355,10 @@ def _check_kind(kind: PartKind, shown: str, target: Any) -> None:
     else:
         if inspect.isclass(made) and issubclass(made, base):
             return
-        what = f"is not a {base.__module__.removesuffix('.module').removesuffix('.optimizer')}."
-        what += base.__name__
+        module = base.__module__.removesuffix(".module").removesuffix(".optimizer")
+        if module.startswith("lsgd."):
+            module = "lsgd.parts"  # from which a package takes it
+        what = f"is not a {module}.{base_name}"
     raise UsageError(
         f"{shown} {what}; write a class that is one, or a function that is annotated to return one"
     )
@@ -498,6 +501,17 @@ def _imports(source: bytes, package: str) -> Iterator[str]:
             base = ".".join([*parts, *([node.module] if node.module else [])])
             yield base
             yield from (f"{base}.{each.name}" for each in node.names)
+
+
+@contextmanager
+def refusing_errors(what: str) -> Iterator[None]:
+    """Convert an error of a part's code into UsageError; `what` says which part fails where."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what} ({type(error).__name__}: {first_line(error)}); fix it") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Workloads of one's own: the base class with the rules of virtual workers, and their opening."""
 
+import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
@@ -16,7 +17,7 @@ from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
 from lsgd.job.device import arrays_to_device
 from lsgd.models import DTYPES
-from lsgd.own_parts import WORKLOAD, first_line, imported_part
+from lsgd.own_parts import WORKLOAD, imported_part, refusing_errors
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norm_type, worker_batch_norms
@@ -125,12 +126,16 @@ class OwnWorkload(ABC):
         """Build the network in the recipe's precision, with the layers of virtual workers."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.seed)
-            model = self.make_network()
+            model = self._made_network()
         replace_dropout(model, seed=self.recipe.seed)
         for path, module in model.named_modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 _normalise_per_worker(module, path, self.recipe.data.workload)
         return model.to(self.dtype)
+
+    def _made_network(self) -> nn.Module:
+        with refusing_errors(f"data.workload={self.recipe.data.workload} fails in make_network"):
+            return self.make_network()
 
     def inputs(self) -> Inputs:
         """Open the loader, and try the loss on the first validation examples.
@@ -199,44 +204,34 @@ def open_own_workload(recipe: Recipe, device: torch.device) -> OwnWorkload:
 @torch.inference_mode()
 def _try_out(workload: OwnWorkload, inputs: Inputs) -> None:
     """Compute the loss of two validation examples together and alone; raises UsageError."""
-    override = f"data.workload={workload.recipe.data.workload}"
+    override, kinds = f"data.workload={workload.recipe.data.workload}", len(workload.count_names)
     model = workload.network().to(workload.device)
+    workload.carried_states(model, range(1), SingleComm())
+    model.eval()
     ids = np.arange(min(2, workload.evaluation_examples("val")))
-    passes = [
-        MicroBatch(None, some, range(0), 0, "val") for some in (ids, *(ids[[i]] for i in ids))
-    ]
-    try:
-        workload.carried_states(model, range(1), SingleComm())
-        model.eval()
+    shares = [ids, *(ids[[place]] for place in ids)]
+    passes = [MicroBatch(None, share, range(0), 0, "val") for share in shares]
+    where = f"{override} fails on the first {len(ids)} validation examples"
+    with refusing_errors(where):
         batches = zip(passes, inputs.evaluation(passes), strict=True)
-        found = [workload.loss(model, batch, each) for each, batch in batches]
-        (loss, counts), *alone = found
-        is_right = loss.shape == () and counts.shape == (len(workload.count_names),)
-        is_right &= counts.dtype == torch.int64
-        metrics = workload.metrics(float(loss) / max(1, int(counts[0])), counts.tolist())
-        summed = sum(float(each) for each, _ in alone), sum(each for _, each in alone)
-        is_sum = torch.equal(counts, torch.as_tensor(summed[1])) and np.isclose(
-            float(loss), summed[0], rtol=1e-3, atol=1e-3
-        )
-    except UsageError:
-        raise
-    except Exception as error:
+        (loss, counts), *alone = (workload.loss(model, batch, each) for each, batch in batches)
+        shapes = tuple(loss.shape), tuple(counts.shape)
+    if shapes != ((), (kinds,)) or counts.dtype != torch.int64:
         raise UsageError(
-            f"{override} fails on the first {len(ids)} validation examples "
-            f"({type(error).__name__}: {first_line(error)}); fix it"
-        ) from error
-    if not is_right:
-        raise UsageError(
-            f"{override} returns a loss of shape {tuple(loss.shape)} and counts of shape "
-            f"{tuple(counts.shape)} of {counts.dtype}; return a loss of shape () and int64 counts "
-            f"of shape ({len(workload.count_names)},), one for each of count_names"
+            f"{override} returns a loss of shape {shapes[0]} and counts of shape {shapes[1]} of "
+            f"{counts.dtype}; return a loss of shape () and int64 counts of shape ({kinds},), one "
+            "for each of count_names"
         )
-    if not is_sum:
+    losses = sum(float(each) for each, _ in alone)
+    counted = torch.stack([each for _, each in alone]).sum(0)
+    if not (counts.equal(counted) and math.isclose(loss, losses, rel_tol=1e-3, abs_tol=1e-3)):
         raise UsageError(
             f"{override} has a loss of {float(loss):.4g} and counts {counts.tolist()} for two "
-            f"examples, which alone have {summed[0]:.4g} and {torch.as_tensor(summed[1]).tolist()} "
-            "in sum; return sums over the examples, and let no example depend on another"
+            f"examples, which alone have {losses:.4g} and {counted.tolist()} in sum; return sums "
+            "over the examples, and let no example depend on another"
         )
+    with refusing_errors(where):
+        metrics = workload.metrics(float(loss) / max(1, int(counts[0])), counts.tolist())
     if set(metrics) != set(workload.metric_names):
         raise UsageError(
             f"{override} returns the metrics {', '.join(metrics) or 'none'}, and has "

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lsgd.errors import UsageError
-from lsgd.own_parts import METRIC, first_line, imported_part
+from lsgd.own_parts import METRIC, imported_part, refusing_errors
 from lsgd.recipe import Recipe
 
 PROBE_IMAGES, FIRST = 12, 5
@@ -46,29 +46,25 @@ def open_metric(recipe: Recipe) -> ImageMetric | None:
     draws = torch.Generator().manual_seed(recipe.seed)
     logits = torch.randn(PROBE_IMAGES, recipe.data.classes, generator=draws)
     labels = torch.arange(PROBE_IMAGES) % recipe.data.classes
-    try:
-        names = tuple(made.count_names)
+    where = f"{part.override} fails on {PROBE_IMAGES} made-up images"
+    with refusing_errors(where):
+        kinds = len(made.count_names)
         whole, *parts = (
             made.counts(logits[some], labels[some])
             for some in (slice(None), slice(FIRST), slice(FIRST, None))
         )
-        shape, is_whole = tuple(whole.shape), whole.dtype == torch.int64
-        is_sum = torch.equal(whole, parts[0] + parts[1])
-        float(made.value(whole.tolist()))
-    except Exception as error:
+        shape = tuple(whole.shape)
+    if shape != (kinds,) or whole.dtype != torch.int64:
         raise UsageError(
-            f"{part.override} fails on {PROBE_IMAGES} made-up images "
-            f"({type(error).__name__}: {first_line(error)}); fix it"
-        ) from error
-    if shape != (len(names),) or not is_whole:
-        raise UsageError(
-            f"{part.override} returns counts of shape {shape} of {whole.dtype}, and has "
-            f"{len(names)} count_names; return an int64 tensor with a number for each"
+            f"{part.override} returns counts of shape {shape} of {whole.dtype}, and has {kinds} "
+            "count_names; return an int64 tensor with a number for each"
         )
-    if not is_sum:
+    if not whole.equal(parts[0] + parts[1]):
         raise UsageError(
             f"{part.override} has counts of {PROBE_IMAGES} images that are not the sum of those of "
             f"the first {FIRST} and of the others, so that the metric would depend on the number "
             "of processes; count each image for itself"
         )
+    with refusing_errors(where):
+        float(made.value(whole.tolist()))
     return made
