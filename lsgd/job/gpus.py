@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuDataSheet:
     """A GPU type with the memory bandwidth and the peak arithmetic of its data sheet, dense."""
 
     name: str
@@ -29,14 +29,14 @@ class Gpu:
 
 
 GPUS = (
-    Gpu("V100 SXM2", r"Tesla V100-SXM2-\d+GB", 0.9, 15.7, None, 125),
-    Gpu("A100 SXM 80 GB", r"NVIDIA A100-SXM4-80GB", 2.039, 19.5, 156, 312),
-    Gpu("H100 SXM", r"NVIDIA H100 80GB HBM3", 3.35, 67, 494.7, 989),
-    Gpu("H200 SXM", r"NVIDIA H200", 4.8, 67, 494.7, 989),
+    GpuDataSheet("V100 SXM2", r"Tesla V100-SXM2-\d+GB", 0.9, 15.7, None, 125),
+    GpuDataSheet("A100 SXM 80 GB", r"NVIDIA A100-SXM4-80GB", 2.039, 19.5, 156, 312),
+    GpuDataSheet("H100 SXM", r"NVIDIA H100 80GB HBM3", 3.35, 67, 494.7, 989),
+    GpuDataSheet("H200 SXM", r"NVIDIA H200", 4.8, 67, 494.7, 989),
 )
 
 
-def known_gpu(device_name: str) -> Gpu | None:
+def known_gpu(device_name: str) -> GpuDataSheet | None:
     """Return the GPU type that torch gives this name, or None for any other device.
 
     >>> known_gpu("NVIDIA H200").peak("bfloat16"), known_gpu("NVIDIA H100 PCIe")

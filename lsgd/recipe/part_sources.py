@@ -64,7 +64,7 @@ def _check_metric_name(part: OwnPart, name: str) -> None:
     if name in METRICS or not OWN_NAME.fullmatch(name):
         raise UsageError(
             f"{part.override} would have the name {name} in rows, which "
-            f"{'lsgd has itself' if name in METRICS else 'is no name of letters'}; rename it"
+            f"{'lsgd has itself' if name in METRICS else 'needs letters'}; rename it"
         )
 
 

@@ -168,7 +168,7 @@ class _CheckedStatistics(RunningStatistics):
         if layer.training and len(inputs[0]) != self.examples:
             raise UsageError(
                 f"a batch norm layer gets {len(inputs[0])} rows for {self.examples} examples, "
-                "which cannot be told apart by worker; give it one row for each example"
+                "which do not belong to one worker each; give it one row for each example"
             )
 
 
