@@ -19,6 +19,7 @@ from lsgd.own_parts import (
     import_part,
     installed_parts,
     is_import_path,
+    snake_case,
 )
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS, OWN_NAME
@@ -53,18 +54,18 @@ def with_own_parts(
         if kind is SCHEDULE:
             _check_decay(part, recipe)
         if kind is METRIC:
-            _check_metric_name(part, recipe.metric.own_name or "")
+            _check_metric_name(part, snake_case(path))
         if kind is WORKLOAD:
             _check_metric_names(part, recipe)
     return recipe
 
 
 def _check_metric_name(part: OwnPart, name: str) -> None:
-    """Raise UsageError if the name in rows of a metric is none, or that of a metric of lsgd's."""
+    """Raise UsageError if a metric's name in rows is that of a metric of lsgd's, or not plain."""
     if name in METRICS or not OWN_NAME.fullmatch(name):
         raise UsageError(
-            f"{part.override} would have the name {name} in rows, which "
-            f"{'lsgd has itself' if name in METRICS else 'needs letters'}; rename it"
+            f"{part.override} would have the name {name!r} in rows, which "
+            f"{'lsgd has itself' if name in METRICS else 'is not of plain letters'}; rename it"
         )
 
 

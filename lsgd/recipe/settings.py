@@ -40,7 +40,7 @@ from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.rules import evaluation_interval, schedule
 from lsgd.rules.augmentation import CROP_RATIO
-from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget, named_metric
+from lsgd.rules.metric import METRICS, OWN_NAME, TOP1, Metric, TimeToTarget, named_metric
 
 MODELS = {
     "images": ("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5"),
@@ -511,8 +511,9 @@ class TimeToTargetSettings:
 
     @property
     def own_name(self) -> str | None:
-        """The name in rows of a metric of the user's own; None without one."""
-        return snake_case(self.name) if is_import_path(self.name) else None
+        """The name in rows of a metric of the user's own; None without one that has such a name."""
+        name = snake_case(self.name) if is_import_path(self.name) else ""
+        return name if OWN_NAME.fullmatch(name) else None
 
     def final_metric(self, rate: Metric, first_step: Callable[[int], int]) -> Metric:
         """Return the definition of a run's final metric: the time to its target, or a given one."""

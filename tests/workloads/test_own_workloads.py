@@ -112,6 +112,10 @@ class WrongError:
 
 class Top1Error(WrongError):
     pass
+
+
+class Größe(WrongError):
+    pass
 '''
 RECIPE = """
 # The sum of two numbers.
@@ -130,7 +134,7 @@ schedule: {reference_batch: 16, milestones: []}
 @pytest.fixture(autouse=True)
 def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A module with the workload and the metric, and a recipe in the current folder."""
-    (tmp_path / "own_task.py").write_text(MODULE)
+    (tmp_path / "own_task.py").write_text(MODULE, encoding="utf-8")
     (tmp_path / "sums.yaml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -267,8 +271,12 @@ def test_a_metric_of_no_sums_is_refused(kind: str, message: str) -> None:
 
 
 def test_a_metric_has_a_name_of_its_own() -> None:
-    with pytest.raises(UsageError, match="would have the name top1_error in rows, which lsgd has"):
+    with pytest.raises(
+        UsageError, match="would have the name 'top1_error' in rows, which lsgd has"
+    ):
         load_recipe(["recipe=digits", "metric.name=own_task:Top1Error"])
+    with pytest.raises(UsageError, match="would have the name 'größe' in rows, which is not of"):
+        load_recipe(["recipe=digits", "metric.name=own_task:Größe"])
     with pytest.raises(UsageError, match="keep_best=own_error is not a metric of these runs"):
         load_recipe(["recipe=digits", "keep_best=own_error"])
 

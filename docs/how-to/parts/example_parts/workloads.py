@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +25,18 @@ class Regression(OwnWorkload):
 
     def make_network(self) -> nn.Module:
         """Build the network, whose first layer takes any number of features."""
-        features = self.open_inputs().features
-        hidden = nn.Linear(features, self.width, bias=False)
+        hidden = nn.Linear(self.examples.features, self.width, bias=False)
         return nn.Sequential(
             hidden, nn.BatchNorm1d(self.width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(self.width, 1)
         )
 
     def open_inputs(self) -> "NpzVectors":
-        """Open the loader of data.root/train.npz and val.npz."""
+        """Return the loader of data.root/train.npz and val.npz."""
+        return self.examples
+
+    @cached_property
+    def examples(self) -> "NpzVectors":
+        """The examples, read at their first use."""
         return NpzVectors(self.recipe.data)
 
     def loss(
