@@ -184,7 +184,7 @@ def _normalise_per_worker(norm: nn.Module, path: str, workload: str) -> None:
             "mix the examples of several workers, or lacks gamma, beta or running statistics; use "
             "BatchNorm1d or BatchNorm2d with these, or a norm of single examples"
         )
-    norm.__class__ = kind  # type: ignore[assignment]
+    norm.__class__ = kind
 
 
 def open_own_workload(recipe: Recipe, device: torch.device) -> OwnWorkload:
