@@ -69,7 +69,8 @@ def _describe_settings(recipe: "Recipe") -> str:
     settings = {
         f"precision={recipe.precision}": recipe.precision != "float32",
         f"data.balance={data.balance}": data.balance != "none",
-        f"data.channels={data.channels}": data.name in ("folder", "imagenet") and data.channels == 1,
+        f"data.channels={data.channels}": data.name in ("folder", "imagenet")
+        and data.channels == 1,
         f"optim.head_lr={optim.head_lr}": optim.head_lr is not None,
     }
     return ", ".join(text for text, is_unusual in settings.items() if is_unusual)
