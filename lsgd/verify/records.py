@@ -107,8 +107,8 @@ def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> bool:
 def _check_gaps(recipe: Recipe, rows: list[Row], evidence: Evidence) -> None:
     """Find epoch and train rows that are missing among the others, as if they were deleted.
 
-    From each start on, train rows are at the multiples of log_steps, which another start may change.
-    A crash may lose the last ones before a start, but none that others follow.
+    From each start on, train rows are at the multiples of log_steps, which another start may
+    change. A crash may lose the last ones before a start, but none that others follow.
     """
     epochs = [row["epoch"] for row in rows if row["kind"] == "epoch"]
     for epoch in sorted({*range(1, max(epochs, default=0))}.difference(epochs)):

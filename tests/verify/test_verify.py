@@ -298,7 +298,8 @@ def edited_rows(folder: Path) -> None:
     """Edit a loss, a gradient norm in its 7th digit, and an lr where no step is executed again.
 
     Then an error that the checkpoints do not have, a final error that the last one has too, and
-    the epoch and the error of evaluations within epochs. And delete a row where no step is executed.
+    the epoch and the error of evaluations within epochs. And delete a row of a step that is not
+    executed.
     """
     edit_row(folder, "train", 16, loss=0.5)
     norm = next(row["gradient_norm"] for row in read_rows(folder / "metrics.jsonl")[1:])
