@@ -117,7 +117,8 @@ def pieces(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
     freed blocks of up to the largest size that was ever freed, and returns others to the system.
     """
     size = CPU_PIECE if values.device.type == "cpu" else PIECE
-    return values.contiguous().view(-1).split(size)
+    parts: tuple[torch.Tensor, ...] = values.contiguous().view(-1).split(size)
+    return parts
 
 
 def checksums(model: nn.Module) -> dict[str, int]:
