@@ -294,8 +294,10 @@ def _check_goal(recipe: Recipe) -> None:
             )
     for key, metric in (("keep_best", recipe.keep_best), ("stop.metric", recipe.stop.metric)):
         if metric is not None and metric not in rates:
+            of_rows = metric.removeprefix("val_") in rates
             raise UsageError(
                 f"{key}={metric} is not a metric of these runs; write one of {', '.join(rates)}"
+                + ", which are of the validation set" * of_rows
             )
     if recipe.stop.metric != "loss" and recipe.stop.patience is None:
         raise UsageError(

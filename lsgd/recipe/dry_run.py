@@ -54,6 +54,11 @@ def make_dry_run(recipe: Recipe) -> Recipe:
             f"{data.train_examples} to train and {data.val_examples} to validate"
             + f"; augmentation {recipe.data.augmentation} -> none"
             * images,
+            *(
+                [f"  evaluation.sets {','.join(recipe.evaluation.sets)} -> val"]
+                if len(recipe.evaluation.sets) > 1
+                else []
+            ),
             f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides "
             "of the first drop" + " and of each growth" * bool(recipe.batch_growth.milestones),
         ],

@@ -53,6 +53,7 @@ def summarize(recipe: "Recipe") -> str:
         f"{UNITS.get(recipe.data.workload, OWN_UNITS).examples}"
         + f" x {local_steps} local steps" * (local_steps > 1)
         + f", {ramp}",
+        *filter(None, [_describe_settings(recipe)]),
         *(
             f"batch_size {stage.batch_size} = {stage.workers} workers from epoch {stage.epoch} on"
             for stage in recipe.stages[1:]
@@ -62,6 +63,19 @@ def summarize(recipe: "Recipe") -> str:
         *recipe.replaced,
     ]
     return "\n".join(lines)
+
+
+def _describe_settings(recipe: "Recipe") -> str:
+    """Describe the number format, the balance and the lr of the head; empty if all are usual."""
+    data, optim = recipe.data, recipe.optim
+    settings = {
+        f"precision={recipe.precision}": recipe.precision != "float32",
+        f"data.balance={data.balance}": data.balance != "none",
+        f"data.channels={data.channels}": data.name in ("folder", "imagenet")
+        and data.channels == 1,
+        f"optim.head_lr={optim.head_lr}": optim.head_lr is not None,
+    }
+    return ", ".join(text for text, is_unusual in settings.items() if is_unusual)
 
 
 def format_result(

@@ -211,8 +211,10 @@ class RunLog(Log):
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
         lines += filter(None, [run.recipe.describe_evaluations()])
         lines += _of_speed(run.recipe, run.device)
-        if self.first_step == self.console.total_steps or run.recipe.has_stopped(run.epoch_metrics):
+        if self.first_step == self.console.total_steps:
             lines.append("it is complete; nothing is left to train")
+        elif run.recipe.has_stopped(run.epoch_metrics):
+            lines.append("it has ended early, as the recipe says; nothing is left to train")
         elif self.first_step:
             lines.append(f"resumes after step {self.first_step}")
         self.console.print_text("\n".join(lines))

@@ -103,6 +103,7 @@ REFUSED = [
         ("evaluation.offset=4 evaluation.every=4", "offset=4 is the first .* less than "),
         ("evaluation.offset=1 evaluation.every=0.5", "offset=1 has no effect .*=0.5.*leave it out"),
         ("keep_best=perplexity", "keep_best=perplexity is not .*; write one of loss, top1_error"),
+        ("keep_best=val_top1_error", "val_top1_error .*; write .* top1_error.*, .* validation set"),
         ("stop.metric=f1_error stop.patience=5", "stop.metric=f1_error is not a metric of"),
         ("stop.metric=top1_error", "stop.metric=top1_error has no effect .*stop.patience=5, or le"),
         ("metric.stop=true", "metric.stop=true has no target .*epochs_to={top1_error: 24.1}"),
