@@ -292,12 +292,17 @@ class Recipe(RunSettings):
 
         A local step is at a fraction of a step.
         """
-        left = 1.0 if self.schedule.decay == "steps" else self._decay_left(step)
+        left = 1.0 if self.schedule.decay in ("steps", "points") else self._decay_left(step)
         return schedule.learning_rate(self.epoch(step), remaining_decay=left, **self._schedule_rule)
 
     @property
     def scaled_lr(self) -> float:
-        """The full learning rate, scaled for the minibatch: after the warmup, before any decay."""
+        """The full learning rate, scaled for the minibatch: after the warmup, before any decay.
+
+        Of an lr by points it is the highest.
+        """
+        if self.schedule.points:
+            return max(lr for _, lr in self.schedule.points)
         return schedule.scaled_lr(
             self.lr_batch,
             reference_lr=self.schedule.reference_lr,
@@ -344,13 +349,14 @@ class Recipe(RunSettings):
         """Yield each remaining epoch of the run with its remaining steps; `step` is the first.
 
         A dry run makes a few steps of the whole run: the first two, one in the middle of the
-        warmup, the one at its end, and one on each side of the first drop and of each growth.
+        warmup, the one at its end, and one on each side of the first drop, of each point of the lr
+        and of each growth.
         """
         run = range(step, self.total_steps)
         if self.rehearse:
             warmup = self.schedule.warmup_epochs
             changes = [(self.schedule.milestones or [self.epochs])[0]]
-            changes += self.batch_growth.milestones
+            changes += [epoch for epoch, _ in self.schedule.points] + self.batch_growth.milestones
             sides = [self._first_step(epoch) - back for epoch in changes for back in (1, 0)]
             at = {0, 1, self._first_step(warmup / 2), self._first_step(warmup), *sides}
             steps = sorted(s for s in at if s in run)
@@ -430,11 +436,13 @@ class Recipe(RunSettings):
         return wording.describe_early_stop(self, stop) if (stop := self.early_stop(rates)) else ""
 
     def drops_in(self, epoch: int) -> bool:
-        """Return whether the lr drops at a milestone within this epoch, or at its end.
+        """Return whether the lr drops or jumps within this epoch, or at its end.
 
         Epochs are counted from 0.
         """
-        return any(epoch < milestone <= epoch + 1 for milestone in self.schedule.milestones)
+        rule = self.schedule
+        changes = (*rule.milestones, *schedule.jumps(rule.points))
+        return any(epoch < change <= epoch + 1 for change in changes)
 
     def kept_checkpoints(self, saved: Collection[int]) -> set[int]:
         """Return those steps whose checkpoints the run keeps, of all that it has saved."""

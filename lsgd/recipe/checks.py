@@ -423,6 +423,8 @@ def _check_images(recipe: Recipe) -> None:
 def _check_schedule(recipe: Recipe) -> None:
     rule = recipe.schedule
     _check_milestones("schedule.milestones", rule.milestones, recipe.epochs)
+    _check_within_run("schedule.points", rule.points, recipe.epochs)
+    _check_lr_by_points(recipe)
     _check_decay(rule)
     first, why = min([*rule.milestones, recipe.epochs]), "the lr drops or the run ends"
     if rule.decay_steps is not None and rule.decay_steps < first * recipe.steps_per_epoch:
@@ -446,6 +448,37 @@ def _check_milestones(key: str, milestones: Sequence[float], epochs: int) -> Non
             )
     if sorted(set(milestones)) != list(milestones):
         raise UsageError(f"{key}={shown} does not rise; write each once, in order")
+
+
+def _check_within_run(key: str, points: Sequence[Sequence[float]], epochs: int) -> None:
+    """Raise UsageError for points whose epoch is beyond the end of the run."""
+    if points and points[-1][0] > epochs:
+        raise UsageError(
+            f"{key}={as_override(points)} has epoch {points[-1][0]:g}, which is outside a run of "
+            f"{epochs} epochs; write epochs up to {epochs}, or write more epochs"
+        )
+
+
+def _check_lr_by_points(recipe: Recipe) -> None:
+    """Raise UsageError for an lr by points that lacks them, or settings that it does not use."""
+    rule, optim = recipe.schedule, recipe.optim
+    if rule.decay != "points":
+        return
+    if not any(lr for _, lr in rule.points):
+        raise UsageError(
+            f"schedule.points={as_override(rule.points)} has no lr above 0; write pairs of epoch "
+            "and lr, such as schedule.points=[[0,0.1],[5,3.2],[90,0]]"
+        )
+    for key, value, unused in (
+        ("schedule.scaling", rule.scaling, "none"),
+        ("schedule.warmup", rule.warmup, "none"),
+        ("optim.head_lr", optim.head_lr, None),
+    ):
+        if value != unused:
+            raise UsageError(
+                f"{key}={as_override(value)} has no effect with schedule=points, whose pairs are "
+                f"the lr itself; write {key}={as_override(unused)}"
+            )
 
 
 def _check_decay(rule: Schedule) -> None:

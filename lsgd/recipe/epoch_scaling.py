@@ -25,6 +25,8 @@ def scale_epochs(recipe: Recipe, epochs: int) -> list[str]:
         # The warmup must not pass the first drop, which may have been rounded down.
         warmup = min(float(f"{rule.warmup_epochs * ratio:.2g}"), first)
         settings["schedule.warmup_epochs"] = (rule.warmup_epochs, warmup)
+    points = _moved_points(rule.points, ratio)
+    settings["schedule.points"] = ([list(point) for point in rule.points], points)
     if rule.decay_steps is not None:
         settings["schedule.decay_steps"] = (
             rule.decay_steps,
@@ -44,6 +46,21 @@ def _moved(milestones: Sequence[float], ratio: float, epochs: int) -> dict[int, 
     """
     moved = {round(milestone * ratio): place for place, milestone in enumerate(milestones)}
     return {epoch: place for epoch, place in moved.items() if 0 < epoch < epochs}
+
+
+def _moved_points(points: Sequence[Sequence[float]], ratio: float) -> list[list[float]]:
+    """Return points of (epoch, value) with their epochs times `ratio`, whole ones rounded.
+
+    Of more than two that fall on one epoch the first and the last are kept.
+    """
+    moved: list[list[float]] = []
+    for epoch, value in points:
+        at = float(f"{epoch * ratio:.6g}")
+        at = round(at) if float(epoch).is_integer() else at
+        if len(moved) > 1 and moved[-2][0] == at:
+            moved.pop()
+        moved.append([at, value])
+    return moved
 
 
 def _shown(value: Any) -> str:

@@ -33,6 +33,7 @@ from lsgd.recipe.fields import (
     not_empty,
     one_of,
     only_for,
+    points_by_epoch,
     set_names,
     some_of,
 )
@@ -64,7 +65,7 @@ IMAGES, LANGUAGE, TAGGING, TREES = (only_for(WORKLOAD, workload) for workload in
 TEXT = only_for(WORKLOAD, "language", "tagging", "trees")
 TAGGING_AND_TREES = only_for(WORKLOAD, "tagging", "trees")
 """Metadata of fields that exist for some workloads only."""
-SMOOTH = only_for("schedule.decay", *schedule.DECAYS[1:], override="schedule")
+SMOOTH = only_for("schedule.decay", *schedule.SMOOTH_DECAYS, override="schedule")
 """Metadata of the settings of a smooth decay of the lr."""
 
 
@@ -358,7 +359,8 @@ class Schedule:
         default="steps", metadata=added_later("steps") | one_of(*schedule.DECAYS, own=True)
     )
     """The decay of the lr after the warmup: at the milestones (steps), or smooth, to end_lr.
-    A decay of your own is named by its import path, package.module:Name."""
+    points is the whole lr, without scaling and warmup. A decay of your own is named by its import
+    path, package.module:Name."""
     power: float = field(
         default=2.0,
         metadata=only_for("schedule.decay", "polynomial", override="schedule")
@@ -370,6 +372,14 @@ class Schedule:
     """The lr at the end of a smooth decay and after it."""
     decay_steps: int | None = field(default=None, metadata=SMOOTH | added_later(None) | at_least(1))
     """The step of the run at which a smooth decay ends; None for the last step."""
+    points: list[list[float]] = field(
+        default_factory=list,
+        metadata=only_for("schedule.decay", "points", override="schedule")
+        | added_later([])
+        | points_by_epoch(0),
+    )
+    """Pairs of epoch and lr, such as [[0,0.1],[2,1.7],[16,0]], between which the lr is linear.
+    Two pairs of one epoch are a jump. The lr is that of the run's own minibatch, not scaled."""
     options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
     """The options of a decay of your own, completed by their defaults."""
     source: str = field(default="", metadata=added_later(""))

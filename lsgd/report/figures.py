@@ -336,7 +336,9 @@ def _lr_points(group: RecipeRuns) -> tuple[list[float], list[float]]:
         rows = [row for run in group.runs[:1] for row in run.of_kind("epoch")]
         return [row["epoch"] for row in rows], [row.get("lr", math.nan) for row in rows]
     steps = {int(step) for step in np.linspace(0, total - 1, 200)}
-    for epoch in (recipe.schedule.warmup_epochs, *recipe.schedule.milestones):
+    rule = recipe.schedule
+    places = [rule.warmup_epochs, *rule.milestones, *(epoch for epoch, _ in rule.points)]
+    for epoch in places:
         jump = round(recipe.stage(epoch).steps_until(epoch))
         steps |= {step for step in (jump - 1, jump, jump + 1) if 0 <= step < total}
     order = sorted(steps)
