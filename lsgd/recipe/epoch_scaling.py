@@ -27,6 +27,8 @@ def scale_epochs(recipe: Recipe, epochs: int) -> list[str]:
         settings["schedule.warmup_epochs"] = (rule.warmup_epochs, warmup)
     points = _moved_points(rule.points, ratio)
     settings["schedule.points"] = ([list(point) for point in rule.points], points)
+    sizes = recipe.image_sizes.points
+    settings["image_sizes.points"] = ([list(point) for point in sizes], _moved_points(sizes, ratio))
     if rule.decay_steps is not None:
         settings["schedule.decay_steps"] = (
             rule.decay_steps,
@@ -36,6 +38,9 @@ def scale_epochs(recipe: Recipe, epochs: int) -> list[str]:
     settings["batch_growth.milestones"] = ([*growth.milestones], [*grown])
     if not grown:  # checks refuse a factor without milestones
         settings["batch_growth.factor"] = (growth.factor, BatchGrowth.factor)
+    moved = _moved([row[0] for row in recipe.batch_schedule], ratio, epochs)
+    phases = [[epoch, *recipe.batch_schedule[place][1:]] for epoch, place in moved.items()]
+    settings["batch_schedule"] = ([list(row) for row in recipe.batch_schedule], phases)
     return [f"{key}={_shown(new)}" for key, (old, new) in settings.items() if new != old]
 
 

@@ -297,6 +297,29 @@ def points_by_epoch(least: float) -> FieldMetadata:
     return {"points_by_epoch": FieldLimit(f"[epoch, {least:g} or more] in order", limit)}
 
 
+def phases_by_epoch() -> FieldMetadata:
+    """Return metadata that limits a recipe field to phases [epoch, workers, worker_batch].
+
+    Their epochs ascend from 1 on. That the last one is within the run is another check.
+    """
+
+    def limit(key: str, value: Any) -> None:
+        shown = f"{key}={as_override(value)}"
+        for row in value:
+            if len(row) != 3 or row[0] < 1 or row[1] < 1 or row[2] < 2 or max(row) > MOST:
+                raise UsageError(
+                    f"{shown} has {as_override(row)}, which is not an epoch from 1 on, workers "
+                    "from 1 on and a worker_batch from 2 on; write [[EPOCH,WORKERS,WORKER_BATCH],…]"
+                )
+        epochs = [row[0] for row in value]
+        if sorted(set(epochs)) != epochs:
+            raise UsageError(
+                f"{shown} is not in the order of its epochs; write each once, in order"
+            )
+
+    return {"phases_by_epoch": FieldLimit("[epoch, workers, worker_batch] in order", limit)}
+
+
 def folder_name() -> FieldMetadata:
     """Return metadata that limits a recipe field to text that is a folder's name everywhere."""
 

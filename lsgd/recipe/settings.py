@@ -33,6 +33,7 @@ from lsgd.recipe.fields import (
     not_empty,
     one_of,
     only_for,
+    phases_by_epoch,
     points_by_epoch,
     set_names,
     some_of,
@@ -480,6 +481,22 @@ class BatchGrowth:
 
 
 @dataclass(frozen=True)
+class ImageSizes:
+    """The settings of training images whose size changes with the epoch.
+
+    Evaluated images keep data.image_size and data.crop_ratio.
+    """
+
+    points: list[list[float]] = field(
+        default_factory=list, metadata=IMAGES | added_later([]) | points_by_epoch(1)
+    )
+    """Pairs of epoch and side in pixels, such as [[11,160],[13,192]], linear between them.
+    Two pairs of one epoch are a jump. All images of an epoch have the size of its beginning."""
+    multiple: int = field(default=1, metadata=IMAGES | added_later(1) | at_least(1))
+    """The multiple of pixels to which a size is rounded, to the even one of two equally near."""
+
+
+@dataclass(frozen=True)
 class TimeToTargetSettings:
     """The settings of a run's final metric: a metric at its end, or its time to a target metric."""
 
@@ -664,6 +681,13 @@ class RunSettings:
     bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=added_later({}))
     averaging: Averaging = field(default_factory=Averaging, metadata=added_later({}))
     batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=added_later({}))
+    batch_schedule: list[list[int]] = field(
+        default_factory=list, metadata=IMAGES | added_later([]) | phases_by_epoch()
+    )
+    """Phases of other minibatches, each [epoch, workers, worker_batch] from this whole epoch on.
+    The run begins with workers and worker_batch. The lr is that of the phase's minibatch, by
+    schedule.scaling, or that of schedule.points."""
+    image_sizes: ImageSizes = field(default_factory=ImageSizes, metadata=added_later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or(1, AUTO))
     """The number of workers in one micro-batch, or auto.
     With auto, lsgd.autotune finds the number when training starts. It is always one where each

@@ -283,7 +283,12 @@ def _noise_scales(noisy: list[tuple[RecipeRuns, list[tuple[int, float]]]]) -> Fi
         for index, (group, points) in enumerate(noisy):
             colour = COLOURS[index % len(COLOURS)]
             axes.plot(*zip(*points, strict=True), color=colour, marker=".", label=group.label)
-            axes.axhline(group.recipe.batch_size, color=colour, ls=":", lw=1)
+            stages = group.recipe.stages
+            ends = [*(stage.epoch for stage in stages[1:]), group.recipe.epochs]
+            for stage, end in zip(stages, ends, strict=True):
+                span = (0, 1) if len(stages) == 1 else (stage.epoch, end)
+                draw = axes.axhline if len(stages) == 1 else axes.hlines
+                draw(stage.batch_size, *span, color=colour, ls=":", lw=1)
         axes.set_yscale("log")
         axes.set_xlim(left=0)
         axes.set_xlabel("epochs")

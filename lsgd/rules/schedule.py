@@ -1,4 +1,6 @@
-"""Learning rates as functions of the epoch: linear scaling, warmup, step drops, smooth decays.
+"""Learning rates and image sizes as functions of the epoch.
+
+These are linear scaling, warmup, step drops, smooth decays, and values by points.
 
 Goyal et al. 2017: the linear scaling rule is section 2.1, the warmups are section 2.2, the drops by
 ten at 30, 60 and 80 of 90 epochs are section 5.1. The polynomial decay is that of You et al. 2017,
@@ -87,6 +89,17 @@ def value_by_points(epoch: float, points: Sequence[Sequence[float]]) -> float:
 def jumps(points: Sequence[Sequence[float]]) -> Iterator[float]:
     """Yield the epochs at which a value by points jumps, for value_by_points."""
     return (one[0] for one, two in pairwise(points) if one[0] == two[0])
+
+
+def size_by_points(epoch: int, points: Sequence[Sequence[float]], multiple: int) -> int:
+    """Return the size of images in an epoch, by points, rounded to a multiple of pixels.
+
+    Halfway between two multiples the even one is taken, as numpy's rounding in FFCV does.
+
+    >>> [size_by_points(epoch, [(11, 160), (13, 192)], 32) for epoch in (10, 11, 12, 13)]
+    [160, 160, 192, 192]
+    """
+    return multiple * round(value_by_points(epoch, points) / multiple)
 
 
 def learning_rate(
