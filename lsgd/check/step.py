@@ -79,13 +79,19 @@ class WeightDecayGroups:
 
 def _is_decoupled(learner: Learner) -> bool:
     groups = _allreduce(learner).optimizer.param_groups
-    return any(group.get("decoupled_weight_decay") for group in groups)
+    return any(
+        group.get("decoupled_weight_decay") or optim.DECOUPLED_DECAY in group for group in groups
+    )
 
 
 def _decays(learner: Learner) -> dict[nn.Parameter, float]:
     """Return the weight decay of each optimized parameter, whether SGD or LARS applies it."""
     return {
-        parameter: float(group["weight_decay"] + group.get(optim.LARS_DECAY, 0.0))
+        parameter: float(
+            group["weight_decay"]
+            + group.get(optim.LARS_DECAY, 0.0)
+            + group.get(optim.DECOUPLED_DECAY, 0.0) * learner.recipe.scaled_lr
+        )
         for group in _allreduce(learner).optimizer.param_groups
         for parameter in group["params"]
     }

@@ -40,6 +40,8 @@ def check_recipe(recipe: Recipe) -> None:
     _check_bn_statistics(recipe)
     _check_start(recipe)
     _check_optim(recipe.optim)
+    _check_decoupled(recipe)
+    _check_own_network(recipe)
     _check_own_parts(recipe)
     _check_fused(recipe)
     _check_float16(recipe)
@@ -179,6 +181,29 @@ def _check_optim(optim: Optim) -> None:
         )
 
 
+def _check_decoupled(recipe: Recipe) -> None:
+    """Raise UsageError for a decoupled decay of SGD where no process updates whole models."""
+    if recipe.optim.decay == "decoupled" and recipe.strategy.name != "allreduce":
+        raise UsageError(
+            "optim.decay=decoupled shrinks the weights of one model before each update, and "
+            f"strategy={recipe.strategy.name} has parts of it, or several; write "
+            "strategy=allreduce, or optim.decay=gradient"
+        )
+
+
+def _check_own_network(recipe: Recipe) -> None:
+    """Raise UsageError for changes of lsgd's networks with the network of a library."""
+    model = recipe.model
+    if not model.is_from_library:
+        return
+    for key, usual in (("gamma", "ones"), ("blurpool", "none"), ("last_bias", 0.0)):
+        if (value := getattr(model, key)) != usual:
+            raise UsageError(
+                f"model.{key}={as_override(value)} is for the networks of lsgd, and this is "
+                f"model={model.name}; leave it out, or write model=resnet50"
+            )
+
+
 def _check_own_parts(recipe: Recipe) -> None:
     """Raise UsageError for the options or the source of a part where lsgd's own is chosen."""
     for kind in KINDS:
@@ -208,6 +233,7 @@ def _check_fused(recipe: Recipe) -> None:
     for key, value, possible in (
         ("optim.name", optim.name, ("sgd", "lars")),
         ("optim.equation", optim.equation, (9,)),
+        ("optim.decay", optim.decay, ("gradient",)),
         ("precision", recipe.precision, ("float32", "tf32", "bfloat16", "float16")),
         ("device", recipe.device, ("auto", "cuda")),
         ("strategy.name", recipe.strategy.name, ("allreduce", "local")),

@@ -61,6 +61,8 @@ PAPERS = ("goyal2017", "hoffer2017", "lars2017", "mlperf", "nado2021", "nus")
 """The papers whose rules lsgd.check verifies, each in a file of lsgd/check/papers."""
 TRACKERS = ("mlflow", "wandb")
 """The experiment trackers that lsgd.track supports, by the name of their package."""
+BLURS = ("none", "convolutions", "all")
+"""The choices of layers that a network blurs."""
 PADDINGS = ("global", "batch", "bucket", "packed", "per_sentence")
 IMAGES, LANGUAGE, TAGGING, TREES = (only_for(WORKLOAD, workload) for workload in MODELS)
 TEXT = only_for(WORKLOAD, "language", "tagging", "trees")
@@ -168,7 +170,9 @@ class Model:
     )
     """The name of a network of lsgd for this workload, or torchvision/NAME or timm/NAME.
     A network of your own is named by its import path, package.module:Name."""
-    last_gamma: float = field(default=0.0, metadata=IMAGES | finite())
+    last_gamma: float = field(
+        default=0.0, metadata=IMAGES | only_for("model.gamma", "ones") | finite()
+    )
     """The initial gamma of the last norm layer of every residual block.
     0 is the value of Goyal et al. 2017, section 5.1; 1 is the other row of table 2b."""
     hidden: int = field(
@@ -176,6 +180,17 @@ class Model:
         metadata=IMAGES | only_for("model.name", "lenet5") | added_later(120) | at_least(1),
     )
     """The units of LeNet-5's first fully connected layer."""
+    gamma: str = field(
+        default="ones", metadata=IMAGES | added_later("ones") | one_of("ones", "uniform")
+    )
+    """The initial gamma of all other norm layers: ones, or uniform in (0, 1) as in MosaicML's code.
+    With uniform the last gammas are uniform too."""
+    blurpool: str = field(default="none", metadata=IMAGES | added_later("none") | one_of(*BLURS))
+    """The layers that are blurred by [1, 2, 1] in both directions (Zhang 2019).
+    convolutions are those with a stride and 16 or more input channels, before which it is done;
+    all includes max-pooling, whose stride the blur takes."""
+    last_bias: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | finite())
+    """The initial bias of the last layer, such as -ln K for binary cross-entropy of K classes."""
     options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | added_later({}))
     """Further keyword arguments for a library's network, such as {drop_path_rate: 0.1}.
     For a network of your own they are its options, completed by their defaults."""
@@ -256,7 +271,8 @@ class Optim:
     """Whether SGD uses Nesterov momentum, as PyTorch defines it."""
     weight_decay: float = field(default=1e-4, metadata=at_least(0))
     """The weight decay of convolution and fc weights and of the fc bias; BN has none.
-    It is added to the gradient, except with adamw, which subtracts lr times decay times weight."""
+    It is added to the gradient, except with adamw, which subtracts lr times decay times weight, and
+    with optim.decay=decoupled."""
     equation: int = field(default=9, metadata=only_for("optim.name", "sgd", "lars") | one_of(9, 10))
     """The equation of the paper that updates the momentum buffer, 9 or 10.
     9, as in PyTorch, keeps the lr outside the momentum; 10 has it inside."""
@@ -306,7 +322,19 @@ class Optim:
     """The schedule.reference_lr of the last layer; None for that of all other layers.
     At every step its lr is head_lr / reference_lr times that of the other layers."""
     decay_bias: bool = field(default=True, metadata=added_later(True))
-    """Whether weight decay applies to biases; it never applies to gamma and beta of BN."""
+    """Whether weight decay applies to biases; that of norms is decay_norm."""
+    decay_norm: bool = field(default=False, metadata=added_later(False))
+    """Whether weight decay applies to gamma and beta of norms, and to what a network excludes."""
+    decay: str = field(
+        default="gradient",
+        metadata=only_for("optim.name", "sgd")
+        | only_for("optim.equation", 9)
+        | added_later("gradient")
+        | one_of("gradient", "decoupled"),
+    )
+    """The weight decay of sgd: in the gradient, or decoupled from it.
+    decoupled multiplies a weight by 1 - weight_decay lr / (full lr) before each update, as
+    MosaicML's code does: the full lr is the scaled one, or the highest of schedule.points."""
     fused: str = field(default="torch", metadata=EXECUTION | one_of("torch", "apex"))
     """The source of fused kernels for sgd and lars by equation 9: PyTorch or NVIDIA's apex.
     apex has to be installed. The two agree except for the last bits, and a run may be resumed with
@@ -412,6 +440,10 @@ class Evaluation:
     Training does so with precision=bfloat16. Otherwise evaluation runs in the precision of the
     parameters."""
 
+    mirror: bool = field(default=False, metadata=IMAGES | added_later(False))
+    """Whether the logits of an evaluated image are the mean with those of its mirror image.
+    An evaluation then takes two forward passes."""
+
     @property
     def is_within_epochs(self) -> bool:
         """Whether the run is evaluated within epochs too, beside the end of each."""
@@ -456,6 +488,11 @@ class Averaging:
         metadata=IMAGES | only_for("averaging.name", "ema") | added_later(100.0) | above_0(),
     )
     """The half-life of a weight in the ema, in updates."""
+    every: int = field(
+        default=1,
+        metadata=IMAGES | only_for("averaging.name", "ema") | added_later(1) | at_least(1),
+    )
+    """The number of updates after each of which the ema is moved, by as many updates' share."""
     epochs: int = field(
         default=6,
         metadata=IMAGES | only_for("averaging.name", "last") | added_later(6) | at_least(1),
@@ -652,6 +689,16 @@ class RunSettings:
     """The share of a training label that is spread evenly over all classes (Szegedy et al. 2016).
     It is counted as in torch and MLPerf. train_loss includes the smoothing, and val_loss does
     not."""
+    loss: str = field(
+        default="cross_entropy",
+        metadata=IMAGES | added_later("cross_entropy") | one_of("cross_entropy", "bce"),
+    )
+    """The loss: cross_entropy or bce, the binary cross-entropy of each class against the others."""
+    bce_over_classes: str = field(
+        default="sum",
+        metadata=IMAGES | only_for("loss", "bce") | added_later("sum") | one_of("sum", "mean"),
+    )
+    """How binary cross-entropies are reduced over the classes of an image: sum or mean."""
     tail: str = field(default="drop", metadata=one_of("drop", "keep"))
     """The treatment of the last N mod kn examples of an epoch: drop, or keep as a smaller step."""
     precision: str = field(

@@ -26,11 +26,21 @@ PHASES = (
     "image_sizes.multiple=4",
 )  # fmt: skip
 """8 steps of 24 images, 4 of 60, 6 of 32, 7 of 30; of 8, 12, 16 and 20 pixels."""
+OTHERS = (
+    "loss=bce", "label_smoothing=0.08", "optim.decay=decoupled", "optim.decay_norm=true",
+    "model.blurpool=all", "model.gamma=uniform", "model.last_bias=-2.3", "evaluation.mirror=true",
+    "averaging=ema", "averaging.half_life=6", "averaging.every=4", "bn_statistics.examples=40",
+)  # fmt: skip
 EDGES = (8, 12, 18)
 
 
 def phases(*words: str) -> Recipe:
     return compose_recipe(*WORDS, *SMALL, *PHASES, *words)
+
+
+def together(*words: str) -> Recipe:
+    """Return the recipe of phases that also has every other field of the recipes by phases."""
+    return phases(*OTHERS, *words)
 
 
 def trained(
@@ -80,7 +90,7 @@ def test_any_split_and_a_resume_at_each_edge(
     alone: Checkpoint, processes: int, workers_per_pass: int, edge: int
 ) -> None:
     """Trained to an edge of a phase by some processes, and from there by another number."""
-    made = phases(f"workers_per_pass={workers_per_pass}")
+    made = together(f"workers_per_pass={workers_per_pass}")
 
     def begin(comm: ThreadComm) -> Checkpoint:
         return trained(comm, made, end=edge)
@@ -100,11 +110,11 @@ def test_any_split_and_a_resume_at_each_edge(
 
 @pytest.fixture(scope="module")
 def alone() -> Checkpoint:
-    return trained(SingleComm(), phases())
+    return trained(SingleComm(), together())
 
 
 def test_the_sizes_make_a_difference(alone: Checkpoint) -> None:
-    other = trained(SingleComm(), phases("image_sizes.points=[[0,12]]"))
+    other = trained(SingleComm(), together("image_sizes.points=[[0,12]]"))
     assert largest_difference(other.model, alone.model) > 1e-3
 
 
