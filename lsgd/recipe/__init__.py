@@ -224,6 +224,11 @@ class Recipe(RunSettings):
         return tuple(dict.fromkeys(map(self.training_size, epochs)))
 
     @property
+    def has_phases(self) -> bool:
+        """Whether the minibatch changes, or training images have another size than evaluated."""
+        return len(self.stages) > 1 or self.training_sizes != (self.data.image_size,)
+
+    @property
     def keeps_tail(self) -> bool:
         """Whether the last N mod kn examples of an epoch are kept as a smaller step."""
         return self.tail == "keep"

@@ -106,12 +106,16 @@ def _data(recipe: Recipe, n: Sequence[int]) -> Data:
 def _examples_of_phases(recipe: Recipe, n: Sequence[int]) -> int:
     """Return the number of images that gives each phase of a dry run its number of steps."""
     examples, rest = divmod(recipe.train_examples * n[0], recipe.worker_batch)
-    if recipe.keeps_tail:
-        examples += rest > 0
-        batches = [(stage.workers * m, m) for stage, m in zip(recipe.stages, n, strict=True)]
+    if not recipe.keeps_tail:
+        return examples
+    examples += rest > 0
+    batches = [(stage.workers * m, m) for stage, m in zip(recipe.stages, n, strict=True)]
+    steps = [-(-examples // size) for size, _ in batches]
+    for more in range(examples, examples + min(size for size, _ in batches)):
+        is_same = [-(-more // size) for size, _ in batches] == steps
         # No worker of a last step may have a single image.
-        while any(examples % size % m == 1 for size, m in batches):
-            examples += 1
+        if is_same and all(more % size % m != 1 for size, m in batches):
+            return more
     return examples
 
 

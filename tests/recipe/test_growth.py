@@ -127,7 +127,8 @@ def test_the_phases_of_fast_ai_on_128_gpus() -> None:
     """Each has its minibatch of images of BN too; a kept tail makes 157 steps of 8192 images."""
     recipe = compose_recipe(
         "+recipe=bs256", "workers=128", "worker_batch=64", "tail=keep", "epochs=50",
-        "schedule.milestones=[]", "batch_schedule=[[6,128,128],[16,128,64],[19,128,192],[37,128,128]]",
+        "schedule.milestones=[]",
+        "batch_schedule=[[6,128,128],[16,128,64],[19,128,192],[37,128,128]]",
     )  # fmt: skip
     assert [(s.epoch, s.batch_size, s.steps_per_epoch) for s in recipe.stages] == [
         (0, 8192, 157), (6, 16384, 79), (16, 8192, 157), (19, 24576, 53), (37, 16384, 79),
@@ -192,7 +193,7 @@ def test_a_growing_batch_is_another_run() -> None:
         (("batch_schedule=[3]",), r"=\[3\] is not a list of lists of whole numbers"),
         (("batch_schedule=[[3,2,2],[3,4,2]]",), "is not in the order of its epochs"),
         (("batch_schedule=[[3,2,40000]]",), "batch_size of 80000 from epoch 3 on .*; write fewer"),
-        (("batch_schedule=[[3,1,7]]", "tail=keep", "data.train_examples=50008"), "single image"),
+        (("batch_schedule=[[3,1,7]]", "tail=keep", "data.train_examples=50009"), "single image"),
         (("batch_schedule=[[3,2,2]]", "strategy=sync"), "those of strategy=sync stay the same"),
         (("batch_schedule=[[3,2,2]]", "batch_growth.milestones=[2]"), "both change the minibatch"),
         (("batch_schedule=[[3,2,2]]", "workers_per_pass=auto"), "=auto is timed with one micro"),
