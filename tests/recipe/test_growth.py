@@ -208,7 +208,9 @@ def test_what_makes_no_sense_is_refused(words: tuple[str, ...], message: str) ->
         check_recipe(compose_recipe("+recipe=fashion_bs64", *words))
 
 
-def test_a_plan_of_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["+recipe=bs8k", "batch_growth.milestones=[30]", "nodes=1", "gpus=8"]
-    assert plan(words) == 2
+def test_a_plan_for_one_minibatch_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["+recipe=bs8k", "batch_growth.milestones=[30]"]
+    assert plan([*words, "nodes=1", "gpus=8", "--to", "75.9"]) == 2
     assert "write batch_growth.milestones=[] workers=256, and for what" in capsys.readouterr().err
+    assert plan(["memory", words[0], "batch_schedule=[[30,128,64]]"]) == 2
+    assert "write batch_schedule=[] and the workers= and" in capsys.readouterr().err
