@@ -9,13 +9,13 @@ from torch import nn
 
 from lsgd.errors import UsageError
 from lsgd.models import make_network
-from lsgd.models.blurpool import BlurredConv2d, BlurredMaxPool2d, blur, blur_strides
+from lsgd.models.blurpool import BlurredConv2d, BlurredMaxPool2d, blur, blur_kernel, blur_strides
 from lsgd.rules.batchnorm import worker_batch_norms
 
 
 def test_a_blur_by_value() -> None:
     """Of ones, with zeros around them."""
-    found = blur(torch.ones(2, 3, 3, 3, dtype=torch.float64))
+    found = blur(torch.ones(2, 3, 3, 3), blur_kernel())
     expected = [[0.5625, 0.75, 0.5625], [0.75, 1.0, 0.75], [0.5625, 0.75, 0.5625]]
     assert found.tolist() == [[expected] * 3] * 2
 
@@ -30,11 +30,12 @@ def test_a_strided_convolution_sees_a_blurred_image(kind: str, pools: int) -> No
     names = list(model.state_dict())
     images = torch.randn(2, 3, 21, 21, generator=torch.Generator().manual_seed(0)).double()
     first, pool, second, last = (layer for layer in model)
-    pooled = pool(first(images))
+    pooled, kernel = pool(first(images)), blur_kernel().double()
     maxima = nn.functional.max_pool2d(first(images), 3, 1, 1)
-    expected = second(blur(maxima)[:, :, ::2, ::2] if pools else pooled)
-    expected = last(blur(expected))
+    expected = second(blur(maxima, kernel)[:, :, ::2, ::2] if pools else pooled)
+    expected = last(blur(expected, kernel))
     blur_strides(model, kind)
+    model.double()
     torch.testing.assert_close(model(images), expected)
     assert [*model.state_dict()] == names
     assert [type(layer) is BlurredConv2d for layer in model] == [False, False, False, True]

@@ -67,7 +67,7 @@ def test_a_run_by_phases(capsys: pytest.CaptureFixture[str]) -> None:
         ("60 to 90", "224", "8192", "4,680"),
     ]  # fmt: skip
     small, large, last = (float(row[4]) for row in phases)
-    assert small == pytest.approx(1000 * large / 4, rel=0.03)
+    assert small == pytest.approx(1000 * large / 4, rel=0.06)  # 3.5 pixels of a stage are 4
     assert large == last == pytest.approx(1.024 * 1.036, rel=0.02)
     assert "for 90 epochs of 14,040 steps" in text
     assert main([*words, "--out", "plan"]) == 2
