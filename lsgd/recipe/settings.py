@@ -701,7 +701,7 @@ class RunSettings:
         default="sum",
         metadata=IMAGES | only_for("loss", "bce") | added_later("sum") | one_of("sum", "mean"),
     )
-    """How binary cross-entropies are reduced over the classes of an image: sum or mean."""
+    """The reduction of binary cross-entropies over the classes of an image: sum or mean."""
     tail: str = field(default="drop", metadata=one_of("drop", "keep"))
     """The treatment of the last N mod kn examples of an epoch: drop, or keep as a smaller step."""
     precision: str = field(

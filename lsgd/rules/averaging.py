@@ -85,8 +85,8 @@ class MovingAverage(AveragedWeights):
     """An exponential moving average of a model's weights, from the initial weights on.
 
     After every update mean <- mean + (1 - 2^(-1 / half_life)) (w - mean): after `half_life` further
-    updates the weight of an update in the mean is halved. With `every` it is moved only after each
-    of so many updates, by 1 - 2^(-every / half_life).
+    updates the weight of an update in the mean is halved. It is moved after every `every`-th update
+    only, then by 1 - 2^(-every / half_life).
     """
 
     def __init__(self, model: nn.Module, half_life: float, every: int = 1) -> None:
