@@ -89,7 +89,7 @@ class Learner:
     @property
     def epoch(self) -> int:
         """The epoch, from 0, of the last training step, or of the first before it."""
-        return self.recipe.locate_step(max(0, self.next_step - 1))[0]
+        return self.recipe.epoch_before(self.next_step)
 
     @property
     def micro_batches_per_step(self) -> int:

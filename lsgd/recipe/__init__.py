@@ -297,6 +297,10 @@ class Recipe(RunSettings):
         epochs, of_epoch = divmod(step - stage.steps_before, stage.steps_per_epoch)
         return stage.epoch + epochs, of_epoch
 
+    def epoch_before(self, step: int) -> int:
+        """Return the epoch, from 0, of the last step before `step`, or of the first step."""
+        return self.locate_step(max(0, step - 1))[0]
+
     @property
     def total_steps(self) -> int:
         """The number of training steps of the whole run."""

@@ -1,16 +1,21 @@
 """Image size, minibatch and lr that change with the epoch: one trajectory, however it is split."""
 
+from pathlib import Path
+
 import pytest
 from helpers.checkpoints import CPU, WORDS
 from helpers.composed import compose_recipe
 from helpers.differences import distance, largest_difference
+from helpers.halted import train_until
 from helpers.threaded import ThreadComm, run_on_threads
 
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
+from lsgd.evaluate import evaluate_checkpoint
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
+from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.step import train_step
 
@@ -130,3 +135,14 @@ def test_measured_statistics_are_of_the_size_of_the_epoch() -> None:
         evaluate(TrainedModel(learner.workload, learner.model, learner.comm, CPU, epoch), inputs)
     assert sizes == [8, 12, 16, 12, 20, 12]
     assert learner.epoch == 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_evaluated_to_what_its_run_said(tmp_path: Path) -> None:
+    """That of the second of four epochs, whose average has statistics of images of its size."""
+    made = together(f"run_dir={tmp_path}", "log_steps=1")
+    train_until(made, EDGES[1] + 1)
+    (saved,) = [path for path in checkpoint.checkpoint_files(tmp_path) if "12" in path.name]
+    rates = checkpoint.decode_checkpoint(checkpoint.read(saved), "").rates[2]
+    found = evaluate_checkpoint(saved)["val"].with_prefix("val")
+    assert found == pytest.approx({key: rates[key] for key in found}, rel=1e-12)
