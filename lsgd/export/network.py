@@ -72,7 +72,9 @@ class ExportedNetwork:
         }[recipe.averaging.name]
         measures = recipe.measures_bn and worker_batch_norms(self.network)
         measured = ", BN statistics measured with them" if measures else ""
-        return f"{weights} after step {self.checkpoint.step}{measured}"
+        mirrors = ", evaluated as the mean over an image and its mirror image"
+        mirrored = mirrors * recipe.evaluation.mirror
+        return f"{weights} after step {self.checkpoint.step}{measured}{mirrored}"
 
     @property
     def is_torchvision_model(self) -> bool:

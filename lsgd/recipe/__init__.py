@@ -220,8 +220,9 @@ class Recipe(RunSettings):
     @cached_property
     def training_sizes(self) -> tuple[int, ...]:
         """The distinct sides of training images over the run, in the order of their epochs."""
-        epochs = range(self.epochs if self.image_sizes.points else 1)
-        return tuple(dict.fromkeys(map(self.training_size, epochs)))
+        points = self.image_sizes.points  # from the last one on the size stays
+        epochs = min(self.epochs, math.ceil(points[-1][0]) + 1) if points else 1
+        return tuple(dict.fromkeys(map(self.training_size, range(epochs))))
 
     @property
     def has_phases(self) -> bool:
