@@ -55,6 +55,16 @@ def test_the_lr_of_fast_ai() -> None:
     assert found == pytest.approx([1.9220382, 3.8318987], abs=5e-8)
 
 
+def test_the_lr_of_the_recipes_by_value() -> None:
+    """A step of DIU has the lr of its update, and MosaicML's cosine that of its begin."""
+    diu = compose_recipe("+recipe=diu_v100x64")
+    found = [diu.lr(diu.first_step(epoch)) for epoch in (0, 11)]
+    assert found == pytest.approx([1.9220382, 3.8318987], abs=5e-8)
+    mosaic = compose_recipe("+recipe=mosaic_mild")
+    found = [mosaic.lr(mosaic.first_step(epoch)) for epoch in (4, 8, 15, 22, 29)]
+    assert found == pytest.approx([1.024, 2.048, 1.748077, 1.024, 0.299923], abs=5e-7)
+
+
 def test_a_jump_has_both_sides_and_the_ends_stay() -> None:
     points = [[1.0, 2.0], [3.0, 4.0], [3.0, 1.0], [4.0, 0.5], [4.0, 8.0]]
     epochs = (0, 1, 2.5, 3 - 1e-9, 3, 3.5, 4, 90)
