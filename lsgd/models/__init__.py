@@ -47,10 +47,28 @@ def make_network(recipe: Recipe) -> nn.Module:
             hidden=recipe.model.hidden,
             seed=recipe.seed,
         )
+        _change_network(model, recipe)
     freeze_parameters(model, recipe)
     if recipe.optim.head_lr is not None:
         _set_head_lr(model, recipe, recipe.optim.head_lr)
     return model.to(DTYPES[recipe.precision], memory_format=memory_format(recipe))  # type: ignore[call-overload,no-any-return]
+
+
+def _change_network(model: nn.Module, recipe: Recipe) -> None:
+    """Apply the recipe's choices of blurred strides, initial gammas and the last layer's bias."""
+    settings = recipe.model
+    if settings.blurpool != "none":
+        from lsgd.models.blurpool import blur_strides
+
+        blur_strides(model, settings.blurpool)
+    if settings.gamma == "uniform":
+        # Of another generator than the other weights, which stay those of gamma 1.
+        generator = torch.Generator().manual_seed(recipe.seed)
+        for layer in worker_batch_norms(model):
+            nn.init.uniform_(layer.weight, generator=generator)
+    if settings.last_bias:
+        *_, last = (module for module in model.modules() if isinstance(module, nn.Linear))
+        nn.init.constant_(last.bias, settings.last_bias)
 
 
 def head_parameters(recipe: Recipe) -> tuple[str, ...]:

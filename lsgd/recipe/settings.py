@@ -33,6 +33,8 @@ from lsgd.recipe.fields import (
     not_empty,
     one_of,
     only_for,
+    phases_by_epoch,
+    points_by_epoch,
     set_names,
     some_of,
 )
@@ -57,16 +59,21 @@ UNCHANGED_BY_ROLES = re.compile(r"(torchvision|timm)/(wide_)?resne(t|xt)\d+[a-dt
 """A pattern for library networks whose treatment did not change when parameter roles came in.
 Initialisation and weight decay used to depend on the classes of layers. For these networks the
 roles decide the same."""
-PAPERS = ("goyal2017", "hoffer2017", "lars2017", "mlperf", "nado2021", "nus")
+PAPERS = (
+    *("diu", "ffcv", "goyal2017", "hoffer2017", "lars2017"),
+    *("mlperf", "mosaic", "nado2021", "nus"),
+)
 """The papers whose rules lsgd.check verifies, each in a file of lsgd/check/papers."""
 TRACKERS = ("mlflow", "wandb")
 """The experiment trackers that lsgd.track supports, by the name of their package."""
+BLURS = ("none", "convolutions", "all")
+"""The choices of layers that a network blurs."""
 PADDINGS = ("global", "batch", "bucket", "packed", "per_sentence")
 IMAGES, LANGUAGE, TAGGING, TREES = (only_for(WORKLOAD, workload) for workload in MODELS)
 TEXT = only_for(WORKLOAD, "language", "tagging", "trees")
 TAGGING_AND_TREES = only_for(WORKLOAD, "tagging", "trees")
 """Metadata of fields that exist for some workloads only."""
-SMOOTH = only_for("schedule.decay", *schedule.DECAYS[1:], override="schedule")
+SMOOTH = only_for("schedule.decay", *schedule.SMOOTH_DECAYS, override="schedule")
 """Metadata of the settings of a smooth decay of the lr."""
 
 
@@ -184,7 +191,9 @@ class Model:
     """The name of a network of lsgd for this workload, or torchvision/NAME or timm/NAME.
     A network of your own is named by its import path, package.module:Name. own is the network that
     a workload of your own makes."""
-    last_gamma: float = field(default=0.0, metadata=IMAGES | finite())
+    last_gamma: float = field(
+        default=0.0, metadata=IMAGES | only_for("model.gamma", "ones") | finite()
+    )
     """The initial gamma of the last norm layer of every residual block.
     0 is the value of Goyal et al. 2017, section 5.1; 1 is the other row of table 2b."""
     hidden: int = field(
@@ -192,6 +201,17 @@ class Model:
         metadata=IMAGES | only_for("model.name", "lenet5") | added_later(120) | at_least(1),
     )
     """The units of LeNet-5's first fully connected layer."""
+    gamma: str = field(
+        default="ones", metadata=IMAGES | added_later("ones") | one_of("ones", "uniform")
+    )
+    """The initial gamma of all other norm layers: ones, or uniform in (0, 1) as in MosaicML's code.
+    With uniform the last gammas are uniform too."""
+    blurpool: str = field(default="none", metadata=IMAGES | added_later("none") | one_of(*BLURS))
+    """The layers that are blurred by [1, 2, 1] in both directions (Zhang 2019).
+    convolutions are those with a stride and 16 or more input channels, before which it is done;
+    all includes max-pooling, whose stride the blur takes."""
+    last_bias: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | finite())
+    """The initial bias of the last layer, such as -ln K for binary cross-entropy of K classes."""
     options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | added_later({}))
     """Further keyword arguments for a library's network, such as {drop_path_rate: 0.1}.
     For a network of your own they are its options, completed by their defaults."""
@@ -272,7 +292,8 @@ class Optim:
     """Whether SGD uses Nesterov momentum, as PyTorch defines it."""
     weight_decay: float = field(default=1e-4, metadata=at_least(0))
     """The weight decay of convolution and fc weights and of the fc bias; BN has none.
-    It is added to the gradient, except with adamw, which subtracts lr times decay times weight."""
+    It is added to the gradient, except with adamw, which subtracts lr times decay times weight, and
+    with optim.decay=decoupled."""
     equation: int = field(default=9, metadata=only_for("optim.name", "sgd", "lars") | one_of(9, 10))
     """The equation of the paper that updates the momentum buffer, 9 or 10.
     9, as in PyTorch, keeps the lr outside the momentum; 10 has it inside."""
@@ -322,7 +343,19 @@ class Optim:
     """The schedule.reference_lr of the last layer; None for that of all other layers.
     At every step its lr is head_lr / reference_lr times that of the other layers."""
     decay_bias: bool = field(default=True, metadata=added_later(True))
-    """Whether weight decay applies to biases; it never applies to gamma and beta of BN."""
+    """Whether weight decay applies to biases; that of norms is decay_norm."""
+    decay_norm: bool = field(default=False, metadata=added_later(False))
+    """Whether weight decay applies to gamma and beta of norms, and to what a network excludes."""
+    decay: str = field(
+        default="gradient",
+        metadata=only_for("optim.name", "sgd")
+        | only_for("optim.equation", 9)
+        | added_later("gradient")
+        | one_of("gradient", "decoupled"),
+    )
+    """The weight decay of sgd: in the gradient, or decoupled from it.
+    decoupled multiplies a weight by 1 - weight_decay lr / (full lr) before each update, as
+    MosaicML's code does: the full lr is the scaled one, or the highest of schedule.points."""
     fused: str = field(default="torch", metadata=EXECUTION | one_of("torch", "apex"))
     """The source of fused kernels for sgd and lars by equation 9: PyTorch or NVIDIA's apex.
     apex has to be installed. The two agree except for the last bits, and a run may be resumed with
@@ -376,7 +409,8 @@ class Schedule:
         default="steps", metadata=added_later("steps") | one_of(*schedule.DECAYS, own=True)
     )
     """The decay of the lr after the warmup: at the milestones (steps), or smooth, to end_lr.
-    A decay of your own is named by its import path, package.module:Name."""
+    points is the whole lr, without scaling and warmup. A decay of your own is named by its import
+    path, package.module:Name."""
     power: float = field(
         default=2.0,
         metadata=only_for("schedule.decay", "polynomial", override="schedule")
@@ -388,6 +422,14 @@ class Schedule:
     """The lr at the end of a smooth decay and after it."""
     decay_steps: int | None = field(default=None, metadata=SMOOTH | added_later(None) | at_least(1))
     """The step of the run at which a smooth decay ends; None for the last step."""
+    points: list[list[float]] = field(
+        default_factory=list,
+        metadata=only_for("schedule.decay", "points", override="schedule")
+        | added_later([])
+        | points_by_epoch(0),
+    )
+    """Pairs of epoch and lr, such as [[0,0.1],[2,1.7],[16,0]], between which the lr is linear.
+    Two pairs of one epoch are a jump. The lr is that of the run's own minibatch, not scaled."""
     options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
     """The options of a decay of your own, completed by their defaults."""
     source: str = field(default="", metadata=added_later(""))
@@ -418,6 +460,10 @@ class Evaluation:
     """Whether evaluation runs its forward passes in bfloat16, by autocast.
     Training does so with precision=bfloat16. Otherwise evaluation runs in the precision of the
     parameters."""
+
+    mirror: bool = field(default=False, metadata=IMAGES | added_later(False))
+    """Whether the logits of an evaluated image are the mean with those of its mirror image.
+    An evaluation then takes two forward passes."""
 
     @property
     def is_within_epochs(self) -> bool:
@@ -463,6 +509,11 @@ class Averaging:
         metadata=IMAGES | only_for("averaging.name", "ema") | added_later(100.0) | above_0(),
     )
     """The half-life of a weight in the ema, in updates."""
+    every: int = field(
+        default=1,
+        metadata=IMAGES | only_for("averaging.name", "ema") | added_later(1) | at_least(1),
+    )
+    """The number of updates after each of which the ema is moved, by as many updates' share."""
     epochs: int = field(
         default=6,
         metadata=IMAGES | only_for("averaging.name", "last") | added_later(6) | at_least(1),
@@ -485,6 +536,22 @@ class BatchGrowth:
     def factor_in(self, epoch: int) -> int:
         """Return the ratio of the number of workers in this epoch to that in epoch 0."""
         return int(self.factor ** sum(epoch >= milestone for milestone in self.milestones))
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """The settings of training images whose size changes with the epoch.
+
+    Evaluated images keep data.image_size and data.crop_ratio.
+    """
+
+    points: list[list[float]] = field(
+        default_factory=list, metadata=IMAGES | added_later([]) | points_by_epoch(1)
+    )
+    """Pairs of epoch and side in pixels, such as [[11,160],[13,192]], linear between them.
+    Two pairs of one epoch are a jump. All images of an epoch have the size of its beginning."""
+    multiple: int = field(default=1, metadata=IMAGES | added_later(1) | at_least(1))
+    """The multiple of pixels to which a size is rounded, to the even one of two equally near."""
 
 
 @dataclass(frozen=True)
@@ -660,6 +727,16 @@ class RunSettings:
     """The share of a training label that is spread evenly over all classes (Szegedy et al. 2016).
     It is counted as in torch and MLPerf. train_loss includes the smoothing, and val_loss does
     not."""
+    loss: str = field(
+        default="cross_entropy",
+        metadata=IMAGES | added_later("cross_entropy") | one_of("cross_entropy", "bce"),
+    )
+    """The loss: cross_entropy or bce, the binary cross-entropy of each class against the others."""
+    bce_over_classes: str = field(
+        default="sum",
+        metadata=IMAGES | only_for("loss", "bce") | added_later("sum") | one_of("sum", "mean"),
+    )
+    """The reduction of binary cross-entropies over the classes of an image: sum or mean."""
     tail: str = field(default="drop", metadata=one_of("drop", "keep"))
     """The treatment of the last N mod kn examples of an epoch: drop, or keep as a smaller step."""
     precision: str = field(
@@ -689,6 +766,13 @@ class RunSettings:
     bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=added_later({}))
     averaging: Averaging = field(default_factory=Averaging, metadata=added_later({}))
     batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=added_later({}))
+    batch_schedule: list[list[int]] = field(
+        default_factory=list, metadata=IMAGES | added_later([]) | phases_by_epoch()
+    )
+    """Phases of other minibatches, each [epoch, workers, worker_batch] from this whole epoch on.
+    The run begins with workers and worker_batch. The lr is that of the phase's minibatch, by
+    schedule.scaling, or that of schedule.points."""
+    image_sizes: ImageSizes = field(default_factory=ImageSizes, metadata=added_later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or(1, AUTO))
     """The number of workers in one micro-batch, or auto.
     With auto, lsgd.autotune finds the number when training starts. It is always one where each

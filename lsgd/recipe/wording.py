@@ -55,9 +55,12 @@ def summarize(recipe: "Recipe") -> str:
         + f", {ramp}",
         *filter(None, [_describe_settings(recipe)]),
         *(
-            f"batch_size {stage.batch_size} = {stage.workers} workers from epoch {stage.epoch} on"
+            f"batch_size {stage.batch_size} = {stage.workers} workers"
+            + f" x {stage.worker_batch}" * bool(recipe.batch_schedule)
+            + f" from epoch {stage.epoch} on"
             for stage in recipe.stages[1:]
         ),
+        *([_describe_sizes(recipe)] if recipe.image_sizes.points else []),
         *([NO_REPLAY] if recipe.strategy.name == "hogwild" else []),
         *([f"images skipped (data.skip): {skipped}"] if skipped else []),
         *recipe.replaced,
@@ -76,6 +79,20 @@ def _describe_settings(recipe: "Recipe") -> str:
         f"optim.head_lr={optim.head_lr}": optim.head_lr is not None,
     }
     return ", ".join(text for text, is_unusual in settings.items() if is_unusual)
+
+
+def _describe_sizes(recipe: "Recipe") -> str:
+    """Describe the sizes of training images by epoch, and that of evaluated images."""
+    sizes = [recipe.training_size(epoch) for epoch in range(recipe.epochs)]
+    changes = [
+        f"{size} from epoch {epoch} on" if epoch else f"{size}"
+        for epoch, size in enumerate(sizes)
+        if not epoch or size != sizes[epoch - 1]
+    ]
+    return (
+        f"training images of {', '.join(changes)} pixels; evaluated ones of "
+        f"{recipe.data.image_size}"
+    )
 
 
 def format_result(

@@ -1,4 +1,4 @@
-"""Image classification with cross-entropy, top-1 and top-5 error (Goyal et al. 2017)."""
+"""Image classification by (binary) cross-entropy, top-1 and top-5 error (Goyal et al. 2017)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,6 +19,7 @@ from lsgd.rules import balance, sampler
 from lsgd.rules.averaging import AveragedWeights, LastEpochsAverage, MovingAverage
 from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norms
 from lsgd.rules.counter_dropout import CounterBasedDraws, counter_dropout_layers
+from lsgd.rules.loss import binary_cross_entropy
 from lsgd.rules.metric import TOP1, Metric, named_metric
 from lsgd.rules.sampler import MicroBatch
 from lsgd.workloads import CarriedState, is_finite_output
@@ -101,7 +102,7 @@ class ImageClassification:
         settings = self.recipe.averaging
         match settings.name:
             case "ema":
-                return MovingAverage(model, settings.half_life)
+                return MovingAverage(model, settings.half_life, settings.every)
             case "last":
                 return LastEpochsAverage(model, settings.epochs, self.recipe.locate_step)
         return None
@@ -184,7 +185,7 @@ class ImageClassification:
         self.statistics.measure(active, partial(all_reduce_, self.comm))
 
     def loss(self, model: nn.Module, batch: Batch, each: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Return the summed cross-entropy of a micro-batch of images, and its counts.
+        """Return the summed cross-entropy of a micro-batch of images, or binary one, and counts.
 
         The counts are those of images, and of images whose label is the first guess or within five
         guesses. In training, labels are smoothed and losses weighted as the recipe says.
@@ -197,15 +198,26 @@ class ImageClassification:
         images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
         logits = model(images)
+        if self.recipe.evaluation.mirror and not trains:
+            logits = (logits + model(images.flip(-1))) / 2
         # Summed, not averaged: the step divides by the examples of all processes (remark 3).
         smoothing = self.recipe.label_smoothing if trains else 0.0
         weights = self._class_weights if trains else None
-        loss = F.cross_entropy(
-            logits.to(self.dtype),
-            labels,
-            reduction="sum" if weights is None else "none",
-            label_smoothing=smoothing,
-        )
+        if self.recipe.loss == "bce":
+            loss = binary_cross_entropy(
+                logits.to(self.dtype),
+                labels,
+                smoothing=smoothing,
+                over_classes=self.recipe.bce_over_classes,
+            )
+            loss = loss.sum() if weights is None else loss
+        else:
+            loss = F.cross_entropy(
+                logits.to(self.dtype),
+                labels,
+                reduction="sum" if weights is None else "none",
+                label_smoothing=smoothing,
+            )
         if weights is not None:
             loss = (loss * weights[labels]).sum()
         # topk breaks ties arbitrarily, so every image has exactly one first guess and at most five
@@ -226,6 +238,8 @@ class ImageClassification:
         layout = self.layout if self.recipe.evaluation.bfloat16 else torch.preserve_format
         images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
         logits: Tensor = model(images)
+        if self.recipe.evaluation.mirror:
+            logits = (logits + model(images.flip(-1))) / 2
         return logits
 
     def metrics(self, loss: float, counts: list[int]) -> dict[str, float]:

@@ -91,6 +91,13 @@ KINDS = {
         *IMAGES, "batch_growth.milestones=[1]", "batch_growth.factor=2", "averaging=ema",
         "averaging.half_life=5", "bn_statistics.examples=100",
     ],
+    # Fewer workers in the second epoch, of more images, which are larger; the lr jumps there.
+    "phases": [
+        *IMAGES, "schedule=points", "schedule.milestones=[]",
+        "schedule.points=[[0,0.01],[1,0.1],[1,0.05],[2,0]]", "batch_schedule=[[1,3,8]]",
+        "image_sizes.points=[[0,8],[1,12]]", "loss=bce", "label_smoothing=0.1",
+        "optim.decay=decoupled", "model.blurpool=all",
+    ],
     "language": LANGUAGE,
     "tagging": ["+recipe=conll_bilstm_crf", *SENTENCES, "model.dropout=0.5"],
     "trees": ["+recipe=sst_treelstm", *SENTENCES],

@@ -215,6 +215,22 @@ FLOAT16_RUN = ComparedRun(
 """The run in float16, whose loss scale only all-reduce supports."""
 
 
+PHASES_RUN = ComparedRun(
+    "images",
+    "allreduce",
+    ("phases", "sizes", "bce", "decoupled", "blurred", "mirrored"),
+    {
+        "schedule.decay": "points", "schedule.points": [[0.0, 0.01], [1.0, 0.05], [1.0, 0.02]],
+        "schedule.milestones": [], "schedule.scaling": "none", "schedule.warmup": "none",
+        "batch_schedule": [[1, 5, 3]], "image_sizes.points": [[0.0, 8.0], [1.0, 12.0]],
+        "loss": "bce", "label_smoothing": 0.1, "optim.decay": "decoupled",
+        "optim.decay_norm": True, "model.blurpool": "all", "model.gamma": "uniform",
+        "averaging.name": "ema", "averaging.every": 2, "evaluation.mirror": True,
+    },
+)  # fmt: skip
+"""The run whose size, minibatch and lr change, with what else the recipes of such runs have."""
+
+
 def text_runs(strategy: str) -> Iterator[ComparedRun]:
     """Yield the runs of the text workloads with a strategy.
 

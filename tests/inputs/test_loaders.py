@@ -118,6 +118,23 @@ def test_windows_and_flips_are_those_of_augmentation(root: Path, loader: str) ->
 
 
 @pytest.mark.parametrize("loader", LOADERS)
+def test_a_size_is_that_of_the_epoch_without_a_restart(root: Path, loader: str) -> None:
+    """Each pass equals that of a loader of its size, whose crops and flips are the same."""
+    words = ("image_sizes.points=[[0,20],[2,40]]", "image_sizes.multiple=4", "epochs=4")
+    inputs = open_folder_inputs(root, loader, DATA, *words, "schedule.milestones=[]")
+    passes = [MicroBatch(epoch, np.arange(2 * epoch, 12), step=epoch) for epoch in range(4)]
+    found = list(inputs.train(passes))
+    assert [images.shape[-1] for images, _ in found] == [20, 32, 40, 40]
+    for each, (images, labels) in zip(passes, found, strict=True):
+        plain = open_folder_inputs(root, loader, replace(DATA, image_size=images.shape[-1]))
+        ((expected, its),) = plain.train([each])
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, its)
+    ((images, _),) = inputs.evaluation(evaluation_micro_batches(np.arange(6)))
+    assert images.shape == (6, 3, SIDE, SIDE)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
 def test_pixels_are_normalised_per_channel(root: Path, loader: str) -> None:
     plain = open_folder_inputs(root, loader, replace(DATA, mean=[0.0] * 3, std=[1.0] * 3))
     ((pixels, _),) = plain.train([MicroBatch(EPOCH, np.arange(12))])

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from lsgd.inputs import training_labels
 from lsgd.metric_sums import MetricSums
+from lsgd.rules.loss import binary_cross_entropy
 from lsgd.rules.sampler import MicroBatch
 from lsgd.scores import Scores
 from lsgd.workloads import compute_metrics
@@ -39,6 +40,53 @@ def test_counts_are_exact_whatever_the_passes(classes: int, examples: int, batch
     assert state["counts"].tolist() == [examples, (better < 1).sum(), (better < 5).sum()]
     loss = F.cross_entropy(logits, labels, reduction="sum").item()
     assert state["loss"].item() == pytest.approx(loss, rel=1e-12)
+
+
+def bce(over_classes: str, smoothing: float = 0.0) -> ImageClassification:
+    words = ("loss=bce", f"bce_over_classes={over_classes}", f"label_smoothing={smoothing}")
+    recipe = compose_recipe("+recipe=digits", "precision=float64", *words)
+    return ImageClassification(recipe, CPU)
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [
+        (bce("sum"), 1.133336879),
+        (bce("sum", 0.1), 1.300003546),
+        (bce("mean", 0.1), 0.433334515),
+    ],
+)
+def test_binary_cross_entropy_by_value(workload: ImageClassification, expected: float) -> None:
+    """The sum over the classes of (2, 0, -1), of the first class; summed over two such images."""
+    logits = torch.tensor([[2.0, 0.0, -1.0]] * 2, dtype=torch.float64)
+    each = MicroBatch(0, np.arange(2))
+    loss, counts = workload.loss(nn.Identity(), (logits, torch.zeros(2, dtype=int)), each)
+    assert loss.item() == pytest.approx(2 * expected, rel=1e-9)
+    assert counts.tolist() == [2, 2, 2]
+    even = torch.full((1, 1000), -math.log(1000), dtype=torch.float64)
+    found = binary_cross_entropy(even, torch.tensor([7]), smoothing=0.0, over_classes="sum")
+    assert found.item() == pytest.approx(7.907256, rel=1e-7)
+
+
+def test_an_evaluation_does_not_smooth_and_may_mirror() -> None:
+    """Of a network that sees the left half only, both halves count with the mirror image."""
+    (each,) = evaluation_micro_batches(np.arange(1))
+    images = torch.arange(16.0, dtype=torch.float64).reshape(1, 1, 4, 4)
+    left = nn.Sequential(nn.Flatten(), nn.Linear(16, 2, bias=False)).double()
+    batch = images, torch.tensor([0])
+    plain, mirrored = (
+        ImageClassification(compose_recipe("+recipe=digits", "precision=float64", *words), CPU)
+        for words in ((), ("evaluation.mirror=true", "label_smoothing=0.1"))
+    )
+    logits = (left(images) + left(images.flip(-1))) / 2
+    loss, _ = mirrored.loss(left, batch, each)
+    assert loss.item() == pytest.approx(F.cross_entropy(logits, batch[1]).item(), rel=1e-12)
+    assert torch.equal(mirrored.logits(left, images), logits)
+    assert torch.equal(plain.logits(left, images), left(images))
+    in_training, _ = mirrored.loss(left, batch, MicroBatch(0, np.arange(1)))
+    assert in_training.item() == pytest.approx(
+        F.cross_entropy(left(images), batch[1], label_smoothing=0.1).item(), rel=1e-12
+    )
 
 
 def top(logits: Tensor, labels: Tensor) -> list[int]:

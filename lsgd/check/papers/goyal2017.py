@@ -25,8 +25,16 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         absent.add("averaging")
     if recipe.data.balance == "none":
         absent.add("balance")
-    if not recipe.batch_growth.milestones:
+    if len(recipe.stages) == 1:
         absent.add("batch_growth")
+    if not recipe.image_sizes.points:
+        absent.add("image_sizes")
+    if recipe.loss == "cross_entropy":
+        absent.add("loss")
+    if recipe.model.blurpool == "none":
+        absent.add("blurpool")
+    if not recipe.evaluation.mirror:
+        absent.add("mirror")
     return {name: rule for name, rule in RULES.items() if name not in absent}
 
 
@@ -129,6 +137,10 @@ RULES = {
         lambda how: how == "none",
     ),
     "batch_growth": Rule("5.1", "one minibatch for the whole run", lambda sizes: len(sizes) == 1),
+    "image_sizes": Rule("5.1", "224 x 224 in all epochs", lambda sizes: sizes == [(0, 224)]),
+    "loss": Rule("5.1", "cross-entropy", lambda loss: loss == ("cross_entropy", "")),
+    "blurpool": Rule("5.1", "none", lambda counts: counts == (0, 0)),
+    "mirror": Rule("5.1", "none: one evaluation of each image", lambda mirrors: not mirrors),
     "metric": Rule(
         "5.1",
         "median top-1 error of the last 5 epochs",
