@@ -21,6 +21,7 @@ def observe(learner: Learner) -> list[Observation]:
         _averaging(recipe),
         _growth(recipe),
         _balance(recipe),
+        _mixing(recipe),
         _metric(learner),
     ]
 
@@ -72,6 +73,13 @@ def _balance(recipe: Recipe) -> Observation:
     }
     how = recipe.data.balance
     return Observation("balance", run[how], how)
+
+
+def _mixing(recipe: Recipe) -> Observation:
+    """Observe by which methods training images are mixed with each other."""
+    alphas = {"mixup": recipe.data.mixup, "CutMix": recipe.data.cutmix}
+    used = [f"{name} of alpha {alpha:g}" for name, alpha in alphas.items() if alpha]
+    return Observation("mixing", " or ".join(used) or "none", bool(used))
 
 
 def _growth(recipe: Recipe) -> Observation:

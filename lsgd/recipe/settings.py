@@ -131,6 +131,13 @@ class Data:
     weights multiplies the training loss of an image of class c by N / (K N_c), for N images of
     which N_c are of class c, and K classes; the mean weight is 1. sampler draws N images per epoch
     with replacement, each of a class drawn uniformly. Evaluation is not balanced."""
+    mixup: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | at_least(0, 1))
+    """The alpha of mixup, or 0: two images are added by the shares of a Beta(alpha, alpha) draw.
+    The draw is one per worker and step, and the pairs are of one worker (Zhang et al. 2018).
+    train_top1 and train_top5 count an image's own label alone."""
+    cutmix: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | at_least(0, 1))
+    """The alpha of CutMix, or 0: a window of another image of the worker replaces its pixels.
+    (Yun et al. 2019). With mixup too, each is drawn half of the time."""
     workload: str = field(default="images", metadata=added_later("images") | one_of(*MODELS))
     """The workload, which decides what the model predicts.
     images: the class of an image. language: the next word of a text. tagging: the tag of each word

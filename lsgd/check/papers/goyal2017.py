@@ -25,6 +25,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         absent.add("averaging")
     if recipe.data.balance == "none":
         absent.add("balance")
+    if not recipe.data.mixup and not recipe.data.cutmix:
+        absent.add("mixing")
     if not recipe.batch_growth.milestones:
         absent.add("batch_growth")
     return {name: rule for name, rule in RULES.items() if name not in absent}
@@ -128,6 +130,7 @@ RULES = {
         "none: every image once per epoch, with weight 1",
         lambda how: how == "none",
     ),
+    "mixing": Rule("5.1", "none: an image is one image of the dataset", lambda mixes: not mixes),
     "batch_growth": Rule("5.1", "one minibatch for the whole run", lambda sizes: len(sizes) == 1),
     "metric": Rule(
         "5.1",
