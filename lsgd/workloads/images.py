@@ -191,7 +191,7 @@ class ImageClassification:
         layout = self.layout if trains or self.recipe.evaluation.bfloat16 else torch.preserve_format
         images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
-        mixed = self._mixing(each) if trains else None
+        mixed = self._mixing(each, images.shape[-1]) if trains else None
         if mixed is not None:
             images = mixing.mix_images(images, mixed).to(memory_format=layout)
         logits = model(images)
@@ -207,17 +207,17 @@ class ImageClassification:
         torch.sum(right, (0, 1), out=counts[2])
         return loss, counts
 
-    def _mixing(self, each: MicroBatch) -> Tensor | None:
+    def _mixing(self, each: MicroBatch, side: int) -> Tensor | None:
         """Return how a training micro-batch's images are mixed, (workers, 6); None if they are not.
 
-        The columns are those of mixing.draw_mixing.
+        The columns are those of mixing.draw_mixing for images of this side.
         """
         data = self.recipe.data
         if not data.mixup and not data.cutmix:
             return None
         drawn = mixing.draw_mixing(
             each.by_worker[:, 0],
-            data.image_size,
+            side,
             mixup=data.mixup,
             cutmix=data.cutmix,
             seed=self.recipe.seed,
