@@ -415,7 +415,7 @@ def _check_images(recipe: Recipe) -> None:
             f"data.mean and data.std need {data.channels} numbers each, one per channel, and have "
             f"{len(data.mean)} and {len(data.std)}{grey * (data.channels == 1)}"
         )
-    if model in ("resnet50", "resnet101") and data.channels not in (1, 3):
+    if model in ("resnet50", "resnet50_v2", "resnet101") and data.channels not in (1, 3):
         raise UsageError(
             f"model={model} takes images of 3 channels or 1 and {data.name} has {data.channels}; "
             "write model=small_resnet or model=resnet20"

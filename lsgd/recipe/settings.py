@@ -43,7 +43,7 @@ from lsgd.rules.augmentation import AREA, ASPECT, CROP_RATIO, FILE_AUGMENTATIONS
 from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
 
 MODELS = {
-    "images": ("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5"),
+    "images": ("resnet50", "resnet50_v2", "resnet101", "resnet20", "small_resnet", "lenet5"),
     "language": ("lstm",),
     "tagging": ("bilstm", "bilstm_crf"),
     "trees": ("treelstm", "childsum"),
