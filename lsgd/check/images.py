@@ -134,7 +134,12 @@ def _windows(recipe: Recipe) -> CropSamples:
     ids = np.arange(10_000)
     side = 10_000  # so large that whole pixels make no difference
     windows = augmentation.crop_windows(
-        np.full((len(ids), 2), side), ids, seed=recipe.seed, epoch=0
+        np.full((len(ids), 2), side),
+        ids,
+        seed=recipe.seed,
+        epoch=0,
+        area_range=recipe.data.crop_area,
+        aspect_range=recipe.data.crop_aspect,
     )
     width, height = windows[:, 2] / side, windows[:, 3] / side
     area, aspect = width * height, width / height

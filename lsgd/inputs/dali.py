@@ -34,6 +34,7 @@ from lsgd.inputs.index import ImageIndex, index_columns
 from lsgd.job.device import arrays_to_device, is_nvidia, to_device
 from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
+from lsgd.rules.augmentation import is_augmented
 from lsgd.rules.sampler import MicroBatch
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
@@ -177,9 +178,11 @@ class DaliInputs:
         except InputFailedError as error:
             raise explain_read_error(error, each, index) from None
         colours = np.tile(augmentation.IDENTITY_COLOURS, (len(ids), 1))
-        if each.epoch is not None and self.data.augmentation in augmentation.FILE_AUGMENTATIONS:
+        data = self.data
+        if is_augmented(data.augmentation, each.epoch, data.augmented_epochs):
             draw = {"seed": self.seed, "epoch": each.epoch}
-            windows = augmentation.crop_windows(sizes, ids, **draw)
+            ranges = {"area_range": data.crop_area, "aspect_range": data.crop_aspect}
+            windows = augmentation.crop_windows(sizes, ids, **draw, **ranges)
             mirror = augmentation.flip_mask(ids, **draw)
             regions = np.concatenate((np.zeros(sizes.shape), windows[:, 2:]), axis=1)
             if self.recolours:
@@ -187,9 +190,7 @@ class DaliInputs:
         else:
             windows = np.concatenate((np.zeros_like(sizes), sizes), axis=1)
             mirror = np.zeros(len(ids), bool)
-            regions = augmentation.evaluation_regions(
-                sizes, self.data.image_size, self.data.crop_ratio
-            )
+            regions = augmentation.evaluation_regions(sizes, data.image_size, data.crop_ratio)
         return (
             files,
             _rows_first(windows[:, :2], np.int32),

@@ -31,6 +31,7 @@ from lsgd.inputs.index import ImageIndex
 from lsgd.job.starting import enable_gc
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
+from lsgd.rules.augmentation import is_augmented
 from lsgd.rules.sampler import MicroBatch
 
 Pixels: TypeAlias = NDArray[Any]
@@ -49,6 +50,8 @@ class ImageFiles:
     def __init__(self, data: Data, indexes: Mapping[str, ImageIndex], *, seed: int) -> None:
         self.side, self.augmentation, self.seed = data.image_size, data.augmentation, seed
         self.channels, self.crop_ratio = data.channels, data.crop_ratio
+        self.augmented_epochs = data.augmented_epochs
+        self.ranges = {"area_range": data.crop_area, "aspect_range": data.crop_aspect}
         self.indexes = indexes
 
     def shape(self, each: MicroBatch) -> tuple[int, ...]:
@@ -77,14 +80,14 @@ class ImageFiles:
     ) -> NDArray[np.float64] | None:
         ids, bicubic = each.examples, self.augmentation == "fb_resnet_torch"
         shape = pixels.shape[1:]
-        if each.epoch is None or self.augmentation not in augmentation.FILE_AUGMENTATIONS:
+        if not is_augmented(self.augmentation, each.epoch, self.augmented_epochs):
             for i, example in enumerate(ids):
                 whole = load_image(index, example, channels=self.channels)
                 image = centre_crop(whole, self.side, crop_ratio=self.crop_ratio, bicubic=bicubic)
                 pixels[i] = np.asarray(image).reshape(shape)
             return None
         draw = {"seed": self.seed, "epoch": each.epoch}
-        windows = augmentation.crop_windows(index.sizes(ids), ids, **draw)
+        windows = augmentation.crop_windows(index.sizes(ids), ids, **draw, **self.ranges)
         flips = augmentation.flip_mask(ids, **draw)
         for i, example in enumerate(ids):
             whole = load_image(index, example, channels=self.channels)

@@ -292,6 +292,8 @@ class Recipe(RunSettings):
 
         A local step is at a fraction of a step.
         """
+        if self.schedule.per == "epoch":
+            step = self.first_step(int(self.epoch(step)))
         left = 1.0 if self.schedule.decay == "steps" else self._decay_left(step)
         return schedule.learning_rate(self.epoch(step), remaining_decay=left, **self._schedule_rule)
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from lsgd.recipe import UNITS, Data, EarlyStopping, Evaluation, Model, Recipe, TimeToTargetSettings
+from lsgd.rules.augmentation import AREA, ASPECT
 
 N = 2
 """The number of examples of a worker in a step."""
@@ -71,9 +72,9 @@ def _data(recipe: Recipe) -> Data:
     if data.workload in ("tagging", "trees"):
         return replace(small, test_examples=0, words=VOCABULARY_SIZE)
     side = data.image_size if recipe.model.is_from_library else SIZE
-    return replace(
-        small, image_size=side, augmentation="none", augmentation_options={}, augmentation_source=""
-    )
+    whole = replace(small, augmentation_options={}, augmentation_source="", augmented_epochs=None)
+    default = {"crop_area": [*AREA], "crop_aspect": [*ASPECT]}
+    return replace(whole, image_size=side, augmentation="none", **default)
 
 
 def _model(recipe: Recipe) -> tuple[Model, str]:

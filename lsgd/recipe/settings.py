@@ -39,11 +39,11 @@ from lsgd.recipe.fields import (
 from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.rules import evaluation_interval, schedule
-from lsgd.rules.augmentation import CROP_RATIO
+from lsgd.rules.augmentation import AREA, ASPECT, CROP_RATIO, FILE_AUGMENTATIONS
 from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
 
 MODELS = {
-    "images": ("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5"),
+    "images": ("resnet50", "resnet50_v2", "resnet101", "resnet20", "small_resnet", "lenet5"),
     "language": ("lstm",),
     "tagging": ("bilstm", "bilstm_crf"),
     "trees": ("treelstm", "childsum"),
@@ -66,6 +66,10 @@ TAGGING_AND_TREES = only_for(WORKLOAD, "tagging", "trees")
 """Metadata of fields that exist for some workloads only."""
 SMOOTH = only_for("schedule.decay", *schedule.DECAYS[1:], override="schedule")
 """Metadata of the settings of a smooth decay of the lr."""
+
+
+CROPPED = only_for("data.augmentation", *FILE_AUGMENTATIONS)
+"""Metadata of the settings of random crops of image files."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,21 @@ class Data:
     )
     """The side of the centre crop of an evaluated image over its resized short side.
     It is for files of images; 0.875 resizes to 256 pixels for a crop of 224."""
+    crop_area: list[float] = field(
+        default_factory=lambda: [*AREA],
+        metadata=IMAGES | CROPPED | added_later([*AREA]) | above_0(),
+    )
+    """The least and the largest share of an image's area in a random crop, as in [0.05, 1]."""
+    crop_aspect: list[float] = field(
+        default_factory=lambda: [*ASPECT],
+        metadata=IMAGES | CROPPED | added_later([*ASPECT]) | above_0(),
+    )
+    """The least and the largest ratio of the width of a random crop to its height."""
+    augmented_epochs: int | None = field(
+        default=None, metadata=IMAGES | CROPPED | added_later(None) | at_least(1)
+    )
+    """The number of first epochs with random crops, flips and colours; None for all epochs.
+    Images of later epochs are resized and cropped as in an evaluation."""
     balance: str = field(
         default="none",
         metadata=IMAGES | added_later("none") | one_of("none", "weights", "sampler"),
@@ -300,6 +319,11 @@ class Optim:
         default=0.001, metadata=only_for("optim.name", "lars") | added_later(0.001) | above_0()
     )
     """LARS' trust coefficient, eta: at lr 1, the largest ratio of a step to the tensor's norm."""
+    ratio_decay: float | None = field(
+        default=None, metadata=only_for("optim.name", "lars") | added_later(None) | at_least(0)
+    )
+    """The weight decay in the denominator of LARS' ratio; None for weight_decay.
+    It applies to tensors that decay."""
     adapts: str = field(
         default="weights",
         metadata=only_for("optim.name", "lars") | added_later("weights") | one_of("weights", "all"),
@@ -377,6 +401,10 @@ class Schedule:
     """The lr at the end of a smooth decay and after it."""
     decay_steps: int | None = field(default=None, metadata=SMOOTH | added_later(None) | at_least(1))
     """The step of the run at which a smooth decay ends; None for the last step."""
+    per: str = field(default="step", metadata=added_later("step") | one_of("step", "epoch"))
+    """The interval at which the lr changes: step or epoch.
+    With epoch it is constant in an epoch: the warmup has in epoch e, counted from 0, the lr that it
+    otherwise has at the end of this epoch, and the decay the one that it has at its start."""
     options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
     """The options of a decay of your own, completed by their defaults."""
     source: str = field(default="", metadata=added_later(""))

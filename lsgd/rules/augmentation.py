@@ -8,6 +8,7 @@ fb.resnet.torch too; the paper does not name them.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,9 @@ FILE_AUGMENTATIONS = ("crop_flip", "fb_resnet_torch")
 """The kinds of augmentation that crop windows from images of any size."""
 
 AREA = (0.08, 1.0)
-LOG_ASPECT = (math.log(3 / 4), math.log(4 / 3))
+"""The default range of a random crop's share of the area."""
+ASPECT = (3 / 4, 4 / 3)
+"""The default range of a random crop's width over its height."""
 MAX_TRIES = 10
 CROP_RATIO = 224 / 256
 """The default ratio of a validation crop to the resized short side: 224 pixels of 256."""
@@ -42,12 +45,19 @@ IDENTITY_COLOURS = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 
 
 def crop_windows(
-    image_sizes: NDArray[np.int64], examples: NDArray[np.int64], *, seed: int, epoch: int
+    image_sizes: NDArray[np.int64],
+    examples: NDArray[np.int64],
+    *,
+    seed: int,
+    epoch: int,
+    area_range: Sequence[float] = AREA,
+    aspect_range: Sequence[float] = ASPECT,
 ) -> NDArray[np.int64]:
     """Draw a random crop window for each image; return (left, top, width, height) in pixels.
 
     The result has shape (images, 4). `image_sizes` holds the (width, height) of each image as
-    stored, shape (images, 2).
+    stored, shape (images, 2). The share of the area is uniform in its range, and so is the
+    logarithm of the aspect ratio.
     """
     tries = np.arange(MAX_TRIES)
     u_area, u_aspect, u_left, u_top = philox.uniforms(
@@ -55,8 +65,10 @@ def crop_windows(
     )  # each (images, tries)
     sizes = np.asarray(image_sizes, dtype=np.int64)
     image_width, image_height = sizes[:, :1], sizes[:, 1:]
-    area = image_width * image_height * (AREA[0] + (AREA[1] - AREA[0]) * u_area)
-    aspect = np.exp(LOG_ASPECT[0] + (LOG_ASPECT[1] - LOG_ASPECT[0]) * u_aspect)
+    least, most = area_range
+    area = image_width * image_height * (least + (most - least) * u_area)
+    narrow, wide = map(math.log, aspect_range)
+    aspect = np.exp(narrow + (wide - narrow) * u_aspect)
     width = np.rint(np.sqrt(area * aspect)).astype(np.int64)
     height = np.rint(np.sqrt(area / aspect)).astype(np.int64)
     fits = (width > 0) & (width <= image_width) & (height > 0) & (height <= image_height)
@@ -65,6 +77,19 @@ def crop_windows(
     first = np.argmax(fits, axis=1)
     drawn = np.stack((left, top, width, height), axis=-1)[np.arange(len(sizes)), first]
     return np.where(fits.any(axis=1)[:, None], drawn, centred_squares(sizes))
+
+
+def is_augmented(kind: str, epoch: int | None, augmented_epochs: int | None) -> bool:
+    """Return whether images of an epoch have random crops; the epoch of an evaluation is None.
+
+    `kind` is the augmentation, and `augmented_epochs` the number of epochs with it, or None for
+    all.
+    """
+    return (
+        epoch is not None
+        and kind in FILE_AUGMENTATIONS
+        and (augmented_epochs is None or epoch < augmented_epochs)
+    )
 
 
 def centred_squares(image_sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -82,12 +82,14 @@ def learning_rate(
     power: float = 2.0,
     end_lr: float = 0.0,
     remaining_decay: float = 1.0,
+    per: str = "step",
     own_decay: Callable[[float], float] | None = None,
 ) -> float:
     """Return the scheduled learning rate at a fractional epoch, that of the start of a step.
 
     Decays other than by steps depend on `remaining_decay`, the remaining share of the decay.
-    `own_decay` is `LrDecay.share` of a decay of the user's own.
+    `own_decay` is `LrDecay.share` of a decay of the user's own. With `per` = "epoch" the epoch is a
+    whole one, whose warmup lr is that of its end.
 
     >>> learning_rate(0.0, batch_size=8192)  # starts where a minibatch of 256 would
     0.1
@@ -106,6 +108,8 @@ def learning_rate(
     )
     if rises and epoch < warmup_epochs:
         start = reference_lr if warmup_start is None else warmup_start
+        if per == "epoch":
+            epoch = min(epoch + 1, warmup_epochs)
         progress = epoch / warmup_epochs if warmup == "gradual" else 0.0
         return start + (target - start) * progress
     if own_decay:

@@ -30,13 +30,21 @@ def windows(
     return augmentation.crop_windows(sizes, examples, **{"seed": 0, "epoch": 0} | draw)
 
 
-def slow_window(size: tuple[int, int], example: int, seed: int, epoch: int) -> list[int]:
+RANGES = [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.05, 0.9), (2 / 3, 3 / 2)), ((1.0, 1.0), (1.0, 1.0))]
+"""Ranges of area and aspect: the defaults, Fujitsu's, and a single window."""
+Range = tuple[float, float]
+
+
+def slow_window(
+    size: tuple[int, int], example: int, seed: int, epoch: int, area_range: Range, wide: float
+) -> list[int]:
     """The rule in plain words: the first of ten tries that fits, else the centred square."""
     image_width, image_height = size
+    least, most = area_range
     for t in range(10):
         u = philox.uniforms((example, epoch, t, augmentation.WINDOW), key=seed)
-        area = image_width * image_height * (0.08 + 0.92 * u[0])
-        aspect = math.exp((2 * u[1] - 1) * math.log(4 / 3))
+        area = image_width * image_height * (least + (most - least) * u[0])
+        aspect = math.exp((2 * u[1] - 1) * math.log(wide))
         width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < width <= image_width and 0 < height <= image_height:
             left = math.floor(u[2] * (image_width - width + 1))
@@ -45,15 +53,23 @@ def slow_window(size: tuple[int, int], example: int, seed: int, epoch: int) -> l
     return [(image_width - side) // 2, (image_height - side) // 2, side, side]
 
 
-@hypothesis.example([(1, 1), (1, 1000), (1000, 1), (2, 3), (10, 999)], 0, 0)
-@given(SIZES, st.integers(0, 2**32), st.integers(0, 99))
+@hypothesis.example([(1, 1), (1, 1000), (1000, 1), (2, 3), (10, 999)], 0, 0, RANGES[0])
+@given(SIZES, st.integers(0, 2**32), st.integers(0, 99), st.sampled_from(RANGES))
 def test_windows_follow_the_rule_and_lie_in_the_image(
-    sizes: list[tuple[int, int]], seed: int, epoch: int
+    sizes: list[tuple[int, int]], seed: int, epoch: int, ranges: tuple[Range, Range]
 ) -> None:
     examples = np.arange(len(sizes)) + 17
-    found = augmentation.crop_windows(np.array(sizes), examples, seed=seed, epoch=epoch)
+    (least, most), (narrow, wide) = ranges
+    found = augmentation.crop_windows(
+        np.array(sizes),
+        examples,
+        seed=seed,
+        epoch=epoch,
+        area_range=[least, most],
+        aspect_range=[narrow, wide],
+    )
     for size, example, window in zip(sizes, examples.tolist(), found.tolist(), strict=True):
-        assert window == slow_window(size, example, seed, epoch)
+        assert window == slow_window(size, example, seed, epoch, (least, most), wide)
         left, top, width, height = window
         assert left >= 0
         assert top >= 0
@@ -61,10 +77,10 @@ def test_windows_follow_the_rule_and_lie_in_the_image(
         assert 0 < height <= size[1] - top
         # A side is rounded, so it stands for a half pixel less or more.
         area, square = size[0] * size[1], width == height == min(size)
-        assert square or (width - 0.5) * (height - 0.5) <= area
-        assert square or (width + 0.5) * (height + 0.5) >= 0.08 * area
-        assert square or (width - 0.5) / (height + 0.5) <= 4 / 3
-        assert square or (height - 0.5) / (width + 0.5) <= 4 / 3
+        assert square or (width - 0.5) * (height - 0.5) <= most * area
+        assert square or (width + 0.5) * (height + 0.5) >= least * area
+        assert square or (width - 0.5) / (height + 0.5) <= wide
+        assert square or (height - 0.5) / (width + 0.5) <= wide
 
 
 @given(st.permutations(range(12)), st.integers(1, 12))
