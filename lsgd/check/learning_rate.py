@@ -235,7 +235,8 @@ def _lrs(recipe: Recipe, steps: NDArray[np.int64]) -> Curve:
 def _like(recipe: Recipe, batch: int) -> Recipe:
     """Return a copy of a recipe with one worker of `batch` images and 20-step epochs."""
     data = replace(recipe.data, train_examples=20 * batch)
-    return replace(recipe, workers=1, worker_batch=batch, data=data, batch_growth=BatchGrowth())
+    plain = replace(recipe, batch_growth=BatchGrowth(), batch_schedule=[])
+    return replace(plain, workers=1, worker_batch=batch, data=data)
 
 
 def _full(recipe: Recipe, batch: int) -> float:

@@ -152,12 +152,25 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
 
     Raises UsageError if the dataset is missing or differs from the recipe.
     """
+    inputs = _open_at_one_size(recipe, device)
+    if not recipe.image_sizes.points:
+        return inputs
+    from lsgd.inputs.sized import SizedInputs
+
+    return SizedInputs(inputs, recipe)
+
+
+def _open_at_one_size(recipe: Recipe, device: "torch.device") -> Inputs:
+    """Open a recipe's data loader, with images of data.image_size unless a micro-batch has another.
+
+    Raises UsageError if the dataset is missing or differs from the recipe.
+    """
     if is_import_path(recipe.data.augmentation):
         from lsgd.inputs.augmented import AugmentedInputs, open_augmentation
 
         own = open_augmentation(recipe, device)
         plain = replace(recipe.data, augmentation="none")
-        return AugmentedInputs(open_inputs(replace(recipe, data=plain), device), own)
+        return AugmentedInputs(_open_at_one_size(replace(recipe, data=plain), device), own)
     data, settings = recipe.data, recipe.inputs
     root = data_folder(data)
     loader = settings.loader
@@ -215,9 +228,10 @@ def _open_folder(recipe: Recipe, device: "torch.device", loader: str) -> Inputs:
                 seed=recipe.seed,
                 device=device,
                 decoders=decoders,
-                largest_batch=max(_most_workers(recipe) * recipe.worker_batch, recipe.val_batch),
+                largest_batch=max(_largest_micro_batch(recipe), recipe.val_batch),
                 # auto is decided after the loader is open; the workload converts the images then.
                 channels_last=recipe.channels_last is True,
+                sizes_change=bool(recipe.image_sizes.points),
             )
     raise ValueError(loader)
 
@@ -263,15 +277,16 @@ def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
     return made
 
 
-def _most_workers(recipe: Recipe) -> int:
-    """Return the largest number of virtual workers whose images one micro-batch can hold.
+def _largest_micro_batch(recipe: Recipe) -> int:
+    """Return the largest number of images that one micro-batch of training can hold.
 
     workers_per_pass=auto is decided after the loader is open, so it counts as all workers: DALI
     allocates memory by the actual size of the micro-batches.
     """
     if recipe.workers_per_pass == AUTO:
-        return max(stage.workers for stage in recipe.stages)
-    return recipe.micro_batch_workers
+        return max(stage.batch_size for stage in recipe.stages)
+    n = max(stage.worker_batch for stage in recipe.stages)
+    return recipe.micro_batch_workers * n
 
 
 def is_dali_installed() -> bool:

@@ -56,7 +56,8 @@ class ImageFiles:
 
     def shape(self, each: MicroBatch) -> tuple[int, ...]:
         """Return the shape (images, height, width, channels) of a micro-batch's decoded pixels."""
-        return len(each.examples), self.side, self.side, self.channels
+        side = each.side or self.side
+        return len(each.examples), side, side, self.channels
 
     @property
     def dtype(self) -> type[np.generic]:
@@ -78,12 +79,13 @@ class ImageFiles:
     def _decode(
         self, index: ImageIndex, each: MicroBatch, pixels: Pixels
     ) -> NDArray[np.float64] | None:
-        ids, bicubic = each.examples, self.augmentation == "fb_resnet_torch"
+        ids, side = each.examples, each.side or self.side
+        bicubic = self.augmentation == "fb_resnet_torch"
         shape = pixels.shape[1:]
         if not is_augmented(self.augmentation, each.epoch, self.augmented_epochs):
             for i, example in enumerate(ids):
                 whole = load_image(index, example, channels=self.channels)
-                image = centre_crop(whole, self.side, crop_ratio=self.crop_ratio, bicubic=bicubic)
+                image = centre_crop(whole, side, crop_ratio=self.crop_ratio, bicubic=bicubic)
                 pixels[i] = np.asarray(image).reshape(shape)
             return None
         draw = {"seed": self.seed, "epoch": each.epoch}
@@ -91,7 +93,7 @@ class ImageFiles:
         flips = augmentation.flip_mask(ids, **draw)
         for i, example in enumerate(ids):
             whole = load_image(index, example, channels=self.channels)
-            image = crop(whole, windows[i], self.side, bicubic=bicubic)
+            image = crop(whole, windows[i], side, bicubic=bicubic)
             image = flip_horizontally(image) if flips[i] else image
             pixels[i] = np.asarray(image).reshape(shape)
         return augmentation.colour_transforms(ids, **draw) if bicubic else None

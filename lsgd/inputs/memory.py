@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lsgd.errors import UsageError
 from lsgd.inputs import Batch, ExampleColumns
 from lsgd.inputs.arrays import load_arrays
-from lsgd.inputs.pixels import Normalise
+from lsgd.inputs.pixels import Normalise, resize
 from lsgd.job.device import arrays_to_device, to_device_together
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
@@ -65,6 +65,8 @@ class MemoryInputs:
             images = self.train_images[ids]
             if places:
                 images = _moved(images, *places)
+            if each.side:
+                images = resize(images.float(), each.side)
             yield self.normalise(images), self.train_labels[ids]
 
     def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:

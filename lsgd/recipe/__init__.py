@@ -32,6 +32,7 @@ from lsgd.recipe.settings import (
     Data,
     EarlyStopping,
     Evaluation,
+    ImageSizes,
     InputsSettings,
     Model,
     Optim,
@@ -62,6 +63,7 @@ __all__ = [
     "DifferingField",
     "EarlyStopping",
     "Evaluation",
+    "ImageSizes",
     "InputsSettings",
     "Model",
     "Optim",
@@ -78,7 +80,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Stage:
-    """A range of a run's epochs with a constant number of workers and a constant batch size.
+    """A range of a run's epochs with constant numbers of workers and of examples of each.
 
     `steps_before` and `examples_before` are those of all earlier epochs.
     """
@@ -86,6 +88,8 @@ class Stage:
     epoch: int
     """The first epoch of the stage, counted from 0."""
     workers: int
+    worker_batch: int
+    """The number of examples of a worker in a step."""
     batch_size: int
     """The number of examples of an update."""
     steps_per_epoch: int
@@ -129,7 +133,12 @@ class Recipe(RunSettings):
     @property
     def most_processes(self) -> int:
         """The largest number of processes of a run: one per worker and per separate server."""
-        return self.workers + self.strategy.server_processes
+        return self.fewest_workers + self.strategy.server_processes
+
+    @property
+    def fewest_workers(self) -> int:
+        """The smallest number of workers of a step, if the batch changes."""
+        return min([self.workers, *(workers for _, workers, _ in self.batch_schedule)])
 
     @property
     def batch_size(self) -> int:
@@ -201,6 +210,19 @@ class Recipe(RunSettings):
         images = workers * self.worker_batch
         return images * self.data.channels * self.data.image_size**2
 
+    def training_size(self, epoch: int) -> int:
+        """Return the side of the training images of an epoch, in pixels."""
+        sizes = self.image_sizes
+        if not sizes.points:
+            return self.data.image_size
+        return schedule.size_by_points(epoch, sizes.points, sizes.multiple)
+
+    @cached_property
+    def training_sizes(self) -> tuple[int, ...]:
+        """The distinct sides of training images over the run, in the order of their epochs."""
+        epochs = range(self.epochs if self.image_sizes.points else 1)
+        return tuple(dict.fromkeys(map(self.training_size, epochs)))
+
     @property
     def keeps_tail(self) -> bool:
         """Whether the last N mod kn examples of an epoch are kept as a smaller step."""
@@ -226,21 +248,24 @@ class Recipe(RunSettings):
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """S, the number of training steps of one epoch (of the first, if the batch grows)."""
+        """S, the number of training steps of one epoch (of the first, if the batch changes)."""
         return self.stages[0].steps_per_epoch
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of the run: ranges of epochs of one batch size, several if the batch grows."""
+        """The stages of the run: ranges of epochs of one batch size, several if it changes."""
         stages: list[Stage] = []
-        for epoch in (0, *self.batch_growth.milestones):
-            factor, before = self.batch_growth.factor_in(epoch), stages[-1:]
-            size, examples = self.batch_size * factor, self.train_examples
+        growth, k, n = self.batch_growth, self.workers, self.worker_batch
+        grown = [[epoch, k * growth.factor_in(epoch), n] for epoch in growth.milestones]
+        for epoch, workers, worker_batch in [[0, k, n], *grown, *self.batch_schedule]:
+            before, examples = stages[-1:], self.train_examples
+            size = workers * worker_batch if epoch else self.batch_size
             steps = sampler.steps_per_epoch(examples, size, keeps_tail=self.keeps_tail)
             stages.append(
                 Stage(
                     epoch=epoch,
-                    workers=self.workers * factor,
+                    workers=workers,
+                    worker_batch=worker_batch,
                     batch_size=size,
                     steps_per_epoch=steps,
                     examples_per_epoch=examples if self.keeps_tail else steps * size,
@@ -294,12 +319,20 @@ class Recipe(RunSettings):
         """
         if self.schedule.per == "epoch":
             step = self.first_step(int(self.epoch(step)))
-        left = 1.0 if self.schedule.decay == "steps" else self._decay_left(step)
-        return schedule.learning_rate(self.epoch(step), remaining_decay=left, **self._schedule_rule)
+        left = 1.0 if self.schedule.decay in ("steps", "points") else self._decay_left(step)
+        rule = self._schedule_rule
+        if self.batch_schedule:
+            rule = rule | {"batch_size": self.stage(self.epoch(step)).batch_size}
+        return schedule.learning_rate(self.epoch(step), remaining_decay=left, **rule)
 
     @property
     def scaled_lr(self) -> float:
-        """The full learning rate, scaled for the minibatch: after the warmup, before any decay."""
+        """The full learning rate, scaled for the minibatch: after the warmup, before any decay.
+
+        Of an lr by points it is the highest.
+        """
+        if self.schedule.points:
+            return max(lr for _, lr in self.schedule.points)
         return schedule.scaled_lr(
             self.lr_batch,
             reference_lr=self.schedule.reference_lr,
@@ -319,10 +352,11 @@ class Recipe(RunSettings):
 
     @property
     def warms_up(self) -> bool:
-        """Whether the learning-rate schedule has a warmup for this recipe's batch size."""
+        """Whether the learning-rate schedule has a warmup for this recipe's batch sizes."""
         rule = self.schedule
+        early = [row for row in self.batch_schedule if row[0] < rule.warmup_epochs]
         return schedule.has_warmup(
-            self.lr_batch,
+            max([self.lr_batch, *(workers * n for _, workers, n in early)]),
             reference_batch=rule.reference_batch,
             warmup=rule.warmup,
             warmup_start=rule.warmup_start,
@@ -346,13 +380,15 @@ class Recipe(RunSettings):
         """Yield each remaining epoch of the run with its remaining steps; `step` is the first.
 
         A dry run makes a few steps of the whole run: the first two, one in the middle of the
-        warmup, the one at its end, and one on each side of the first drop and of each growth.
+        warmup, the one at its end, and one on each side of the first drop, of each point of the lr
+        and of each other minibatch.
         """
         run = range(step, self.total_steps)
         if self.rehearse:
             warmup = self.schedule.warmup_epochs
             changes = [(self.schedule.milestones or [self.epochs])[0]]
-            changes += self.batch_growth.milestones
+            changes += [epoch for epoch, _ in self.schedule.points]
+            changes += [stage.epoch for stage in self.stages[1:]]
             sides = [self._first_step(epoch) - back for epoch in changes for back in (1, 0)]
             at = {0, 1, self._first_step(warmup / 2), self._first_step(warmup), *sides}
             steps = sorted(s for s in at if s in run)
@@ -432,11 +468,13 @@ class Recipe(RunSettings):
         return wording.describe_early_stop(self, stop) if (stop := self.early_stop(rates)) else ""
 
     def drops_in(self, epoch: int) -> bool:
-        """Return whether the lr drops at a milestone within this epoch, or at its end.
+        """Return whether the lr drops or jumps within this epoch, or at its end.
 
         Epochs are counted from 0.
         """
-        return any(epoch < milestone <= epoch + 1 for milestone in self.schedule.milestones)
+        rule = self.schedule
+        changes = (*rule.milestones, *schedule.jumps(rule.points))
+        return any(epoch < change <= epoch + 1 for change in changes)
 
     def kept_checkpoints(self, saved: Collection[int]) -> set[int]:
         """Return those steps whose checkpoints the run keeps, of all that it has saved."""

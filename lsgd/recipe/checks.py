@@ -48,6 +48,8 @@ def check_recipe(recipe: Recipe) -> None:
     _check_strategy(recipe)
     _check_tail(recipe)
     _check_growth(recipe)
+    _check_batch_schedule(recipe)
+    _check_image_sizes(recipe)
     if recipe.workers_per_pass == AUTO and recipe.compile:
         raise UsageError(
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
@@ -430,6 +432,8 @@ def _check_images(recipe: Recipe) -> None:
 def _check_schedule(recipe: Recipe) -> None:
     rule = recipe.schedule
     _check_milestones("schedule.milestones", rule.milestones, recipe.epochs)
+    _check_within_run("schedule.points", rule.points, recipe.epochs)
+    _check_lr_by_points(recipe)
     _check_decay(rule)
     first, why = min([*rule.milestones, recipe.epochs]), "the lr drops or the run ends"
     if rule.decay_steps is not None and rule.decay_steps < first * recipe.steps_per_epoch:
@@ -442,17 +446,51 @@ def _check_schedule(recipe: Recipe) -> None:
         )
 
 
-def _check_milestones(key: str, milestones: Sequence[float], epochs: int) -> None:
-    """Raise UsageError for milestones outside of the run, or not in ascending order."""
-    shown = as_override(list(milestones))
+def _check_milestones(key: str, milestones: Sequence[float], epochs: int, shown: str = "") -> None:
+    """Raise UsageError for milestones outside of the run, or not in ascending order.
+
+    `shown` is the override in messages, by default the milestones.
+    """
+    shown = shown or f"{key}={as_override(list(milestones))}"
     for milestone in milestones:
         if not 0 < milestone < epochs:
             raise UsageError(
-                f"{key}={shown} has {milestone:g}, which is outside a run of {epochs} epochs; "
+                f"{shown} has {milestone:g}, which is outside a run of {epochs} epochs; "
                 f"write {key}=[…] between 0 and {epochs}, or write more epochs"
             )
     if sorted(set(milestones)) != list(milestones):
-        raise UsageError(f"{key}={shown} does not rise; write each once, in order")
+        raise UsageError(f"{shown} does not rise; write each once, in order")
+
+
+def _check_within_run(key: str, points: Sequence[Sequence[float]], epochs: int) -> None:
+    """Raise UsageError for points whose epoch is beyond the end of the run."""
+    if points and points[-1][0] > epochs:
+        raise UsageError(
+            f"{key}={as_override(points)} has epoch {points[-1][0]:g}, which is outside a run of "
+            f"{epochs} epochs; write epochs up to {epochs}, or write more epochs"
+        )
+
+
+def _check_lr_by_points(recipe: Recipe) -> None:
+    """Raise UsageError for an lr by points that lacks them, or settings that it does not use."""
+    rule, optim = recipe.schedule, recipe.optim
+    if rule.decay != "points":
+        return
+    if not any(lr for _, lr in rule.points):
+        raise UsageError(
+            f"schedule.points={as_override(rule.points)} has no lr above 0; write pairs of epoch "
+            "and lr, such as schedule.points=[[0,0.1],[5,3.2],[90,0]]"
+        )
+    for key, value, unused in (
+        ("schedule.scaling", rule.scaling, "none"),
+        ("schedule.warmup", rule.warmup, "none"),
+        ("optim.head_lr", optim.head_lr, None),
+    ):
+        if value != unused:
+            raise UsageError(
+                f"{key}={as_override(value)} has no effect with schedule=points, whose pairs are "
+                f"the lr itself; write {key}={as_override(unused)}"
+            )
 
 
 def _check_decay(rule: Schedule) -> None:
@@ -468,6 +506,38 @@ def _check_decay(rule: Schedule) -> None:
             f"schedule.milestones={as_override(rule.milestones)}; write as many, or [] for powers "
             "of schedule.gamma"
         )
+
+
+def _check_batch_schedule(recipe: Recipe) -> None:
+    phases, strategy = recipe.batch_schedule, recipe.strategy.name
+    if not phases:
+        return
+    shown = f"batch_schedule={as_override(phases)}"
+    _check_milestones("batch_schedule", [phase[0] for phase in phases], recipe.epochs, shown)
+    if recipe.batch_growth.milestones:
+        raise UsageError(
+            f"{shown} and batch_growth.milestones="
+            f"{as_override(recipe.batch_growth.milestones)} both change the minibatch; write one"
+        )
+    if strategy != "allreduce":
+        raise UsageError(
+            f"{shown} gives a run other workers, and those of strategy={strategy} stay the same; "
+            "write strategy=allreduce, or leave it out"
+        )
+    examples = recipe.train_examples
+    for epoch, workers, n in phases:
+        if workers * n > examples:
+            raise UsageError(
+                f"{shown} has a batch_size of {workers * n} from epoch {epoch} on ({workers} "
+                f"workers x {n}), which is more than the {examples} training examples; write fewer "
+                "workers"
+            )
+        if recipe.keeps_tail and examples % (workers * n) % n == 1:
+            raise UsageError(
+                f"tail=keep with {shown} leaves one worker of the last step with a single image "
+                f"from epoch {epoch} on, and BN needs two; write tail=drop or another worker_batch"
+            )
+    _refuse_timing(recipe, f"{shown} changes the micro-batches within the run")
 
 
 def _check_growth(recipe: Recipe) -> None:
@@ -495,6 +565,44 @@ def _check_growth(recipe: Recipe) -> None:
             f"more than the {recipe.train_examples} training examples; write fewer milestones or a "
             "smaller factor"
         )
+
+
+def _check_image_sizes(recipe: Recipe) -> None:
+    sizes, inputs = recipe.image_sizes, recipe.inputs
+    if not sizes.points:
+        if sizes.multiple != 1:
+            raise UsageError(
+                f"image_sizes.multiple={sizes.multiple} has no effect without image_sizes.points; "
+                "write pairs of epoch and size, such as image_sizes.points=[[11,160],[13,192]]"
+            )
+        return
+    shown = f"image_sizes.points={as_override(sizes.points)}"
+    _check_within_run("image_sizes.points", sizes.points, recipe.epochs)
+    if not all(recipe.training_sizes):
+        raise UsageError(
+            f"{shown} with image_sizes.multiple={sizes.multiple} rounds a size to 0; write a "
+            "smaller multiple"
+        )
+    if recipe.model.name == "lenet5":
+        raise UsageError(
+            f"{shown} is for networks that take images of any size, and model=lenet5 takes 28 x "
+            "28; write another model, such as model=small_resnet"
+        )
+    if inputs.is_own:
+        raise UsageError(
+            f"{shown} needs a loader of lsgd, and inputs={inputs.loader} has one size; leave it out"
+        )
+    _refuse_timing(recipe, f"{shown} changes the size of images within the run")
+
+
+def _refuse_timing(recipe: Recipe, change: str) -> None:
+    """Raise UsageError for fields that are timed when training starts, for a run that changes."""
+    for key, fixed in (("workers_per_pass", "8"), ("channels_last", "true")):
+        if getattr(recipe, key) == AUTO:
+            raise UsageError(
+                f"{key}=auto is timed with one micro-batch, and {change}; write a value, such as "
+                f"{key}={fixed}"
+            )
 
 
 def _check_tail(recipe: Recipe) -> None:
@@ -670,7 +778,9 @@ def check_world_size(recipe: Recipe, world_size: int) -> None:
     """
     if world_size > recipe.most_processes:
         servers = recipe.strategy.server_processes
-        shared = f"workers={recipe.workers}" + (f" and strategy.servers={servers}" * (servers > 0))
+        shared = f"workers={recipe.fewest_workers}" + (
+            f" and strategy.servers={servers}" * (servers > 0)
+        )
         most = recipe.most_processes
         raise UsageError(
             f"{world_size} processes cannot share {shared}; start {most}" + " or fewer" * (most > 1)
@@ -725,6 +835,12 @@ def check_supported(
 
 def check_constant_batch(recipe: Recipe, command: str) -> None:
     """Raise UsageError if a recipe's batch size grows, for commands that allow one size only."""
+    if recipe.batch_schedule:
+        raise UsageError(
+            f"{command} supports steps of one size, and batch_schedule="
+            f"{as_override(recipe.batch_schedule)} makes others; write batch_schedule=[] and the "
+            "workers= and worker_batch= of a phase"
+        )
     if recipe.batch_growth.milestones:
         raise UsageError(
             f"{command} supports steps of one size, and batch_growth.milestones="

@@ -1,8 +1,19 @@
 """The dry run: a miniature of a recipe that tests machine, launch and checkpoints."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from lsgd.recipe import UNITS, Data, EarlyStopping, Evaluation, Model, Recipe, TimeToTargetSettings
+from lsgd.recipe import (
+    UNITS,
+    Data,
+    EarlyStopping,
+    Evaluation,
+    ImageSizes,
+    Model,
+    Recipe,
+    TimeToTargetSettings,
+)
 from lsgd.rules.augmentation import AREA, ASPECT
 
 N = 2
@@ -19,10 +30,14 @@ def make_dry_run(recipe: Recipe) -> Recipe:
     Each worker has 2 small examples per step. The reference batch shrinks with n, so that the lr at
     every step of the run is unchanged. The strategy is kept.
     """
-    data = _data(recipe)
+    # Where the minibatch changes, the numbers of images of a worker keep their ratios.
+    sizes = [stage.worker_batch for stage in recipe.stages]
+    divisor = math.gcd(*sizes)
+    n = [max(1, N * divisor // min(sizes)) * size // divisor for size in sizes]
+    data = _data(recipe, n)
     model, network = _model(recipe)
     # Multiplied before it is divided: a batch equal to the reference stays equal, to the last bit.
-    reference_batch = recipe.schedule.reference_batch * N / recipe.worker_batch
+    reference_batch = recipe.schedule.reference_batch * n[0] / recipe.worker_batch
     images = data.workload == "images"
     made_up = (
         f"images of {data.image_size} x {data.image_size}"
@@ -31,9 +46,13 @@ def make_dry_run(recipe: Recipe) -> Recipe:
     )
     return replace(
         recipe,
-        worker_batch=N,
+        worker_batch=n[0],
+        batch_schedule=[
+            [*row[:2], m] for row, m in zip(recipe.batch_schedule, n[1:], strict=False)
+        ],
         data=data,
         model=model,
+        image_sizes=_image_sizes(recipe, data.image_size),
         schedule=replace(recipe.schedule, reference_batch=reference_batch),
         inputs=replace(recipe.inputs, loader="synthetic", options={}, source=""),
         evaluation=Evaluation(),
@@ -45,7 +64,7 @@ def make_dry_run(recipe: Recipe) -> Recipe:
             "dry run: this run shows that the machine, launch, communication, "
             + "BN groups, " * images
             + "checkpoint and lr are right, and does not measure accuracy",
-            f"  worker_batch {recipe.worker_batch} -> {N}; schedule.reference_batch "
+            f"  worker_batch {recipe.worker_batch} -> {n[0]}; schedule.reference_batch "
             f"{recipe.schedule.reference_batch:g} -> {reference_batch:g}, which leaves the lr of "
             "each step as it is",
             f"  model {recipe.model.name} {network}",
@@ -54,15 +73,23 @@ def make_dry_run(recipe: Recipe) -> Recipe:
             + f"; augmentation {recipe.data.augmentation} -> none"
             * images,
             f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides "
-            "of the first drop" + " and of each growth" * bool(recipe.batch_growth.milestones),
+            "of the first drop"
+            + " and of each growth" * bool(recipe.batch_growth.milestones)
+            + " and of each phase" * bool(recipe.batch_schedule)
+            + " and of each point of the lr" * bool(recipe.schedule.points),
         ],
     )
 
 
-def _data(recipe: Recipe) -> Data:
-    """Return a small synthetic dataset that gives a dry run as many steps as the recipe has."""
-    data, batch_size = recipe.data, recipe.batch_size // recipe.worker_batch * N
+def _data(recipe: Recipe, n: Sequence[int]) -> Data:
+    """Return a small synthetic dataset that gives a dry run as many steps as the recipe has.
+
+    `n` has the images of a worker in each stage.
+    """
+    data, batch_size = recipe.data, recipe.batch_size // recipe.worker_batch * n[0]
     examples = recipe.steps_per_epoch * batch_size
+    if recipe.batch_schedule:
+        examples = _examples_of_phases(recipe, n)
     if data.workload == "language":
         # Each stream needs its windows and the token after the last one.
         tokens = examples * data.window + batch_size
@@ -75,6 +102,28 @@ def _data(recipe: Recipe) -> Data:
     whole = replace(small, augmentation_options={}, augmentation_source="", augmented_epochs=None)
     default = {"crop_area": [*AREA], "crop_aspect": [*ASPECT]}
     return replace(whole, image_size=side, augmentation="none", **default)
+
+
+def _examples_of_phases(recipe: Recipe, n: Sequence[int]) -> int:
+    """Return the number of images that gives each phase of a dry run its number of steps."""
+    examples, rest = divmod(recipe.train_examples * n[0], recipe.worker_batch)
+    if recipe.keeps_tail:
+        examples += rest > 0
+        batches = [(stage.workers * m, m) for stage, m in zip(recipe.stages, n, strict=True)]
+        # No worker of a last step may have a single image.
+        while any(examples % size % m == 1 for size, m in batches):
+            examples += 1
+    return examples
+
+
+def _image_sizes(recipe: Recipe, side: int) -> ImageSizes:
+    """Return the sizes of a dry run's training images, in proportion to its evaluated ones."""
+    sizes = recipe.image_sizes
+    if side == recipe.data.image_size:
+        return sizes
+    least, ratio = SIZE // 4, side / recipe.data.image_size
+    points = [[epoch, float(max(least, round(size * ratio)))] for epoch, size in sizes.points]
+    return replace(sizes, points=points, multiple=1)
 
 
 def _model(recipe: Recipe) -> tuple[Model, str]:

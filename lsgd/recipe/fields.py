@@ -269,6 +269,57 @@ def finite() -> FieldMetadata:
     return {"finite": FieldLimit("finite", limit)}
 
 
+def points_by_epoch(least: float) -> FieldMetadata:
+    """Return metadata that limits a recipe field to pairs of epoch and value in order of epochs.
+
+    Epochs are 0 or more, values at least `least`, and at most two pairs have the same epoch. That
+    the epochs are within the run is another check.
+    """
+
+    def limit(key: str, value: Any) -> None:
+        shown = f"{key}={as_override(value)}"
+        for pair in value:
+            if len(pair) != 2 or not (0 <= pair[0] <= MOST and least <= pair[1] <= MOST):
+                raise UsageError(
+                    f"{shown} has {as_override(pair)}, which is not a pair of an epoch and a "
+                    f"number from {least:g} on; write [[EPOCH,NUMBER],…]"
+                )
+        epochs = [pair[0] for pair in value]
+        if sorted(epochs) != epochs:
+            raise UsageError(f"{shown} is not in the order of its epochs; write it in order")
+        for one, two, three in zip(value, value[1:], value[2:], strict=False):
+            if one[0] == three[0]:
+                raise UsageError(
+                    f"{shown} has three pairs of epoch {one[0]:g}, of which {as_override(two)} "
+                    "has no effect; write at most two, the numbers before and after the jump"
+                )
+
+    return {"points_by_epoch": FieldLimit(f"[epoch, {least:g} or more] in order", limit)}
+
+
+def phases_by_epoch() -> FieldMetadata:
+    """Return metadata that limits a recipe field to phases [epoch, workers, worker_batch].
+
+    Their epochs ascend from 1 on. That the last one is within the run is another check.
+    """
+
+    def limit(key: str, value: Any) -> None:
+        shown = f"{key}={as_override(value)}"
+        for row in value:
+            if len(row) != 3 or row[0] < 1 or row[1] < 1 or row[2] < 2 or max(row) > MOST:
+                raise UsageError(
+                    f"{shown} has {as_override(row)}, which is not an epoch from 1 on, workers "
+                    "from 1 on and a worker_batch from 2 on; write [[EPOCH,WORKERS,WORKER_BATCH],…]"
+                )
+        epochs = [row[0] for row in value]
+        if sorted(set(epochs)) != epochs:
+            raise UsageError(
+                f"{shown} is not in the order of its epochs; write each once, in order"
+            )
+
+    return {"phases_by_epoch": FieldLimit("[epoch, workers, worker_batch] in order", limit)}
+
+
 def folder_name() -> FieldMetadata:
     """Return metadata that limits a recipe field to text that is a folder's name everywhere."""
 

@@ -33,6 +33,8 @@ from lsgd.recipe.fields import (
     not_empty,
     one_of,
     only_for,
+    phases_by_epoch,
+    points_by_epoch,
     set_names,
     some_of,
 )
@@ -64,7 +66,7 @@ IMAGES, LANGUAGE, TAGGING, TREES = (only_for(WORKLOAD, workload) for workload in
 TEXT = only_for(WORKLOAD, "language", "tagging", "trees")
 TAGGING_AND_TREES = only_for(WORKLOAD, "tagging", "trees")
 """Metadata of fields that exist for some workloads only."""
-SMOOTH = only_for("schedule.decay", *schedule.DECAYS[1:], override="schedule")
+SMOOTH = only_for("schedule.decay", *schedule.SMOOTH_DECAYS, override="schedule")
 """Metadata of the settings of a smooth decay of the lr."""
 
 
@@ -389,7 +391,8 @@ class Schedule:
         default="steps", metadata=added_later("steps") | one_of(*schedule.DECAYS, own=True)
     )
     """The decay of the lr after the warmup: at the milestones (steps), or smooth, to end_lr.
-    A decay of your own is named by its import path, package.module:Name."""
+    points is the whole lr, without scaling and warmup. A decay of your own is named by its import
+    path, package.module:Name."""
     power: float = field(
         default=2.0,
         metadata=only_for("schedule.decay", "polynomial", override="schedule")
@@ -405,6 +408,14 @@ class Schedule:
     """The interval at which the lr changes: step or epoch.
     With epoch it is constant in an epoch: the warmup has in epoch e, counted from 0, the lr that it
     otherwise has at the end of this epoch, and the decay the one that it has at its start."""
+    points: list[list[float]] = field(
+        default_factory=list,
+        metadata=only_for("schedule.decay", "points", override="schedule")
+        | added_later([])
+        | points_by_epoch(0),
+    )
+    """Pairs of epoch and lr, such as [[0,0.1],[2,1.7],[16,0]], between which the lr is linear.
+    Two pairs of one epoch are a jump. The lr is that of the run's own minibatch, not scaled."""
     options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
     """The options of a decay of your own, completed by their defaults."""
     source: str = field(default="", metadata=added_later(""))
@@ -502,6 +513,22 @@ class BatchGrowth:
     def factor_in(self, epoch: int) -> int:
         """Return the ratio of the number of workers in this epoch to that in epoch 0."""
         return int(self.factor ** sum(epoch >= milestone for milestone in self.milestones))
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """The settings of training images whose size changes with the epoch.
+
+    Evaluated images keep data.image_size and data.crop_ratio.
+    """
+
+    points: list[list[float]] = field(
+        default_factory=list, metadata=IMAGES | added_later([]) | points_by_epoch(1)
+    )
+    """Pairs of epoch and side in pixels, such as [[11,160],[13,192]], linear between them.
+    Two pairs of one epoch are a jump. All images of an epoch have the size of its beginning."""
+    multiple: int = field(default=1, metadata=IMAGES | added_later(1) | at_least(1))
+    """The multiple of pixels to which a size is rounded, to the even one of two equally near."""
 
 
 @dataclass(frozen=True)
@@ -689,6 +716,13 @@ class RunSettings:
     bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=added_later({}))
     averaging: Averaging = field(default_factory=Averaging, metadata=added_later({}))
     batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=added_later({}))
+    batch_schedule: list[list[int]] = field(
+        default_factory=list, metadata=IMAGES | added_later([]) | phases_by_epoch()
+    )
+    """Phases of other minibatches, each [epoch, workers, worker_batch] from this whole epoch on.
+    The run begins with workers and worker_batch. The lr is that of the phase's minibatch, by
+    schedule.scaling, or that of schedule.points."""
+    image_sizes: ImageSizes = field(default_factory=ImageSizes, metadata=added_later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or(1, AUTO))
     """The number of workers in one micro-batch, or auto.
     With auto, lsgd.autotune finds the number when training starts. It is always one where each

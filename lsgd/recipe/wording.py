@@ -52,14 +52,31 @@ def summarize(recipe: "Recipe") -> str:
         + f" x {local_steps} local steps" * (local_steps > 1)
         + f", {ramp}",
         *(
-            f"batch_size {stage.batch_size} = {stage.workers} workers from epoch {stage.epoch} on"
+            f"batch_size {stage.batch_size} = {stage.workers} workers"
+            + f" x {stage.worker_batch}" * bool(recipe.batch_schedule)
+            + f" from epoch {stage.epoch} on"
             for stage in recipe.stages[1:]
         ),
+        *([_describe_sizes(recipe)] if recipe.image_sizes.points else []),
         *([NO_REPLAY] if recipe.strategy.name == "hogwild" else []),
         *([f"images skipped (data.skip): {skipped}"] if skipped else []),
         *recipe.replaced,
     ]
     return "\n".join(lines)
+
+
+def _describe_sizes(recipe: "Recipe") -> str:
+    """Describe the sizes of training images by epoch, and that of evaluated images."""
+    sizes = [recipe.training_size(epoch) for epoch in range(recipe.epochs)]
+    changes = [
+        f"{size} from epoch {epoch} on" if epoch else f"{size}"
+        for epoch, size in enumerate(sizes)
+        if not epoch or size != sizes[epoch - 1]
+    ]
+    return (
+        f"training images of {', '.join(changes)} pixels; evaluated ones of "
+        f"{recipe.data.image_size}"
+    )
 
 
 def format_result(
