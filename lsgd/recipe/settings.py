@@ -25,6 +25,7 @@ from lsgd.recipe.fields import (
     at_least,
     at_least_or,
     at_most,
+    augmentation_parts,
     below,
     evaluation_places,
     finite,
@@ -33,6 +34,7 @@ from lsgd.recipe.fields import (
     not_empty,
     one_of,
     only_for,
+    only_with_part,
     phases_by_epoch,
     points_by_epoch,
     set_names,
@@ -41,7 +43,7 @@ from lsgd.recipe.fields import (
 from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.rules import evaluation_interval, schedule
-from lsgd.rules.augmentation import AREA, ASPECT, CROP_RATIO, FILE_AUGMENTATIONS
+from lsgd.rules.augmentation import AREA, ASPECT, CROP_RATIO, PARTS
 from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
 
 MODELS = {
@@ -70,7 +72,7 @@ SMOOTH = only_for("schedule.decay", *schedule.SMOOTH_DECAYS, override="schedule"
 """Metadata of the settings of a smooth decay of the lr."""
 
 
-CROPPED = only_for("data.augmentation", *FILE_AUGMENTATIONS)
+CROPPED = only_with_part("crop")
 """Metadata of the settings of random crops of image files."""
 
 
@@ -98,13 +100,14 @@ class Data:
     """The standard deviation of each channel, for pixels in [0, 1]."""
     augmentation: str = field(
         default="",
-        metadata=IMAGES | one_of("none", "shift_flip", "crop_flip", "fb_resnet_torch", own=True),
+        metadata=IMAGES | augmentation_parts(),
     )
-    """The augmentation of training images.
+    """The augmentation of training images: a name, or a list of parts.
     crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips. fb_resnet_torch
     does the same, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
-    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips. An
-    augmentation of your own, package.module:Name, changes images that are loaded with none."""
+    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips. A
+    list, such as [crop,flip,trivial_augment,erasing], has these parts alone, with a bilinear
+    resize. One of your own, package.module:Name, changes images that are loaded with none."""
     augmentation_options: dict[str, Any] = field(
         default_factory=dict, metadata=IMAGES | added_later({})
     )
@@ -140,10 +143,30 @@ class Data:
     )
     """The least and the largest ratio of the width of a random crop to its height."""
     augmented_epochs: int | None = field(
-        default=None, metadata=IMAGES | CROPPED | added_later(None) | at_least(1)
+        default=None, metadata=IMAGES | only_with_part(*PARTS) | added_later(None) | at_least(1)
     )
-    """The number of first epochs with random crops, flips and colours; None for all epochs.
+    """The number of first epochs with augmentation; None for all epochs.
     Images of later epochs are resized and cropped as in an evaluation."""
+    rand_operations: int = field(
+        default=2,
+        metadata=IMAGES | only_with_part("rand_augment") | added_later(2) | at_least(1, 14),
+    )
+    """The number of operations that RandAugment applies to an image."""
+    rand_magnitude: int = field(
+        default=9,
+        metadata=IMAGES | only_with_part("rand_augment") | added_later(9) | at_least(0, 30),
+    )
+    """The magnitude of RandAugment's operations: 0, for none, to 30, as in torchvision."""
+    erase_probability: float = field(
+        default=0.1,
+        metadata=IMAGES
+        | only_with_part("erasing")
+        | added_later(0.1)
+        | above_0()
+        | at_most(1, "is more than all images; write a number up to 1"),
+    )
+    """The share of training images in which a window is erased, i.e. set to the mean colour.
+    Its area is 2 to 33 % of the image, its aspect 0.3 to 3.3 (Zhong et al. 2017)."""
     balance: str = field(
         default="none",
         metadata=IMAGES | added_later("none") | one_of("none", "weights", "sampler"),

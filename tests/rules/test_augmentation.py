@@ -1,16 +1,21 @@
 import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import hypothesis
 import numpy as np
+import torch
 from helpers.colours import ORDERS, STEPS, colour_jitter
+from helpers.distributions import assert_same_distribution
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lsgd import vision
 from lsgd.rules import augmentation, philox, sampler
 
+v2 = import_module(f"{vision.transforms.__name__}.v2")
 SIZES = st.lists(st.tuples(st.integers(1, 2500), st.integers(1, 2500)), min_size=1, max_size=8)
 MANY = np.arange(40_000)
 COLOURS = [
@@ -225,3 +230,20 @@ def test_the_draws_are_those_of_all_earlier_versions() -> None:
     np.testing.assert_allclose(
         augmentation.colour_transforms(examples[:2], seed=1, epoch=89), COLOURS, rtol=0, atol=1e-12
     )
+
+
+def test_erased_windows_are_distributed_as_in_torchvision() -> None:
+    """An image of 32 pixels, of which tall and wide windows do not fit at the first try."""
+    torch.manual_seed(0)
+    theirs = v2.RandomErasing(p=1.0)
+    image = torch.zeros(3, 32, 32)
+    drawn = np.array([[theirs.make_params([image])[name] for name in "ijhw"] for _ in range(4000)])
+    table = augmentation.erased_windows(32, MANY, probability=0.25, seed=0, epoch=0)
+    erased = table[table[:, 2] > 0]
+    # Four standard deviations.
+    assert abs(len(erased) / len(MANY) - 0.25) < 4 * math.sqrt(0.25 * 0.75 / len(MANY))
+    left, top, right, bottom = erased.T
+    for ours, own in zip((top, left, bottom - top, right - left), drawn.T, strict=True):
+        assert_same_distribution(ours, own)
+    again = augmentation.erased_windows(32, MANY[5:9], probability=0.25, seed=0, epoch=0)
+    assert np.array_equal(again, table[5:9])

@@ -5,6 +5,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
+from helpers.distributions import assert_same_distribution
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,15 +20,6 @@ DRAWS, SIDE = 20_000, 32
 def drawn(mixup: float, cutmix: float, count: int = DRAWS, **place: int) -> NDArray[np.float64]:
     ids = np.arange(count)
     return draw_mixing(ids, SIDE, mixup=mixup, cutmix=cutmix, **{"seed": 1, "epoch": 2} | place)
-
-
-def assert_same_distribution(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> None:
-    """Kolmogorov and Smirnov's largest distance stays below that of one in 10^5 equal samples."""
-    both = np.sort(np.concatenate((ours, theirs)))
-    below = [
-        np.searchsorted(np.sort(each), both, side="right") / len(each) for each in (ours, theirs)
-    ]
-    assert np.abs(below[0] - below[1]).max() < 2.5 * np.sqrt(1 / len(ours) + 1 / len(theirs))
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0])
