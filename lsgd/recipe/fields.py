@@ -113,22 +113,28 @@ class PartRelevance(Relevance):
     @property
     def description(self) -> str:
         """The parts in a few words, such as augmentation with crop."""
-        return f"augmentation with {' or '.join(self.choices)}"
+        return f"augmentation with {self._parts}"
+
+    @property
+    def _parts(self) -> str:
+        names = [part for choice in self.choices for part in augmentation.parts_of(choice)]
+        return "any part" if len(names) == len(augmentation.PARTS) else " or ".join(names)
 
     def enforce(self, key: str, value: Any, default: Any, chosen: Any) -> None:
         """Raise UsageError if a field is set although the `chosen` augmentation lacks the parts."""
-        if value == default or {*augmentation.parts_of(chosen)} & {*self.choices}:
+        used = {f"[{part}]" for part in augmentation.parts_of(chosen)}
+        if value == default or used & {*self.choices}:
             return
         raise UsageError(
             f"{key}={as_override(value)} has no effect with {self.key}={chosen}; leave it out, or "
-            f"write an augmentation with {' or '.join(self.choices)}"
+            f"write an augmentation with {self._parts}"
         )
 
 
 def only_with_part(*parts: str) -> FieldMetadata:
     """Return metadata of a recipe field that is used with any of these parts of an augmentation."""
-    key = "data.augmentation"
-    return {f"only_for {key}": PartRelevance(key, parts, MISSING, key)}
+    key, choices = "data.augmentation", tuple(f"[{part}]" for part in parts)
+    return {f"only_for {key}": PartRelevance(key, choices, MISSING, key)}
 
 
 def _choice(key: str) -> str:
@@ -196,7 +202,7 @@ def augmentation_parts() -> FieldMetadata:
                 f"{key}={value} has two policies; write {' or '.join(augmentation.POLICIES)}"
             )
 
-    return {"one_of": FieldLimit(known, limit)}
+    return {"one_of": FieldLimit(f"{', '.join(names)}, {FORM}, list of parts", limit)}
 
 
 def is_within(value: str, libraries: tuple[str, ...]) -> bool:
