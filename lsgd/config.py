@@ -403,10 +403,14 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
 def _with_floats(values: DictConfig) -> DictConfig:
     """Return values of recipe fields with whole numbers as floats where fields have pairs of these.
 
-    OmegaConf converts a whole number in a list, but not in a list of lists. Raises UsageError for
-    an element that is not a list.
+    OmegaConf converts a whole number in a list, but not in a list of lists. A list of augmentation
+    parts becomes the text that it is on the command line. Raises UsageError for an element that is
+    not a list.
     """
     changed = deepcopy(values)
+    parts = OmegaConf.select(values, "data.augmentation", throw_on_missing=False)
+    if isinstance(parts, ListConfig):
+        OmegaConf.update(changed, "data.augmentation", f"[{','.join(map(str, parts))}]")
     for key, entry in all_fields(Recipe):
         if entry.type not in (list[list[int]], list[list[float]]):
             continue

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from lsgd.check.observation import Observation
 from lsgd.learner import Learner
 from lsgd.models.blurpool import BlurredConv2d, BlurredMaxPool2d
+from lsgd.models.preactivation_resnet import PreActivationBottleneck
 from lsgd.vision import models
 
-BLOCKS = (models.resnet.Bottleneck, models.resnet.BasicBlock)
+BLOCKS = (models.resnet.Bottleneck, models.resnet.BasicBlock, PreActivationBottleneck)
 
 
 def observe(learner: Learner) -> list[Observation]:

@@ -24,6 +24,7 @@ def observe(learner: Learner) -> list[Observation]:
         _image_sizes(recipe),
         _mirror(recipe),
         _balance(recipe),
+        _mixing(recipe),
         _metric(learner),
     ]
 
@@ -98,6 +99,13 @@ def _balance(recipe: Recipe) -> Observation:
     }
     how = recipe.data.balance
     return Observation("balance", run[how], how)
+
+
+def _mixing(recipe: Recipe) -> Observation:
+    """Observe by which methods training images are mixed with each other."""
+    alphas = {"mixup": recipe.data.mixup, "CutMix": recipe.data.cutmix}
+    used = [f"{name} of alpha {alpha:g}" for name, alpha in alphas.items() if alpha]
+    return Observation("mixing", " or ".join(used) or "none", bool(used))
 
 
 def _growth(recipe: Recipe) -> Observation:

@@ -79,7 +79,8 @@ def prefetch_limit(recipe: Recipe) -> int:
     if recipe.data.workload != "images":
         return 0
     decoders = settings.decoders if settings.decoders is not None else cores(detect_launch())
-    if settings.loader == "torchvision" or not is_dali_installed():
+    is_torchvision = settings.loader == "torchvision" or _has_policy(recipe.data)
+    if is_torchvision or not is_dali_installed():
         return decoders * settings.prefetch
     from lsgd.inputs.dali import READ_AHEAD
 
@@ -153,6 +154,10 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     Raises UsageError if the dataset is missing or differs from the recipe.
     """
     inputs = _open_at_one_size(recipe, device)
+    if "erasing" in augmentation.parts_of(recipe.data.augmentation):
+        from lsgd.inputs.augmented import AugmentedInputs, RandomErasing
+
+        inputs = AugmentedInputs(inputs, RandomErasing(recipe.data, seed=recipe.seed))
     if not recipe.image_sizes.points:
         return inputs
     from lsgd.inputs.sized import SizedInputs
@@ -179,7 +184,7 @@ def _open_at_one_size(recipe: Recipe, device: "torch.device") -> Inputs:
             "memory"
             if data.name in IN_MEMORY_DATASETS
             else "dali"
-            if is_dali_installed()
+            if is_dali_installed() and not _has_policy(data)
             else "torchvision"
         )
     _check_kind(data, settings, loader, device)
@@ -215,7 +220,7 @@ def _open_folder(recipe: Recipe, device: "torch.device", loader: str) -> Inputs:
             folder = FolderInputs(
                 data, indexes, settings, seed=recipe.seed, device=device, decoders=decoders
             )
-            if settings.loader == "auto":
+            if settings.loader == "auto" and not _has_policy(data):
                 folder.name += f" (DALI is faster: {install_command('dali')})"
             return folder
         case "dali":
@@ -289,6 +294,11 @@ def _largest_micro_batch(recipe: Recipe) -> int:
     return recipe.micro_batch_workers * n
 
 
+def _has_policy(data: Data) -> bool:
+    """Return whether the augmentation has a policy, which DALI cannot apply from given draws."""
+    return bool({*augmentation.POLICIES} & {*augmentation.parts_of(data.augmentation)})
+
+
 def is_dali_installed() -> bool:
     """Return whether NVIDIA DALI is installed."""
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
@@ -337,20 +347,26 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
                 f"inputs={loader} reads image folders, and {data.name} is not one; write "
                 "inputs=memory"
             )
-        if data.augmentation == "shift_flip":
+        parts = augmentation.parts_of(data.augmentation)
+        if "shift" in parts:
             raise UsageError(
-                "data.augmentation=shift_flip is for small images in memory; write crop_flip, "
-                f"fb_resnet_torch or none for {data.name}"
+                f"data.augmentation={data.augmentation} shifts, which is for small images in "
+                f"memory; write crop_flip, fb_resnet_torch, none or parts of these for {data.name}"
             )
         if data.channels not in (1, 3):
             raise UsageError(
                 f"data.channels={data.channels}, and image files give 3 or, as grey, 1; write "
                 "data.channels=3 or data.channels=1"
             )
-        if data.channels == 1 and data.augmentation == "fb_resnet_torch":
+        if data.channels == 1 and {"colour", *augmentation.POLICIES} & {*parts}:
             raise UsageError(
-                "data.augmentation=fb_resnet_torch changes colours, which images of "
+                f"data.augmentation={data.augmentation} changes colours, which images of "
                 "data.channels=1 do not have; write data.augmentation=crop_flip"
+            )
+        if loader == "dali" and {*augmentation.POLICIES} & {*parts}:
+            raise UsageError(
+                f"data.augmentation={data.augmentation} has a policy of torchvision, which DALI "
+                "cannot apply from given draws; write inputs=torchvision"
             )
     if loader == "dali" and not is_dali_installed():
         raise UsageError(

@@ -34,6 +34,7 @@ from lsgd.inputs.index import ImageIndex, index_columns
 from lsgd.job.device import arrays_to_device, is_nvidia, to_device
 from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
+from lsgd.rules.augmentation import parts_in_epoch, parts_of
 from lsgd.rules.sampler import MicroBatch
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
@@ -66,7 +67,7 @@ class DaliInputs:
     ) -> None:
         self.data, self.seed, self.device = data, seed, device
         self.sizes_change = sizes_change
-        self.recolours = data.augmentation == "fb_resnet_torch"
+        self.recolours = "colour" in parts_of(data.augmentation)
         self.indexes = indexes
         self.on_gpu = is_nvidia(device)
         decodes_on_gpu = self.on_gpu and settings.decode_on != "cpu"
@@ -181,18 +182,26 @@ class DaliInputs:
             files = self._files(index, ids)
         except InputFailedError as error:
             raise explain_read_error(error, each, index) from None
-        colours = np.tile(augmentation.IDENTITY_COLOURS, (len(ids), 1))
-        if each.epoch is not None and self.data.augmentation in augmentation.FILE_AUGMENTATIONS:
-            draw = {"seed": self.seed, "epoch": each.epoch}
-            windows = augmentation.crop_windows(sizes, ids, **draw)
-            mirror = augmentation.flip_mask(ids, **draw)
+        data = self.data
+        parts = parts_in_epoch(data.augmentation, each.epoch, data.augmented_epochs)
+        draw: dict[str, Any] = {"seed": self.seed, "epoch": each.epoch or 0}
+        if "crop" in parts:
+            ranges: dict[str, Any] = {
+                "area_range": data.crop_area,
+                "aspect_range": data.crop_aspect,
+            }
+            windows = augmentation.crop_windows(sizes, ids, **draw, **ranges)
             regions = np.concatenate((np.zeros(sizes.shape), windows[:, 2:]), axis=1)
-            if self.recolours:
-                colours = augmentation.colour_transforms(ids, **draw)
         else:
             windows = np.concatenate((np.zeros_like(sizes), sizes), axis=1)
-            mirror = np.zeros(len(ids), bool)
-            regions = augmentation.evaluation_regions(sizes, side, self.data.crop_ratio)
+            regions = augmentation.evaluation_regions(sizes, side, data.crop_ratio)
+        flips = "flip" in parts
+        mirror = augmentation.flip_mask(ids, **draw) if flips else np.zeros(len(ids), bool)
+        colours = (
+            augmentation.colour_transforms(ids, **draw)
+            if "colour" in parts
+            else np.tile(augmentation.IDENTITY_COLOURS, (len(ids), 1))
+        )
         return (
             files,
             _rows_first(windows[:, :2], np.int32),

@@ -178,12 +178,14 @@ def make_model(
     """
     # Imported here, since torchvision takes a second to import and few callers build a network.
     from lsgd.models.lenet import LeNet5
+    from lsgd.models.preactivation_resnet import PreActivationResNet50
     from lsgd.models.small_resnet import SmallResNet
     from lsgd.vision import models
 
     norm = WorkerBatchNorm2d
     makers = {
         "resnet50": partial(models.resnet50, num_classes=classes, norm_layer=norm),
+        "resnet50_v2": partial(PreActivationResNet50, classes),
         "resnet101": partial(models.resnet101, num_classes=classes, norm_layer=norm),
         "resnet20": partial(SmallResNet, classes, channels=channels, blocks=3, width=16),
         "small_resnet": partial(SmallResNet, classes, channels=channels, blocks=1, width=8),
@@ -238,6 +240,7 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
     """
     from lsgd.models.crf import CRF
     from lsgd.models.lstm import INIT_BOUND
+    from lsgd.models.preactivation_resnet import PreActivationBottleneck
     from lsgd.vision import models
 
     generator = torch.Generator().manual_seed(seed)
@@ -265,7 +268,7 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
                 _check_without_parameters(module)
     for module in model.modules():
         match module:
-            case models.resnet.Bottleneck():
+            case models.resnet.Bottleneck() | PreActivationBottleneck():
                 nn.init.constant_(module.bn3.weight, last_gamma)
             case models.resnet.BasicBlock():
                 nn.init.constant_(module.bn2.weight, last_gamma)

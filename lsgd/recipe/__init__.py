@@ -329,6 +329,8 @@ class Recipe(RunSettings):
 
         A local step is at a fraction of a step.
         """
+        if self.schedule.per == "epoch":
+            step = self.first_step(int(self.epoch(step)))
         left = 1.0 if self.schedule.decay in ("steps", "points") else self._decay_left(step)
         rule = self._schedule_rule
         if self.batch_schedule:

@@ -459,6 +459,13 @@ def _check_images(recipe: Recipe) -> None:
                 f"data.skip has {image!r}; name each image once, by its path below the root, such "
                 "as train/n01440764/n01440764_10026.JPEG"
             )
+    for key, most in (("crop_area", 1.0), ("crop_aspect", math.inf)):
+        ends = getattr(data, key)
+        if len(ends) != 2 or not ends[0] <= ends[1] <= most:
+            raise UsageError(
+                f"data.{key}={as_override(ends)} is no range; write the least and the largest "
+                "value" + ", both at most 1" * (key == "crop_area")
+            )
     if not len(data.mean) == len(data.std) == data.channels:
         grey = (
             "; write data.mean=[0.449] data.std=[0.226], ImageNet's in grey, or those of the data"
@@ -467,7 +474,7 @@ def _check_images(recipe: Recipe) -> None:
             f"data.mean and data.std need {data.channels} numbers each, one per channel, and have "
             f"{len(data.mean)} and {len(data.std)}{grey * (data.channels == 1)}"
         )
-    if model in ("resnet50", "resnet101") and data.channels not in (1, 3):
+    if model in ("resnet50", "resnet50_v2", "resnet101") and data.channels not in (1, 3):
         raise UsageError(
             f"model={model} takes images of 3 channels or 1 and {data.name} has {data.channels}; "
             "write model=small_resnet or model=resnet20"

@@ -13,6 +13,7 @@ from lsgd.recipe import (
     Model,
     Recipe,
 )
+from lsgd.recipe.fields import all_fields, default, relevances
 
 N = 2
 """The number of examples of a worker in a step."""
@@ -122,9 +123,13 @@ def _data(recipe: Recipe, n: Sequence[int]) -> Data:
     if data.workload in ("tagging", "trees"):
         return replace(small, test_examples=0, words=VOCABULARY_SIZE)
     side = data.image_size if recipe.model.is_from_library else SIZE
-    return replace(
-        small, image_size=side, augmentation="none", augmentation_options={}, augmentation_source=""
-    )
+    settings = {
+        key: default(entry)
+        for key, entry in all_fields(Data)
+        if any(rule.key == "data.augmentation" for rule in relevances(entry))
+    }
+    whole = replace(small, augmentation_options={}, augmentation_source="", **settings)
+    return replace(whole, image_size=side, augmentation="none")
 
 
 def _examples_of_phases(recipe: Recipe, n: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from lsgd.errors import UsageError
 from lsgd.own_parts import FORM, is_import_path
-from lsgd.rules import evaluation_interval
+from lsgd.rules import augmentation, evaluation_interval
 
 AUTO = "auto"
 TIMED = ("workers_per_pass", "channels_last")
@@ -106,6 +106,37 @@ def only_for(
     return {f"only_for {key}": Relevance(key, choices, required, override or _choice(key))}
 
 
+@dataclass(frozen=True)
+class PartRelevance(Relevance):
+    """The augmentation parts with any of which a recipe field is used; see only_with_part."""
+
+    @property
+    def description(self) -> str:
+        """The parts in a few words, such as augmentation with crop."""
+        return f"augmentation with {self._parts}"
+
+    @property
+    def _parts(self) -> str:
+        names = [part for choice in self.choices for part in augmentation.parts_of(choice)]
+        return "any part" if len(names) == len(augmentation.PARTS) else " or ".join(names)
+
+    def enforce(self, key: str, value: Any, default: Any, chosen: Any) -> None:
+        """Raise UsageError if a field is set although the `chosen` augmentation lacks the parts."""
+        used = {f"[{part}]" for part in augmentation.parts_of(chosen)}
+        if value == default or used & {*self.choices}:
+            return
+        raise UsageError(
+            f"{key}={as_override(value)} has no effect with {self.key}={chosen}; leave it out, or "
+            f"write an augmentation with {self._parts}"
+        )
+
+
+def only_with_part(*parts: str) -> FieldMetadata:
+    """Return metadata of a recipe field that is used with any of these parts of an augmentation."""
+    key, choices = "data.augmentation", tuple(f"[{part}]" for part in parts)
+    return {f"only_for {key}": PartRelevance(key, choices, MISSING, key)}
+
+
 def _choice(key: str) -> str:
     return key.removesuffix(".name")
 
@@ -145,6 +176,33 @@ def one_of(*choices: Any, within: tuple[str, ...] = (), own: bool = False) -> Fi
             raise UsageError(f"{key}={value} is unknown; write one of {', '.join(known)}")
 
     return {"one_of": FieldLimit(", ".join(known), limit)}
+
+
+def augmentation_parts() -> FieldMetadata:
+    """Return metadata that limits a recipe field to an augmentation: a name, or a list of parts.
+
+    It may also be the import path of one of the user's own.
+    """
+    names, parts = augmentation.NAMED, augmentation.PARTS
+    known = f"{', '.join(names)}, {FORM}, or parts of [{','.join(parts)}]"
+
+    def limit(key: str, value: Any) -> None:
+        if value in names or is_import_path(value):
+            return
+        if not value.startswith("["):
+            raise UsageError(f"{key}={value} is unknown; write one of {known}")
+        given = augmentation.parts_of(value)
+        if [*given] != [part for part in parts if part in given] or not given:
+            raise UsageError(
+                f"{key}={value} is not possible; write some of [{','.join(parts)}] in this order, "
+                "in which they are applied"
+            )
+        if len({*given} & {*augmentation.POLICIES}) > 1:
+            raise UsageError(
+                f"{key}={value} has two policies; write {' or '.join(augmentation.POLICIES)}"
+            )
+
+    return {"one_of": FieldLimit(f"{', '.join(names)}, {FORM}, list of parts", limit)}
 
 
 def is_within(value: str, libraries: tuple[str, ...]) -> bool:

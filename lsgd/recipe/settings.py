@@ -25,6 +25,7 @@ from lsgd.recipe.fields import (
     at_least,
     at_least_or,
     at_most,
+    augmentation_parts,
     below,
     evaluation_places,
     finite,
@@ -33,6 +34,7 @@ from lsgd.recipe.fields import (
     not_empty,
     one_of,
     only_for,
+    only_with_part,
     phases_by_epoch,
     points_by_epoch,
     set_names,
@@ -41,11 +43,11 @@ from lsgd.recipe.fields import (
 from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.rules import evaluation_interval, schedule
-from lsgd.rules.augmentation import CROP_RATIO
+from lsgd.rules.augmentation import AREA, ASPECT, CROP_RATIO, PARTS
 from lsgd.rules.metric import METRICS, OWN_NAME, TOP1, Metric, TimeToTarget, named_metric
 
 MODELS = {
-    "images": ("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5"),
+    "images": ("resnet50", "resnet50_v2", "resnet101", "resnet20", "small_resnet", "lenet5"),
     "language": ("lstm",),
     "tagging": ("bilstm", "bilstm_crf"),
     "trees": ("treelstm", "childsum"),
@@ -77,6 +79,10 @@ SMOOTH = only_for("schedule.decay", *schedule.SMOOTH_DECAYS, override="schedule"
 """Metadata of the settings of a smooth decay of the lr."""
 
 
+CROPPED = only_with_part("crop")
+"""Metadata of the settings of random crops of image files."""
+
+
 @dataclass(frozen=True)
 class Data:
     """The dataset settings of a recipe: the reader, the size, and the sampling of examples."""
@@ -101,13 +107,14 @@ class Data:
     """The standard deviation of each channel, for pixels in [0, 1]."""
     augmentation: str = field(
         default="",
-        metadata=IMAGES | one_of("none", "shift_flip", "crop_flip", "fb_resnet_torch", own=True),
+        metadata=IMAGES | augmentation_parts(),
     )
-    """The augmentation of training images.
+    """The augmentation of training images: a name, or a list of parts.
     crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips. fb_resnet_torch
     does the same, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
-    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips. An
-    augmentation of your own, package.module:Name, changes images that are loaded with none."""
+    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips. A
+    list, such as [crop,flip,trivial_augment,erasing], has these parts alone, with a bilinear
+    resize. One of your own, package.module:Name, changes images that are loaded with none."""
     augmentation_options: dict[str, Any] = field(
         default_factory=dict, metadata=IMAGES | added_later({})
     )
@@ -132,6 +139,41 @@ class Data:
     )
     """The side of the centre crop of an evaluated image over its resized short side.
     It is for files of images; 0.875 resizes to 256 pixels for a crop of 224."""
+    crop_area: list[float] = field(
+        default_factory=lambda: [*AREA],
+        metadata=IMAGES | CROPPED | added_later([*AREA]) | above_0(),
+    )
+    """The least and the largest share of an image's area in a random crop, as in [0.05, 1]."""
+    crop_aspect: list[float] = field(
+        default_factory=lambda: [*ASPECT],
+        metadata=IMAGES | CROPPED | added_later([*ASPECT]) | above_0(),
+    )
+    """The least and the largest ratio of the width of a random crop to its height."""
+    augmented_epochs: int | None = field(
+        default=None, metadata=IMAGES | only_with_part(*PARTS) | added_later(None) | at_least(1)
+    )
+    """The number of first epochs with augmentation; None for all epochs.
+    Images of later epochs are resized and cropped as in an evaluation."""
+    rand_operations: int = field(
+        default=2,
+        metadata=IMAGES | only_with_part("rand_augment") | added_later(2) | at_least(1, 14),
+    )
+    """The number of operations that RandAugment applies to an image."""
+    rand_magnitude: int = field(
+        default=9,
+        metadata=IMAGES | only_with_part("rand_augment") | added_later(9) | at_least(0, 30),
+    )
+    """The magnitude of RandAugment's operations: 0, for none, to 30, as in torchvision."""
+    erase_probability: float = field(
+        default=0.1,
+        metadata=IMAGES
+        | only_with_part("erasing")
+        | added_later(0.1)
+        | above_0()
+        | at_most(1, "is more than all images; write a number up to 1"),
+    )
+    """The share of training images in which a window is erased, i.e. set to the mean colour.
+    Its area is 2 to 33 % of the image, its aspect 0.3 to 3.3 (Zhong et al. 2017)."""
     balance: str = field(
         default="none",
         metadata=IMAGES | added_later("none") | one_of("none", "weights", "sampler"),
@@ -140,6 +182,13 @@ class Data:
     weights multiplies the training loss of an image of class c by N / (K N_c), for N images of
     which N_c are of class c, and K classes; the mean weight is 1. sampler draws N images per epoch
     with replacement, each of a class drawn uniformly. Evaluation is not balanced."""
+    mixup: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | at_least(0, 1))
+    """The alpha of mixup, or 0: two images are added by the shares of a Beta(alpha, alpha) draw.
+    The draw is one per worker and step, and the pairs are of one worker (Zhang et al. 2018).
+    train_top1 and train_top5 count an image's own label alone."""
+    cutmix: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | at_least(0, 1))
+    """The alpha of CutMix, or 0: a window of another image of the worker replaces its pixels.
+    (Yun et al. 2019). With mixup too, each is drawn half of the time."""
     workload: str = field(
         default="images", metadata=added_later("images") | one_of(*MODELS, own=True)
     )
@@ -332,6 +381,11 @@ class Optim:
         default=0.001, metadata=only_for("optim.name", "lars") | added_later(0.001) | above_0()
     )
     """LARS' trust coefficient, eta: at lr 1, the largest ratio of a step to the tensor's norm."""
+    ratio_decay: float | None = field(
+        default=None, metadata=only_for("optim.name", "lars") | added_later(None) | at_least(0)
+    )
+    """The weight decay in the denominator of LARS' ratio; None for weight_decay.
+    It applies to tensors that decay."""
     adapts: str = field(
         default="weights",
         metadata=only_for("optim.name", "lars") | added_later("weights") | one_of("weights", "all"),
@@ -422,6 +476,10 @@ class Schedule:
     """The lr at the end of a smooth decay and after it."""
     decay_steps: int | None = field(default=None, metadata=SMOOTH | added_later(None) | at_least(1))
     """The step of the run at which a smooth decay ends; None for the last step."""
+    per: str = field(default="step", metadata=added_later("step") | one_of("step", "epoch"))
+    """The interval at which the lr changes: step or epoch.
+    With epoch it is constant in an epoch: the warmup has in epoch e, counted from 0, the lr that it
+    otherwise has at the end of this epoch, and the decay the one that it has at its start."""
     points: list[list[float]] = field(
         default_factory=list,
         metadata=only_for("schedule.decay", "points", override="schedule")

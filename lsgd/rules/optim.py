@@ -176,6 +176,7 @@ def optimizer_over_groups(
     eps: float,
     clip_norm: float | None,
     trust: float,
+    ratio_decay: float | None,
     fused: str,
     options: Mapping[str, Any] = MappingProxyType({}),
     source: str = "",
@@ -210,7 +211,7 @@ def optimizer_over_groups(
     if clip_norm is not None:
         _clip(made, clip_norm, norm)
     if name == "lars":
-        _scale_by_trust_ratio(made, trust, eps)
+        _scale_by_trust_ratio(made, trust, eps, ratio_decay)
     return made
 
 
@@ -287,13 +288,16 @@ def _clip(optimizer: torch.optim.Optimizer, limit: float, norm: Callable[[], Ten
     optimizer.register_step_pre_hook(multiply)
 
 
-def _scale_by_trust_ratio(optimizer: torch.optim.Optimizer, trust: float, eps: float) -> None:
+def _scale_by_trust_ratio(
+    optimizer: torch.optim.Optimizer, trust: float, eps: float, ratio_decay: float | None
+) -> None:
     """Make an optimizer scale each tensor's gradient by LARS (You et al. 2017, equation 6).
 
         g <- trust |w| / (|g| + decay |w| + eps) (g + decay w)
 
-    If the norm of w or g is 0, there is no ratio and g + decay w is used. One call computes the
-    norms of all tensors, and the gradients are changed in place.
+    If the norm of w or g is 0, there is no ratio and g + decay w is used. A `ratio_decay` replaces
+    a decay above 0 in the denominator. One call computes the norms of all tensors, and the
+    gradients are changed in place.
     """
 
     @torch.no_grad()
@@ -305,7 +309,8 @@ def _scale_by_trust_ratio(optimizer: torch.optim.Optimizer, trust: float, eps: f
             gradients = [weight.grad for weight in weights]
             of_weights = torch.stack(torch._foreach_norm(weights))
             of_gradients = torch.stack(torch._foreach_norm(gradients))
-            ratios = trust * of_weights / (of_gradients + decay * of_weights + eps)
+            beside = ratio_decay if decay and ratio_decay is not None else decay
+            ratios = trust * of_weights / (of_gradients + beside * of_weights + eps)
             ratios = torch.where((of_weights > 0) & (of_gradients > 0), ratios, 1)
             if decay:
                 torch._foreach_add_(gradients, weights, alpha=decay)

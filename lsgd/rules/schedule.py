@@ -120,13 +120,15 @@ def learning_rate(
     end_lr: float = 0.0,
     points: Sequence[Sequence[float]] = (),
     remaining_decay: float = 1.0,
+    per: str = "step",
     own_decay: Callable[[float], float] | None = None,
 ) -> float:
     """Return the scheduled learning rate at a fractional epoch, that of the start of a step.
 
     Smooth decays depend on `remaining_decay`, the remaining share of the decay. An lr by points is
     not scaled with the minibatch, and has no other warmup than its points.
-    `own_decay` is `LrDecay.share` of a decay of the user's own.
+    `own_decay` is `LrDecay.share` of a decay of the user's own. With `per` = "epoch" the epoch is a
+    whole one, whose warmup lr is that of its end.
 
     >>> learning_rate(0.0, batch_size=8192)  # starts where a minibatch of 256 would
     0.1
@@ -147,6 +149,8 @@ def learning_rate(
     )
     if rises and epoch < warmup_epochs:
         start = reference_lr if warmup_start is None else warmup_start
+        if per == "epoch":
+            epoch = min(epoch + 1, warmup_epochs)
         progress = epoch / warmup_epochs if warmup == "gradual" else 0.0
         return start + (target - start) * progress
     if own_decay:

@@ -15,7 +15,7 @@ from lsgd.inputs import Batch, Inputs, evaluation_set_size, open_inputs, trainin
 from lsgd.job.device import arrays_to_device
 from lsgd.models import DTYPES, make_network, memory_format
 from lsgd.recipe import Recipe
-from lsgd.rules import balance, sampler
+from lsgd.rules import balance, mixing, sampler
 from lsgd.rules.averaging import AveragedWeights, LastEpochsAverage, MovingAverage
 from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norms
 from lsgd.rules.counter_dropout import CounterBasedDraws, counter_dropout_layers
@@ -197,29 +197,13 @@ class ImageClassification:
         layout = self.layout if trains or self.recipe.evaluation.bfloat16 else torch.preserve_format
         images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
+        mixed = self._mixing(each, images.shape[-1]) if trains else None
+        if mixed is not None:
+            images = mixing.mix_images(images, mixed).to(memory_format=layout)
         logits = model(images)
         if self.recipe.evaluation.mirror and not trains:
             logits = (logits + model(images.flip(-1))) / 2
-        # Summed, not averaged: the step divides by the examples of all processes (remark 3).
-        smoothing = self.recipe.label_smoothing if trains else 0.0
-        weights = self._class_weights if trains else None
-        if self.recipe.loss == "bce":
-            loss = binary_cross_entropy(
-                logits.to(self.dtype),
-                labels,
-                smoothing=smoothing,
-                over_classes=self.recipe.bce_over_classes,
-            )
-            loss = loss.sum() if weights is None else loss
-        else:
-            loss = F.cross_entropy(
-                logits.to(self.dtype),
-                labels,
-                reduction="sum" if weights is None else "none",
-                label_smoothing=smoothing,
-            )
-        if weights is not None:
-            loss = (loss * weights[labels]).sum()
+        loss = self._loss(logits.to(self.dtype), labels, trains=trains, mixed=mixed)
         # topk breaks ties arbitrarily, so every image has exactly one first guess and at most five
         # guesses.
         right = logits.detach().topk(min(5, logits.shape[1])).indices == labels[:, None]
@@ -232,6 +216,53 @@ class ImageClassification:
         if self.own_metric:
             counts = torch.cat((counts, self.own_metric.counts(logits.detach(), labels)))
         return loss, counts
+
+    def _mixing(self, each: MicroBatch, side: int) -> Tensor | None:
+        """Return how a training micro-batch's images are mixed, (workers, 6); None if they are not.
+
+        The columns are those of mixing.draw_mixing for images of this side.
+        """
+        data = self.recipe.data
+        if not data.mixup and not data.cutmix:
+            return None
+        drawn = mixing.draw_mixing(
+            each.by_worker[:, 0],
+            side,
+            mixup=data.mixup,
+            cutmix=data.cutmix,
+            seed=self.recipe.seed,
+            epoch=each.epoch or 0,
+        )
+        return arrays_to_device(drawn.astype(np.float32), self.device)
+
+    def _loss(
+        self, logits: Tensor, labels: Tensor, *, trains: bool, mixed: Tensor | None
+    ) -> Tensor:
+        """Return the summed loss of the recipe, that of both labels if images are `mixed`.
+
+        Summed, not averaged: the step divides by the examples of all processes (remark 3).
+        """
+        weights = self._class_weights if trains else None
+        smoothing = self.recipe.label_smoothing if trains else 0.0
+        is_entropy = self.recipe.loss == "cross_entropy"
+        if is_entropy and weights is None and mixed is None:
+            return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+
+        def losses(targets: Tensor) -> Tensor:
+            if is_entropy:
+                each = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+            else:
+                over_classes = self.recipe.bce_over_classes
+                each = binary_cross_entropy(
+                    logits, targets, smoothing=smoothing, over_classes=over_classes
+                )
+            return each if weights is None else each * weights[targets]
+
+        if mixed is None:
+            return losses(labels).sum()
+        own, other = losses(labels), losses(mixing.other_labels(labels, len(mixed)))
+        shares = mixed[:, 0].to(own.dtype).repeat(len(labels) // len(mixed))
+        return torch.lerp(other, own, shares).sum()
 
     def logits(self, model: nn.Module, images: Tensor) -> Tensor:
         """Return the logits of normalised images, computed as in an evaluation."""

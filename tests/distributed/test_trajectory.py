@@ -101,7 +101,8 @@ KINDS = {
     "language": LANGUAGE,
     "tagging": ["+recipe=conll_bilstm_crf", *SENTENCES, "model.dropout=0.5"],
     "trees": ["+recipe=sst_treelstm", *SENTENCES],
-    "library": [*LIBRARY, "model=timm/test_resnet"],
+    # Images of a worker are mixed, by either method.
+    "library": [*LIBRARY, "model=timm/test_resnet", "data.mixup=0.4", "data.cutmix=1"],
     # No BN, blocks that are skipped by example, and the decay of networks that are trained so.
     # Images are drawn by class, some several times an epoch.
     "library without BN": [

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from lsgd.inputs import training_labels
 from lsgd.metric_sums import MetricSums
 from lsgd.rules.loss import binary_cross_entropy
+from lsgd.rules.mixing import draw_mixing
 from lsgd.rules.sampler import MicroBatch
 from lsgd.scores import Scores
 from lsgd.workloads import compute_metrics
@@ -156,6 +157,33 @@ def test_class_weights_multiply_the_training_loss_alone() -> None:
     torch.testing.assert_close(
         workload.loss(nn.Identity(), (logits, labels), one)[0],
         F.cross_entropy(logits, labels, reduction="sum"),
+    )
+
+
+def test_the_loss_of_mixed_images_is_that_of_both_labels() -> None:
+    """Of two workers with two images each; class weights and smoothing apply to either label."""
+    workload = ImageClassification(compose_recipe(*BALANCED, "data.mixup=0.4"), CPU)
+    labels, each = torch.tensor([0, 3, 2, 1]), MicroBatch(0, np.array([4, 2, 7, 5]), range(2))
+    images = torch.randn(4, 1, 1, 4, dtype=torch.float64)
+    shares = draw_mixing(
+        np.array([4, 2]), 8, mixup=0.4, cutmix=0, seed=workload.recipe.seed, epoch=0
+    )
+    own = torch.from_numpy(shares[:, 0].astype(np.float32)).double().repeat(2)
+    logits = own[:, None] * images.flatten(1) + (1 - own)[:, None] * images.flatten(1)[[2, 3, 0, 1]]
+    weights = torch.tensor([34 / 36, 34 / 36, 34 / 32, 34 / 32], dtype=torch.float64)
+    expected = sum(
+        (
+            share * weights[to] * F.cross_entropy(logits, to, reduction="none", label_smoothing=0.1)
+        ).sum()
+        for share, to in ((own, labels), (1 - own, labels[[2, 3, 0, 1]]))
+    )
+    loss, counts = workload.loss(nn.Flatten(), (images, labels), each)
+    torch.testing.assert_close(loss, expected)
+    assert counts.tolist() == [4, (logits.argmax(1) == labels).sum(), 4]
+    ids = evaluation_micro_batches(each.examples)[0]
+    whole = workload.loss(nn.Flatten(), (images, labels), ids)[0]
+    torch.testing.assert_close(
+        whole, F.cross_entropy(images.flatten(1), labels, reduction="sum"), rtol=1e-12, atol=0
     )
 
 

@@ -25,6 +25,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         absent.add("averaging")
     if recipe.data.balance == "none":
         absent.add("balance")
+    if not recipe.data.mixup and not recipe.data.cutmix:
+        absent.add("mixing")
     if len(recipe.stages) == 1:
         absent.add("batch_growth")
     if not recipe.image_sizes.points:
@@ -136,6 +138,7 @@ RULES = {
         "none: every image once per epoch, with weight 1",
         lambda how: how == "none",
     ),
+    "mixing": Rule("5.1", "none: an image is one image of the dataset", lambda mixes: not mixes),
     "batch_growth": Rule("5.1", "one minibatch for the whole run", lambda sizes: len(sizes) == 1),
     "image_sizes": Rule("5.1", "224 x 224 in all epochs", lambda sizes: sizes == [(0, 224)]),
     "loss": Rule("5.1", "cross-entropy", lambda loss: loss == ("cross_entropy", "")),
