@@ -37,6 +37,7 @@ def observe(learner: Learner) -> list[Observation]:
         _peak(curve),
         _drops(recipe, curve),
         _decay(curve),
+        _lr_curve(recipe, curve),
         _epochs(learner),
     ]
 
@@ -181,6 +182,13 @@ def _decay(curve: Curve) -> Observation:
             end = 0.0 if abs(end) < 1e-9 else end
             run = f"by power 2 to lr {end:.3g} at step {over:.6g} of {len(curve)}"
     return Observation("decay", run, found)
+
+
+def _lr_curve(recipe: Recipe, curve: Curve) -> Observation:
+    """Observe the lr of every step, for sources that state it as a whole."""
+    steps = recipe.steps_per_epoch
+    run = f"{warmup_in_words(curve, steps)}, then {recipe.schedule.decay} to {curve[-1]:.3g}"
+    return Observation("lr_curve", run, Ramp(curve, steps))
 
 
 def _epochs(learner: Learner) -> Observation:

@@ -55,7 +55,10 @@ UNCHANGED_BY_ROLES = re.compile(r"(torchvision|timm)/(wide_)?resne(t|xt)\d+[a-dt
 """A pattern for library networks whose treatment did not change when parameter roles came in.
 Initialisation and weight decay used to depend on the classes of layers. For these networks the
 roles decide the same."""
-PAPERS = ("goyal2017", "hoffer2017", "lars2017", "mlperf", "nado2021", "nus")
+PAPERS = (
+    "algoperf", "cloudtpu", "dle", "flax", "fujitsu", "gluon", "goyal2017", "haiku", "hoffer2017",
+    "intel", "lars2017", "mlperf", "mlperf05", "mlperf06", "nado2021", "nus", "torchvision",
+)  # fmt: skip
 """The papers whose rules lsgd.check verifies, each in a file of lsgd/check/papers."""
 TRACKERS = ("mlflow", "wandb")
 """The experiment trackers that lsgd.track supports, by the name of their package."""
@@ -603,6 +606,8 @@ class Target:
     """The publication of the number, such as a table of the paper."""
     perplexity: float | None = field(default=None, metadata=at_least(1))
     """The published perplexity, for recipes without an error rate."""
+    curve: dict[int, float] = field(default_factory=dict)
+    """Published values of the metric by epoch, counted from 1, which a report draws."""
 
     @property
     def metric(self) -> Metric:
