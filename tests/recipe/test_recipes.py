@@ -51,6 +51,18 @@ ERRORS = {
     "nus_lars_bs512": (22.98, None), "nus_lars_bs1k": (23.04, None), "nus_lars_bs4k": (22.62, None),
     "nus_lars_bs8k": (22.86, None), "nus_lars_bs16k": (23.04, None),
     "nus_lars_bs32k": (23.25, None),
+    # Cloud TPU's reference, which is an upper bound, and dm-haiku, Flax, Intel, AlgoPerf, gluon-cv
+    "cloudtpu_bs1k": (24.0, None), "cloudtpu_bs4k": (24.0, None), "cloudtpu_bs16k": (24.0, None),
+    "cloudtpu_bs32k": (24.0, None), "haiku_bs256": (23.3, None), "haiku_bs1k": (23.5, None),
+    "haiku_bs4k": (23.8, None), "haiku_bs32k": (28.3, None), "haiku_smooth_bs4k": (23.2, None),
+    "flax_bs512": (23.28, None), "flax_bs1k": (23.63, None), "flax_bs2k": (23.73, None),
+    "intel_bs2k": (23.95, None), "intel_bs4k": (23.85, None), "algoperf_bs1k": (22.57, None),
+    "gluon_bs1k": (22.33, None), "torchvision_bs256": (23.87, None),
+    "torchvision_bs1k": (23.51, None),
+    # NVIDIA's examples, and five runs of Fujitsu
+    "dle_amp_bs2k": (22.88, 0.11), "dle_tf32_bs2k": (23.05, 0.18), "dle_bs896": (22.99, 0.16),
+    "dle_amp_bs4k": (22.90, 0.06), "dle_bs4k": (22.77, 0.04), "dle_amp_bs4k_50": (24.19, 0.08),
+    "dle_bs4k_50": (23.96, 0.05), "fujitsu_bs86016": (24.02, 0.07),
 }  # fmt: skip
 """Top-1 error in percent and its standard deviation, as the papers print them."""
 
