@@ -29,7 +29,7 @@ def by_drops(lr: float, warmup: float, *drops: int, start: float = 0.0) -> LrRul
     """Return a linear warmup over epochs from `start`, then a tenth at each of these epochs."""
 
     def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
-        rising = start + (lr - start) * steps / (warmup * per_epoch)
+        rising = start + (lr - start) * steps / max(warmup * per_epoch, 1)
         dropped = sum((steps >= drop * per_epoch).astype(int) for drop in drops)
         return np.where(steps < warmup * per_epoch, rising, lr * 0.1**dropped)
 
