@@ -18,6 +18,7 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.published_points import DISPLAYED_LABELS, JUDGED_LABELS
+from lsgd.report import ladder
 from lsgd.rules.aggregate import olympic_mean
 from lsgd.rules.metric import TOP1
 
@@ -268,6 +269,18 @@ def test_labels_are_those_of_the_points() -> None:
                 point.optimizer, point.momentum, point.weight_decay
             )  # fmt: skip
             assert (rule.reference_lr, rule.warmup_epochs) == (point.lr, point.warmup_epochs)
+
+
+def test_the_page_of_published_results_is_that_of_the_recipes() -> None:
+    """`python -m lsgd.report --ladder --out docs/reference` writes it and its picture again."""
+    results = ladder.published_results()
+    path = Path(__file__).parents[2] / "docs/reference/ladder.md"
+    assert path.read_text("utf-8") == ladder.page(results)
+    errors = {each.recipe: (each.values[0], each.std) for each in results if each.target is None}
+    assert errors == ERRORS
+    assert {each.recipe for each in results if each.target is not None} == {
+        name for name in NAMES if re.match(r"mlperf(0[56])?_(bs|span)", name)
+    }
 
 
 # --- What a recipe does ----------------------------------------------------------------------
