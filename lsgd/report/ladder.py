@@ -6,7 +6,7 @@ are seeds of their own. Numbers that were not read at their source are left out.
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -70,17 +70,22 @@ class PublishedResult:
         return f"{mean(self.values):.2f} epochs to {self.target:g} %: {runs}"
 
 
-def published_results() -> list[PublishedResult]:
-    """Return all results on ImageNet that recipes and convergence points have, by minibatch."""
-    found = [*_errors(), *_epochs()]
+def published_results(
+    load: Callable[[str], Recipe] = lambda name: config.load_recipe([f"recipe={name}"]),
+) -> list[PublishedResult]:
+    """Return all results on ImageNet that recipes and convergence points have, by minibatch.
+
+    `load` composes a shipped recipe, by its name.
+    """
+    found = [*_errors(load), *_epochs()]
     return sorted(found, key=lambda each: (each.target is not None, each.batch_size, each.recipe))
 
 
-def _errors() -> Iterable[PublishedResult]:
+def _errors(load: Callable[[str], Recipe]) -> Iterable[PublishedResult]:
     for name in config.sorted_recipe_names():
         header = (paths.recipes_dir() / "recipe" / f"{name}.yaml").read_text("utf-8")
         sources = PUBLISHED.findall(header)
-        if sources and (recipe := config.load_recipe([f"recipe={name}"])).data.name == "imagenet":
+        if sources and (recipe := load(name)).data.name == "imagenet":
             yield from _error(recipe, sources[0])
 
 
