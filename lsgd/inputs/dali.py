@@ -179,10 +179,13 @@ class DaliInputs:
             raise explain_read_error(error, each, index) from None
         colours = np.tile(augmentation.IDENTITY_COLOURS, (len(ids), 1))
         data = self.data
-        if is_augmented(data.augmentation, each.epoch, data.augmented_epochs):
+        if each.epoch is not None and is_augmented(
+            data.augmentation, each.epoch, data.augmented_epochs
+        ):
             draw = {"seed": self.seed, "epoch": each.epoch}
-            ranges = {"area_range": data.crop_area, "aspect_range": data.crop_aspect}
-            windows = augmentation.crop_windows(sizes, ids, **draw, **ranges)
+            windows = augmentation.crop_windows(
+                sizes, ids, **draw, area_range=data.crop_area, aspect_range=data.crop_aspect
+            )
             mirror = augmentation.flip_mask(ids, **draw)
             regions = np.concatenate((np.zeros(sizes.shape), windows[:, 2:]), axis=1)
             if self.recolours:

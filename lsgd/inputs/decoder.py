@@ -51,7 +51,7 @@ class ImageFiles:
         self.side, self.augmentation, self.seed = data.image_size, data.augmentation, seed
         self.channels, self.crop_ratio = data.channels, data.crop_ratio
         self.augmented_epochs = data.augmented_epochs
-        self.ranges = {"area_range": data.crop_area, "aspect_range": data.crop_aspect}
+        self.area_range, self.aspect_range = data.crop_area, data.crop_aspect
         self.indexes = indexes
 
     def shape(self, each: MicroBatch) -> tuple[int, ...]:
@@ -80,14 +80,22 @@ class ImageFiles:
     ) -> NDArray[np.float64] | None:
         ids, bicubic = each.examples, self.augmentation == "fb_resnet_torch"
         shape = pixels.shape[1:]
-        if not is_augmented(self.augmentation, each.epoch, self.augmented_epochs):
+        if each.epoch is None or not is_augmented(
+            self.augmentation, each.epoch, self.augmented_epochs
+        ):
             for i, example in enumerate(ids):
                 whole = load_image(index, example, channels=self.channels)
                 image = centre_crop(whole, self.side, crop_ratio=self.crop_ratio, bicubic=bicubic)
                 pixels[i] = np.asarray(image).reshape(shape)
             return None
         draw = {"seed": self.seed, "epoch": each.epoch}
-        windows = augmentation.crop_windows(index.sizes(ids), ids, **draw, **self.ranges)
+        windows = augmentation.crop_windows(
+            index.sizes(ids),
+            ids,
+            **draw,
+            area_range=self.area_range,
+            aspect_range=self.aspect_range,
+        )
         flips = augmentation.flip_mask(ids, **draw)
         for i, example in enumerate(ids):
             whole = load_image(index, example, channels=self.channels)

@@ -73,8 +73,8 @@ def _data(recipe: Recipe) -> Data:
         return replace(small, test_examples=0, words=VOCABULARY_SIZE)
     side = data.image_size if recipe.model.is_from_library else SIZE
     whole = replace(small, augmentation_options={}, augmentation_source="", augmented_epochs=None)
-    default = {"crop_area": [*AREA], "crop_aspect": [*ASPECT]}
-    return replace(whole, image_size=side, augmentation="none", **default)
+    whole = replace(whole, crop_area=[*AREA], crop_aspect=[*ASPECT])
+    return replace(whole, image_size=side, augmentation="none")
 
 
 def _model(recipe: Recipe) -> tuple[Model, str]:

@@ -128,7 +128,7 @@ def draw(results: list[PublishedResult]) -> Figure:
     def plot(axes: "Axes") -> None:
         figure = axes.figure
         axes.remove()
-        upper, lower = figure.subplots(2, 1, sharex=True)  # type: ignore[union-attr]
+        upper, lower = figure.subplots(2, 1, sharex=True)
         for place, is_error in ((upper, True), (lower, False)):
             shown = [each for each in results if (each.target is None) == is_error]
             for optimizer in optimizers:
@@ -153,7 +153,7 @@ def draw(results: list[PublishedResult]) -> Figure:
         for family in families:
             upper.plot([], [], color="#8a8a8a", marker=markers[family], ms=4, label=family)
         upper.plot([], [], color="#8a8a8a", marker=".", ls="", label="other recipes")
-        figure.legend(loc="outside lower center", ncols=3)  # type: ignore[union-attr]
+        figure.legend(loc="outside lower center", ncols=3)
 
     title = "Published results on ImageNet by minibatch, ResNet-50 in most"
     return draw_figure(NAME, title, describe(results), plot, height=7.4)
@@ -194,7 +194,7 @@ or reach from the first to the last run. A line is a family of recipes that diff
 lr. Errors above {HIGHEST:g} % are drawn at the edge; those of `cloudtpu` are an upper bound.
 
 Sources differ in network, augmentation, epochs and evaluation, as their recipes have them: a point
-above another is no comparison of optimizers.
+above another does not compare their optimizers.
 
 `[P …]` is a paper and `[git …]` a file of a repository that was read; other numbers are left out.
 `lsgd report --ladder` writes this page from the recipes."""
@@ -206,7 +206,6 @@ above another is no comparison of optimizers.
 def write_ladder(out: Path) -> Path:
     """Write the page of published results and its picture into a folder; return the page."""
     results = published_results()
-    figure = draw(results)
-    text = page(results, figure)
-    files.write_files(out, {f"{NAME}.svg": figure.svg.encode(), f"{NAME}.md": text.encode("utf-8")})
+    svg = draw(results).svg.encode()
+    files.write_files(out, {f"{NAME}.svg": svg, f"{NAME}.md": page(results).encode()})
     return out / f"{NAME}.md"

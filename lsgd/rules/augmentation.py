@@ -79,17 +79,13 @@ def crop_windows(
     return np.where(fits.any(axis=1)[:, None], drawn, centred_squares(sizes))
 
 
-def is_augmented(kind: str, epoch: int | None, augmented_epochs: int | None) -> bool:
-    """Return whether images of an epoch have random crops; the epoch of an evaluation is None.
+def is_augmented(kind: str, epoch: int, augmented_epochs: int | None) -> bool:
+    """Return whether training images of an epoch have random crops.
 
     `kind` is the augmentation, and `augmented_epochs` the number of epochs with it, or None for
     all.
     """
-    return (
-        epoch is not None
-        and kind in FILE_AUGMENTATIONS
-        and (augmented_epochs is None or epoch < augmented_epochs)
-    )
+    return kind in FILE_AUGMENTATIONS and (augmented_epochs is None or epoch < augmented_epochs)
 
 
 def centred_squares(image_sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ NOTE = "table is their settings, by minibatch and images per BN statistic; code 
 
 
 @dataclass(frozen=True)
-class Row:
+class Submission:
     """The settings of a submission for one minibatch."""
 
     lr: float
@@ -29,19 +29,19 @@ class Row:
 
 
 NVIDIA = {
-    (1664, 208): Row(5, 5),
-    (3328, 208): Row(10, 5),
-    (33280, 65): Row(31.2, 25, 3003),
-    (54080, 52): Row(38, 25, 2160, end_lr=0.0),
-    (59904, 39): Row(40.7, 33, 1980, end_lr=0.0),
+    (1664, 208): Submission(5, 5),
+    (3328, 208): Submission(10, 5),
+    (33280, 65): Submission(31.2, 25, 3003),
+    (54080, 52): Submission(38, 25, 2160, end_lr=0.0),
+    (59904, 39): Submission(40.7, 33, 1980, end_lr=0.0),
 }
 GOOGLE = {
-    (4096, 128, 2e-4): Row(10, 5, 22_536),
-    (16384, 128, 2e-4): Row(25, 5, 5634),
-    (32768, 128, 2e-4): Row(33, 25, 2983),
-    (32768, 32, 1e-4): Row(31.2, 25, 2983, eps=1e-5),
-    (32768, 64, 1e-4): Row(31.2, 25, 2983, eps=1e-5),
-    (32768, 128, 1e-4): Row(31.2, 25, 2983, eps=1e-5),
+    (4096, 128, 2e-4): Submission(10, 5, 22_536),
+    (16384, 128, 2e-4): Submission(25, 5, 5634),
+    (32768, 128, 2e-4): Submission(33, 25, 2983),
+    (32768, 32, 1e-4): Submission(31.2, 25, 2983, eps=1e-5),
+    (32768, 64, 1e-4): Submission(31.2, 25, 2983, eps=1e-5),
+    (32768, 128, 1e-4): Submission(31.2, 25, 2983, eps=1e-5),
 }
 """The rows of Google, also by weight decay, of which one minibatch has two."""
 
@@ -67,7 +67,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | own
 
 
-def _of_row(row: Row, *, equation: int) -> dict[str, Rule]:
+def _of_row(row: Submission, *, equation: int) -> dict[str, Rule]:
     curve = stated.by_power(row.lr, row.warmup, end=row.end_lr, end_step=row.end_step)
     until = f"step {row.end_step}" if row.end_step else "the end"
     text = f"from 0 to lr {row.lr:g} over {row.warmup} epochs, power 2 to {row.end_lr:g} at {until}"
