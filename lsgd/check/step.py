@@ -133,7 +133,17 @@ def _lars(learner: Learner) -> Observation:
     )
     run = f"as equation ({_equation(rule)}), {_lookahead(rule)}, m = {rule.momentum:g}, "
     run += f"trust {rule.trust:g}, eps {rule.eps:g}, of {' and '.join(sorted(kinds, reverse=True))}"
-    found = Lars(_equation(rule), rule.nesterov, rule.momentum, rule.trust, rule.eps, kinds)
+    if rule.ratio_decay is not None:
+        run += f", with decay {rule.ratio_decay:g} in the ratio"
+    found = Lars(
+        _equation(rule),
+        rule.nesterov,
+        rule.momentum,
+        rule.trust,
+        rule.eps,
+        kinds,
+        rule.ratio_decay,
+    )
     return Observation("lars", run, found)
 
 
@@ -168,6 +178,8 @@ class Lars:
     eps: float
     adapts: frozenset[str]
     """The kinds of tensors whose gradient is scaled: weights, biases, norms."""
+    ratio_decay: float | None = None
+    """The weight decay in the denominator of the ratio; None for that of the weights."""
 
 
 def _smoothing(recipe: Recipe) -> Observation:

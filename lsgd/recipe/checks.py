@@ -463,8 +463,8 @@ def _check_images(recipe: Recipe) -> None:
         ends = getattr(data, key)
         if len(ends) != 2 or not ends[0] <= ends[1] <= most:
             raise UsageError(
-                f"data.{key}={as_override(ends)} is no range; write the least and the largest "
-                "value" + ", both at most 1" * (key == "crop_area")
+                f"data.{key}={as_override(ends)} has to be the least and the largest value; write "
+                "[least,largest]" + ", both at most 1" * (key == "crop_area")
             )
     if not len(data.mean) == len(data.std) == data.channels:
         grey = (

@@ -62,8 +62,9 @@ UNCHANGED_BY_ROLES = re.compile(r"(torchvision|timm)/(wide_)?resne(t|xt)\d+[a-dt
 Initialisation and weight decay used to depend on the classes of layers. For these networks the
 roles decide the same."""
 PAPERS = (
-    *("diu", "ffcv", "goyal2017", "hoffer2017", "lars2017"),
-    *("mlperf", "mosaic", "nado2021", "nus"),
+    *("algoperf", "cloudtpu", "diu", "dle", "ffcv", "flax", "fujitsu", "gluon", "goyal2017"),
+    *("haiku", "hoffer2017", "intel", "lars2017", "mlperf", "mlperf05", "mlperf06", "mosaic"),
+    *("nado2021", "nus", "torchvision"),
 )
 """The papers whose rules lsgd.check verifies, each in a file of lsgd/check/papers."""
 TRACKERS = ("mlflow", "wandb")
@@ -735,6 +736,8 @@ class Target:
     """The publication of the number, such as a table of the paper."""
     perplexity: float | None = field(default=None, metadata=at_least(1))
     """The published perplexity, for recipes without an error rate."""
+    curve: dict[int, float] = field(default_factory=dict)
+    """Published values of the metric by epoch, counted from 1, which a report draws."""
 
     @property
     def metric(self) -> Metric:

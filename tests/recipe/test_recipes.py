@@ -18,6 +18,7 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.published_points import DISPLAYED_LABELS, JUDGED_LABELS
+from lsgd.report import ladder
 from lsgd.rules.aggregate import olympic_mean
 from lsgd.rules.metric import TOP1
 
@@ -55,6 +56,18 @@ ERRORS = {
     "ffcv_e16": (26.2, None), "ffcv_e24": (24.4, None), "ffcv_e32": (23.4, None),
     "ffcv_e40": (22.8, None), "ffcv_e56": (22.0, None), "ffcv_e88": (21.6, None),
     "mosaic_mild": (23.4, None),
+    # Cloud TPU's reference, which is an upper bound, and dm-haiku, Flax, Intel, AlgoPerf, gluon-cv
+    "cloudtpu_bs1k": (24.0, None), "cloudtpu_bs4k": (24.0, None), "cloudtpu_bs16k": (24.0, None),
+    "cloudtpu_bs32k": (24.0, None), "haiku_bs256": (23.3, None), "haiku_bs1k": (23.5, None),
+    "haiku_bs4k": (23.8, None), "haiku_bs32k": (28.3, None), "haiku_smooth_bs4k": (23.2, None),
+    "flax_bs512": (23.28, None), "flax_bs1k": (23.63, None), "flax_bs2k": (23.73, None),
+    "intel_bs2k": (23.95, None), "intel_bs4k": (23.85, None), "algoperf_bs1k": (22.57, None),
+    "gluon_bs1k": (22.33, None), "torchvision_bs256": (23.87, None),
+    "torchvision_bs1k": (23.51, None),
+    # NVIDIA's examples, and five runs of Fujitsu
+    "dle_amp_bs2k": (22.88, 0.11), "dle_tf32_bs2k": (23.05, 0.18), "dle_bs896": (22.99, 0.16),
+    "dle_amp_bs4k": (22.90, 0.06), "dle_bs4k": (22.77, 0.04), "dle_amp_bs4k_50": (24.19, 0.08),
+    "dle_bs4k_50": (23.96, 0.05), "fujitsu_bs86016": (24.02, 0.07),
 }  # fmt: skip
 """Top-1 error in percent and its standard deviation, as the papers print them."""
 
@@ -260,6 +273,19 @@ def test_labels_are_those_of_the_points() -> None:
                 point.optimizer, point.momentum, point.weight_decay
             )  # fmt: skip
             assert (rule.reference_lr, rule.warmup_epochs) == (point.lr, point.warmup_epochs)
+
+
+@pytest.mark.slow
+def test_the_page_of_published_results_is_that_of_the_recipes() -> None:
+    """`python -m lsgd.report --ladder --out docs/reference` writes it and its picture again."""
+    results = ladder.published_results(shipped)
+    path = Path(__file__).parents[2] / "docs/reference/ladder.md"
+    assert path.read_text("utf-8") == ladder.page(results)
+    errors = {each.recipe: (each.values[0], each.std) for each in results if each.target is None}
+    assert errors == ERRORS
+    assert {each.recipe for each in results if each.target is not None} == {
+        name for name in NAMES if re.match(r"mlperf(0[56])?_(bs|span)", name)
+    }
 
 
 # --- What a recipe does ----------------------------------------------------------------------
