@@ -85,7 +85,7 @@ def _is_decoupled(learner: Learner) -> bool:
 def _decays(learner: Learner) -> dict[nn.Parameter, float]:
     """Return the weight decay of each optimized parameter, whether SGD or LARS applies it."""
     return {
-        parameter: float(group["weight_decay"] + group.get(optim.LARS_DECAY, 0.0))
+        parameter: float(group["weight_decay"] + group.get(optim.ADAPTED_DECAY, 0.0))
         for group in _allreduce(learner).optimizer.param_groups
         for parameter in group["params"]
     }
@@ -121,7 +121,7 @@ def _lars(learner: Learner) -> Observation:
     kinds = frozenset(
         "norms" if p in of_norms else "weights" if p.dim() > 1 else "biases"
         for group in _allreduce(learner).optimizer.param_groups
-        if optim.LARS_DECAY in group
+        if optim.ADAPTED_DECAY in group
         for p in group["params"]
     )
     run = f"as equation ({_equation(rule)}), {_lookahead(rule)}, m = {rule.momentum:g}, "
