@@ -55,7 +55,17 @@ UNCHANGED_BY_ROLES = re.compile(r"(torchvision|timm)/(wide_)?resne(t|xt)\d+[a-dt
 """A pattern for library networks whose treatment did not change when parameter roles came in.
 Initialisation and weight decay used to depend on the classes of layers. For these networks the
 roles decide the same."""
-PAPERS = ("goyal2017", "hoffer2017", "lars2017", "mlperf", "nado2021", "nus")
+PAPERS = (
+    "akiba2017",
+    "goyal2017",
+    "hoffer2017",
+    "lamb2020",
+    "lars2017",
+    "mlperf",
+    "nado2021",
+    "nus",
+    "nus_lamb",
+)
 """The papers whose rules lsgd.check verifies, each in a file of lsgd/check/papers."""
 TRACKERS = ("mlflow", "wandb")
 """The experiment trackers that lsgd.track supports, by the name of their package."""

@@ -59,8 +59,8 @@ def parameter_groups(
     gamma and beta of norms do not decay. They are found by the type of their module, since the
     names of shortcut BNs do not contain "bn". A library's network may name further parameters in
     `undecayed`, such as layer scales. With `adapts` two such groups come first with the parameters
-    that LARS or LAMB scales. The parameters in `lr_factors`, by their names, come last, in such groups with
-    the LR_FACTOR that it gives.
+    that LARS or LAMB scales. The parameters in `lr_factors`, by their names, come last, in such
+    groups with the LR_FACTOR that it gives.
     """
     still = undecayed_parameters(model)
     factors = dict.fromkeys((1.0, *lr_factors.values()))

@@ -1,4 +1,4 @@
-"""LAMB against numbers of its implementations and a plain loop; its groups, and what it allocates."""
+"""LAMB against numbers of its implementations and a plain loop; its groups, and its memory."""
 
 from dataclasses import asdict, replace
 

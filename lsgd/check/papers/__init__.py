@@ -8,16 +8,29 @@ source does not state have no rule.
 from types import ModuleType
 
 from lsgd.check.observation import Observation, Rule, RuleResult
-from lsgd.check.papers import goyal2017, hoffer2017, lars2017, mlperf, nado2021, nus
+from lsgd.check.papers import (
+    akiba2017,
+    goyal2017,
+    hoffer2017,
+    lamb2020,
+    lars2017,
+    mlperf,
+    nado2021,
+    nus,
+    nus_lamb,
+)
 from lsgd.recipe import Recipe
 
 PAPERS: dict[str, ModuleType] = {
+    "akiba2017": akiba2017,
     "goyal2017": goyal2017,
     "hoffer2017": hoffer2017,
+    "lamb2020": lamb2020,
     "lars2017": lars2017,
     "mlperf": mlperf,
     "nado2021": nado2021,
     "nus": nus,
+    "nus_lamb": nus_lamb,
 }
 
 SCRIPT_RULES = {
