@@ -67,6 +67,8 @@ PAPERS = (
     "nus_lamb",
 )
 """The papers whose rules lsgd.check verifies, each in a file of lsgd/check/papers."""
+MEAN_SQUARE = ("adam", "adamw", "lamb", "rmsprop_warmup")
+"""The optimizers that divide by the root of a mean of squared gradients."""
 TRACKERS = ("mlflow", "wandb")
 """The experiment trackers that lsgd.track supports, by the name of their package."""
 PADDINGS = ("global", "batch", "bucket", "packed", "per_sentence")
@@ -253,9 +255,7 @@ class Optim:
 
     momentum: float = field(
         default=0.9,
-        metadata=only_for(
-            "optim.name", "sgd", "lars", "adam", "adamw", "lamb", "rmsprop_warmup", required=0.0
-        )
+        metadata=only_for("optim.name", "sgd", "lars", *MEAN_SQUARE, required=0.0)
         | at_least(0)
         | below(1, "keeps all that has been; write a number below 1"),
     )
@@ -278,8 +278,7 @@ class Optim:
     """Whether momentum is corrected when the lr changes (remark 2 of the paper)."""
     name: str = field(
         default="sgd",
-        metadata=added_later("sgd")
-        | one_of("sgd", "lars", "adam", "adamw", "adagrad", "lamb", "rmsprop_warmup", own=True),
+        metadata=added_later("sgd") | one_of("sgd", "lars", *MEAN_SQUARE, "adagrad", own=True),
     )
     """The optimizer, such as sgd, or one of your own, package.module:Name.
     sgd, lars, adam, adamw, adagrad, lamb and rmsprop_warmup are lsgd's. adamw is Adam whose weight
@@ -289,7 +288,7 @@ class Optim:
     RMSprop to momentum SGD in the first epochs (Akiba et al. 2017)."""
     beta2: float = field(
         default=0.999,
-        metadata=only_for("optim.name", "adam", "adamw", "lamb", "rmsprop_warmup")
+        metadata=only_for("optim.name", *MEAN_SQUARE)
         | added_later(0.999)
         | at_least(0)
         | below(1, "keeps the first gradient's square for ever; write a number below 1"),
@@ -298,9 +297,7 @@ class Optim:
     With rmsprop_warmup it is mu2."""
     eps: float = field(
         default=1e-8,
-        metadata=only_for(
-            "optim.name", "lars", "adam", "adamw", "adagrad", "lamb", "rmsprop_warmup"
-        )
+        metadata=only_for("optim.name", "lars", *MEAN_SQUARE, "adagrad")
         | added_later(1e-8)
         | at_least(0),
     )
