@@ -12,6 +12,7 @@ from lsgd.models import DTYPES
 from lsgd.recipe import Optim, Recipe
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import RunningStatistics
+from lsgd.rules.lamb import ADAPTED_DECAY
 from lsgd.strategy.allreduce import AllReduce
 
 
@@ -87,7 +88,7 @@ def _is_decoupled(learner: Learner) -> bool:
 def _decays(learner: Learner) -> dict[nn.Parameter, float]:
     """Return the weight decay of each optimized parameter, whether SGD or LARS applies it."""
     return {
-        parameter: float(group["weight_decay"] + group.get(optim.ADAPTED_DECAY, 0.0))
+        parameter: float(group["weight_decay"] + group.get(ADAPTED_DECAY, 0.0))
         for group in _allreduce(learner).optimizer.param_groups
         for parameter in group["params"]
     }
@@ -132,7 +133,7 @@ def _adapted_kinds(learner: Learner) -> frozenset[str]:
     return frozenset(
         "norms" if p in of_norms else "weights" if p.dim() > 1 else "biases"
         for group in _allreduce(learner).optimizer.param_groups
-        if optim.ADAPTED_DECAY in group
+        if ADAPTED_DECAY in group
         for p in group["params"]
     )
 
@@ -142,14 +143,14 @@ def _lamb(learner: Learner) -> list[Observation]:
     corrected = "with" if rule.bias_correction else "without"
     run = f"beta {rule.momentum:g} and {rule.beta2:g}, eps {rule.eps:g}, {corrected} bias "
     run += f"correction, of {' and '.join(sorted(kinds, reverse=True)) or 'no tensor'}"
-    found = Lamb((rule.momentum, rule.beta2), rule.eps, rule.bias_correction, kinds)
+    found = LambSettings((rule.momentum, rule.beta2), rule.eps, rule.bias_correction, kinds)
     limit = rule.clip_norm
     clipped = "none" if limit is None else f"the mean of all workers, to norm {limit:g}"
     return [Observation("lamb", run, found), Observation("clip_norm", clipped, limit)]
 
 
 def _rmsprop_warmup(rule: Optim) -> Observation:
-    found = RMSpropWarmup(
+    found = RMSpropWarmupSettings(
         rule.momentum, rule.beta2, rule.eps, rule.rms_lr, rule.beta_center, rule.beta_period
     )
     run = f"mu {rule.momentum:g} and {rule.beta2:g}, eps {rule.eps:g}, lr {rule.rms_lr:g} of "
@@ -191,7 +192,7 @@ class Lars:
 
 
 @dataclass(frozen=True)
-class Lamb:
+class LambSettings:
     """The update rule of LAMB that a recipe has."""
 
     betas: tuple[float, float]
@@ -202,7 +203,7 @@ class Lamb:
 
 
 @dataclass(frozen=True)
-class RMSpropWarmup:
+class RMSpropWarmupSettings:
     """The change from RMSprop to momentum SGD that a recipe has."""
 
     mu1: float

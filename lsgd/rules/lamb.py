@@ -54,7 +54,7 @@ class Lamb(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update the parameters, or skip if `found_inf` is 1; gradients are overwritten."""
         for group in self.param_groups:
-            weights: list[Tensor] = group["params"]
+            weights = group["params"]
             if not weights:
                 continue
             gradients = [weight.grad for weight in weights]

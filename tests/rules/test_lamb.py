@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lsgd.recipe import Optim
 from lsgd.rules import optim
+from lsgd.rules.lamb import ADAPTED_DECAY
 
 LAMB = Optim(name="lamb", nesterov=False, weight_decay=0.1, eps=1e-6, bias_correction=False)
 CORRECTED = replace(LAMB, bias_correction=True)
@@ -16,7 +17,7 @@ GRADIENTS = ((0.3, 0.4), (0.4, -0.3), (-0.3, 0.4))
 
 def over(weight: Tensor, settings: Optim, adapted: bool = True) -> torch.optim.Optimizer:
     """LAMB over one tensor, which is scaled and decays, or neither."""
-    decay = {optim.ADAPTED_DECAY: settings.weight_decay} if adapted else {}
+    decay = {ADAPTED_DECAY: settings.weight_decay} if adapted else {}
     groups = [{"params": [weight], "weight_decay": 0.0, **decay}]
     shared = optim.shared_settings(asdict(settings))
     return optim.optimizer_over_groups(groups, norm=lambda: weight.grad.norm(), **shared)

@@ -10,7 +10,7 @@ import numpy as np
 from lsgd.check.learning_rate import Warmup
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017
-from lsgd.check.step import RMSpropWarmup
+from lsgd.check.step import RMSpropWarmupSettings
 from lsgd.recipe import Recipe
 
 TITLE = "Akiba et al. 2017, second-hand"
@@ -45,7 +45,7 @@ RULES = (
         "rmsprop_warmup": Rule(
             "notes, code",
             "mu 0.9 and 0.99, eps 1e-8, lr 3e-4 of RMSprop, center 10 and period 5 epochs",
-            lambda found: found == RMSpropWarmup(0.9, 0.99, 1e-8, 3e-4, 10, 5),
+            lambda found: found == RMSpropWarmupSettings(0.9, 0.99, 1e-8, 3e-4, 10, 5),
         ),
         "running_average": Rule(
             "notes",

@@ -9,7 +9,7 @@ import numpy as np
 from lsgd.check.learning_rate import Warmup
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017
-from lsgd.check.step import Lamb, WeightDecayGroups
+from lsgd.check.step import LambSettings, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "You et al. 2020, LAMB"
@@ -49,7 +49,9 @@ RULES = (
         "lamb": Rule(
             "code",
             "beta 0.9 and 0.999, eps 1e-6, without bias correction, of weights and biases",
-            lambda lamb: lamb == Lamb((0.9, 0.999), 1e-6, False, frozenset(["weights", "biases"])),
+            lambda lamb: (
+                lamb == LambSettings((0.9, 0.999), 1e-6, False, frozenset(["weights", "biases"]))
+            ),
         ),
         # A run of lsgd has no gradient of a worker that it could clip.
         "clip_norm": Rule(

@@ -6,7 +6,7 @@ from fractions import Fraction
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, nus
 from lsgd.check.papers.lamb2020 import rises_and_falls
-from lsgd.check.step import Lamb, WeightDecayGroups
+from lsgd.check.step import LambSettings, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "NUS-HPC-AI-Lab, pytorch-lamb"
@@ -52,7 +52,7 @@ RULES = (
         "lamb": Rule(
             "code",
             "beta 0.9 and 0.999, eps 1e-6, without bias correction, of weights",
-            lambda lamb: lamb == Lamb((0.9, 0.999), 1e-6, False, frozenset(["weights"])),
+            lambda lamb: lamb == LambSettings((0.9, 0.999), 1e-6, False, frozenset(["weights"])),
         ),
         "clip_norm": Rule("code", "the mean of all workers, to norm 1", lambda norm: norm == 1),
         "epochs": Rule("code", "90", lambda epochs: epochs.count == 90 and epochs.whole),
