@@ -9,6 +9,7 @@ from types import ModuleType
 
 from lsgd.check.observation import Observation, Rule, RuleResult
 from lsgd.check.papers import (
+    akiba2017,
     algoperf,
     cloudtpu,
     diu,
@@ -21,6 +22,7 @@ from lsgd.check.papers import (
     haiku,
     hoffer2017,
     intel,
+    lamb2020,
     lars2017,
     mlperf,
     mlperf05,
@@ -28,11 +30,13 @@ from lsgd.check.papers import (
     mosaic,
     nado2021,
     nus,
+    nus_lamb,
     torchvision,
 )
 from lsgd.recipe import Recipe
 
 PAPERS: dict[str, ModuleType] = {
+    "akiba2017": akiba2017,
     "algoperf": algoperf,
     "cloudtpu": cloudtpu,
     "diu": diu,
@@ -45,6 +49,7 @@ PAPERS: dict[str, ModuleType] = {
     "haiku": haiku,
     "hoffer2017": hoffer2017,
     "intel": intel,
+    "lamb2020": lamb2020,
     "lars2017": lars2017,
     "mlperf": mlperf,
     "mlperf05": mlperf05,
@@ -52,6 +57,7 @@ PAPERS: dict[str, ModuleType] = {
     "mosaic": mosaic,
     "nado2021": nado2021,
     "nus": nus,
+    "nus_lamb": nus_lamb,
     "torchvision": torchvision,
 }
 
