@@ -10,6 +10,7 @@ from pathlib import Path
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import SEE_HELP, Parser, RecipeFolder
+from lsgd.launch.sbatch_options import FLAGS, OTHER_OPTIONS, SET_BY_LSGD, VALUED, gres_gpus
 from lsgd.override_syntax import expand_override_home, format_override, last_path
 from lsgd.suggestions import did_you_mean
 
@@ -22,6 +23,14 @@ class Launcher:
     options: tuple[str, ...]
     submits: bool = False
     """Whether it returns before the run begins; it then takes 8 GPUs of a machine by default."""
+    program_options: frozenset[str] = frozenset()
+    """Further options with a value, which the launcher passes on to its program."""
+    program_flags: frozenset[str] = frozenset()
+    """Further options without a value, which the launcher passes on to its program."""
+
+    def takes(self, name: str) -> bool:
+        """Return whether the launcher has an option of this name."""
+        return name in self.options or name in self.program_options or name in self.program_flags
 
 
 OPTIONS = {
@@ -42,7 +51,23 @@ OPTIONS = {
         "memory on each machine, such as 64G; default: all of it, or with --cpus the queue's "
         "default",
     ),
+    "--partition": ("NAME", "the partition, which is Slurm's name for a queue"),
+    "--account": ("NAME", "the account that pays for the job"),
+    "--qos": ("NAME", "the quality of service, such as long"),
+    "--gres": ("LIST", "generic resources, such as gpu:h100:8, instead of --gpus"),
+    "--constraint": ("FEATURES", "features that the nodes must have, such as nvlink&ib"),
+    "--nodelist": ("NODES", "nodes that the job must have, such as node[1-4]"),
+    "--array": ("SEEDS", "one job for each of these seeds, such as 0-4%2: two at a time"),
+    "--mail": ("ADDRESS", "send mail when the job ends, fails or is requeued"),
+    "--setup": (
+        "FILE",
+        "a bash file that the job reads first: modules, NCCL_* and UCX_* variables",
+    ),
     "--container": ("IMAGE", "the container image, run by Slurm's pyxis"),
+    "--mount": (
+        "A:B,…",
+        "further folders A that the container sees, as B: paths in overrides it sees anyway",
+    ),
     "--kind": ("mpijob|pytorchjob", "the kind of Kubeflow job"),
     "--image": ("IMAGE", "the container image with lsgd installed"),
     "--claim": (
@@ -70,6 +95,15 @@ FORMS = {
         "([0-9]+-)?[0-9]+(:[0-9]+){0,2}|UNLIMITED|INFINITE",
         "minutes, hours:minutes:seconds or days-hours, as sbatch has it",
     ),
+    "SEEDS": (
+        r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*(%[1-9][0-9]*)?",
+        "seeds, such as 0-4, or 0-4%2 for two jobs at a time",
+    ),
+    "A:B,…": (
+        r"/[^,:\s]*:/[^,:\s]*(:[a-z]+)?(,/[^,:\s]*:/[^,:\s]*(:[a-z]+)?)*",
+        "like /scratch:/data",
+    ),
+    "ADDRESS": (r"[^\s,@]+@[^\s,@]+", "the address of a person, such as me@example.org"),
     "SIZE": ("[0-9]+[KMGT]?", "a number of MB, or such as 64G; 0 for all memory"),
     "RESOURCE": ("[a-z0-9.-]+/[A-Za-z0-9._-]+", "like rdma/hca, as kubectl describe node has it"),
     "HOST:N,…": (f"{HOST}:[1-9][0-9]*(,{HOST}:[1-9][0-9]*)*", "like host1:8,host2:8"),
@@ -101,9 +135,15 @@ LAUNCHERS = {
         "the same over Ray: the cluster at RAY_ADDRESS, or a new one on this machine", ("--np",)
     ),
     "slurm": Launcher(
-        "an sbatch job; sbatch's environment variables apply too",
-        ("--nodes", "--gpus", "--np", "--cpus", "--mem", "--time", "--container"),
+        "an sbatch job; sbatch's other options and variables apply too",
+        (
+            *("--nodes", "--gpus", "--np", "--cpus", "--mem", "--time", "--partition", "--account"),
+            *("--qos", "--gres", "--constraint", "--nodelist", "--array", "--mail", "--setup"),
+            *("--container", "--mount"),
+        ),
         submits=True,
+        program_options=VALUED,
+        program_flags=FLAGS,
     ),
     "k8s": Launcher(
         "Kubeflow's MPIJob (Horovod) or PyTorchJob (torch.distributed)",
@@ -151,6 +191,8 @@ def _lines(launcher: str) -> list[str]:
     sentences = {
         f"{name} {OPTIONS[name][0]}": OPTIONS[name][1] for name in LAUNCHERS[launcher].options
     }
+    if LAUNCHERS[launcher].program_options:
+        sentences["--OPTION [VALUE]"] = "any other option of sbatch, such as --reservation NAME"
     sentences["--print"] = "print what would be started or submitted, and start nothing"
     return [
         f"python -m lsgd.launch {launcher} RECIPE [key=value …] [options]",
@@ -177,15 +219,25 @@ def read_options(
     remedy = f"write {form}" if caller is None else SEE_HELP
     if "--" in argv:
         raise UsageError(f"option -- is unknown; {remedy}")
-    parser = Parser(usage="\n".join(lines), add_help=False, keys=recipe_keys)
+    parser = Parser(usage="\n".join(lines).replace("%", "%%"), add_help=False, keys=recipe_keys)
     parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--recipe-dir", action=RecipeFolder, help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    for name in LAUNCHERS[launcher].options:
+    taken = LAUNCHERS[launcher]
+    for name in {*taken.options, *taken.program_options}:
         # A missing value is rejected below, with a better message.
         parser.add_argument(
             name, dest=name, nargs="?", const="", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+    for name in taken.program_flags:
+        parser.add_argument(
+            name,
+            dest=name,
+            action="store_const",
+            const="",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
         )
     # Intermixed, since options may stand between positional arguments.
     namespace, unknown = parser.parse_known_intermixed_args(argv)
@@ -193,16 +245,23 @@ def read_options(
     unknown += [word for word in namespace.words if word.startswith("-")]
     if unknown:
         name, _, _ = unknown[0].partition("=")
-        if takers := [each for each, other in LAUNCHERS.items() if name in other.options]:
+        if launcher == "slurm" and name in SET_BY_LSGD:
+            raise UsageError(f"{name} is set by lsgd itself; {SET_BY_LSGD[name]}")
+        if takers := [each for each, other in LAUNCHERS.items() if other.takes(name)]:
             raise UsageError(
                 f"{name} is an option of {', '.join(takers)}, not {launcher}; {remedy}"
             )
+        if launcher == "slurm":
+            remedy = OTHER_OPTIONS
         (caller or parser).reject_argument(unknown[0], argv, remedy, also=parser.known_options)
-    options = {name: value for name, value in vars(namespace).items() if name in OPTIONS}
+    options = {name: value for name, value in vars(namespace).items() if taken.takes(name)}
     for name, value in options.items():
+        if name in taken.program_flags:
+            continue
         if not value:
             raise UsageError(f"{name} has no value; {remedy}")
-        pattern, expected = FORMS.get(OPTIONS[name][0], (".+", ""))
+        metavariable, _ = OPTIONS.get(name, ("VALUE", ""))
+        pattern, expected = FORMS.get(metavariable, (".+", ""))
         if not re.fullmatch(pattern, value, re.DOTALL):
             given = value if value.isprintable() else repr(value)
             raise UsageError(f"{name} is {given}, but must be {expected}")
@@ -210,7 +269,26 @@ def read_options(
         raise UsageError(
             "--np counts all processes and --gpus those of one machine; write one of them"
         )
+    gpus = None if "--np" in options else gres_gpus(options)
+    if gpus is not None and int(options.setdefault("--gpus", str(gpus))) != gpus:
+        raise UsageError(
+            f"--gres {options['--gres']} has {gpus} GPUs on each node, and --gpus "
+            f"{options['--gpus']} others; leave out --gpus"
+        )
     return namespace.words, options, namespace.print
+
+
+def option_words(options: Mapping[str, str]) -> list[str]:
+    """Return options as arguments of a command line; those without a value are one argument.
+
+    >>> option_words({"--nodes": "2", "--hold": "", "--nice": "-5"})
+    ['--nodes', '2', '--hold', '--nice=-5']
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        # Alone, what begins with a dash would be another option.
+        words += [f"{name}={value}"] if value.startswith("-") else [name, *filter(None, [value])]
+    return words
 
 
 def recipe_keys() -> list[str]:
