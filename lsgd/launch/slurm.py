@@ -132,7 +132,12 @@ def slurm_task(
         if key in ("--partition", "--account", "--qos", "--container", "--setup", "--reservation")
     }
     lines = _option_lines(
-        {"--job-name": name, "--nodes": "1", "--ntasks": "1", "--output": log}, kept
+        {
+            **{"--job-name": name, "--nodes": "1", "--ntasks": "1"},
+            **({"--time": options["--time"]} if "--time" in options else {}),
+            "--output": log,
+        },
+        kept,
     )
     command = _train_line(kept, arguments)
     srun = shell_line(["srun", *_container(kept, [paths])]) + " " if "--container" in kept else ""
