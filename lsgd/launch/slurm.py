@@ -49,7 +49,7 @@ SIGNAL_BEFORE = 120
 """The seconds before the time limit at which all processes get USR2, and save."""
 PATTERNS = {
     "%j": "$SLURM_JOB_ID",
-    "%A": "$SLURM_ARRAY_JOB_ID",
+    "%A": "${SLURM_ARRAY_JOB_ID}",
     "%a": "$SLURM_ARRAY_TASK_ID",
 }
 """The patterns in the names of Slurm's log files, and the shell variables of the same value."""

@@ -72,7 +72,8 @@ def submit_arrays(
 ) -> dict[str, str]:
     """Submit the runs that are not queued yet, and a job that reports after them; return failures.
 
-    The failures are reasons by run. Raises NotSavedError for a full disk.
+    The failures are reasons by run. Raises UsageError if the first array is refused, and
+    NotSavedError for a full disk.
     """
     if shutil.which("sbatch") is None:
         raise UsageError(
@@ -102,8 +103,9 @@ def submit_arrays(
             try:
                 job = _submit(array, [files[str(run)] for run in array.runs])
             except (UsageError, OSError) as error:
+                if not submitted:  # the site's rules, which the others would break too
+                    raise
                 failed |= dict.fromkeys(map(str, array.runs), str(error))
-                print(f"{array.name}: {error}", flush=True)
                 continue
             submitted.append(job)
             limit = f", {at_once} at a time" if at_once and at_once < len(array.runs) else ""
@@ -164,7 +166,10 @@ def _sbatch(
             pass_fds=[file.fileno() for file in files],
         )
     if done.returncode:
-        raise UsageError(f"sbatch refuses it: {' '.join(done.stderr.split())}")
+        reasons = re.sub(r"^sbatch: error: ", "", done.stderr, flags=re.M).split("\n")
+        raise UsageError(
+            f"sbatch refuses {answer.with_suffix('.sh')}: {'; '.join(filter(None, reasons))}"
+        )
     found = re.search(r"Submitted batch job (\d+)", answer.read_text("utf-8", "replace"))
     if not found:
         raise UsageError(f"sbatch has named no job; {answer} has its answer")
