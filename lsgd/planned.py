@@ -231,7 +231,7 @@ def _name_on_kubernetes(folder: str, options: Mapping[str, str]) -> str:
 
     The end holds the fingerprint, which is unique.
     """
-    most = longest_name(int(options.get("--nodes", 1)))
+    most = longest_name(int(options.get("--nodes", 1)), options["--kind"])
     name = re.sub("[^a-z0-9]+", "-", folder.lower())
     begin = "" if name[-most:][0].isalpha() else "t"
     return f"{begin}{name[len(begin) - most :]}"

@@ -68,7 +68,7 @@ OPTIONS = {
         "A:B,…",
         "further folders A that the container sees, as B: paths in overrides it sees anyway",
     ),
-    "--kind": ("mpijob|pytorchjob", "the kind of Kubeflow job"),
+    "--kind": ("KIND", "mpijob, pytorchjob, trainjob (Kubeflow's v1, v1 and v2), or jobset"),
     "--image": ("IMAGE", "the container image with lsgd installed"),
     "--claim": (
         "NAME",
@@ -80,6 +80,17 @@ OPTIONS = {
         "the cluster's name for its network cards, such as rdma/hca: each pod gets one, and may "
         "lock memory",
     ),
+    "--namespace": ("NAME", "the namespace of the job"),
+    "--env": ("NAME=VALUE,…", "environment variables of the pods, such as NCCL_DEBUG=INFO"),
+    "--secret": ("NAMES", "Secrets whose keys become environment variables"),
+    "--pull-secret": ("NAMES", "Secrets by which the image is pulled"),
+    "--node-selector": ("KEY=VALUE,…", "labels that the nodes must have"),
+    "--tolerate": ("TAINTS", "taints of nodes that the pods tolerate"),
+    "--requests": ("NAME=SIZE,…", "resources of each pod that trains, such as cpu=64,memory=500Gi"),
+    "--limits": ("NAME=SIZE,…", "their limits"),
+    "--ttl": ("N", "seconds after which a finished job is deleted"),
+    "--queue": ("NAME", "the LocalQueue of Kueue"),
+    "--patch": ("FILE", "a YAML file that is merged into the manifest by name"),
 }
 """The metavariable and the help of every option that a launcher may take."""
 
@@ -88,6 +99,9 @@ IMAGES = {"--container", "--image"}
 
 HOST = "[A-Za-z0-9_][A-Za-z0-9_.@-]*"
 """A regular expression of host names that are safe as an argument for ssh and in a shell."""
+
+TAINT = r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?"
+"""A regular expression of a taint that pods tolerate."""
 
 FORMS = {
     "N": ("[1-9][0-9]*", "a number, 1 or more"),
@@ -102,6 +116,17 @@ FORMS = {
     "A:B,…": (
         r"/[^,:\s]*:/[^,:\s]*(:[a-z]+)?(,/[^,:\s]*:/[^,:\s]*(:[a-z]+)?)*",
         "like /scratch:/data",
+    ),
+    "NAMES": (r"[a-z0-9.-]+(,[a-z0-9.-]+)*", "names of Kubernetes, such as a,b"),
+    "NAME=VALUE,…": (r"[A-Za-z_][\w.-]*=.*", "variables, such as A=1,B=2"),
+    "KEY=VALUE,…": (r"[\w./-]+=[\w.-]*(,[\w./-]+=[\w.-]*)*", "labels, such as pool=h100"),
+    "TAINTS": (
+        f"{TAINT}(,{TAINT})*",
+        "taints, such as nvidia.com/gpu or pool=h100:NoSchedule",
+    ),
+    "NAME=SIZE,…": (
+        r"[a-z0-9./_-]+=[0-9.]+[A-Za-z]*(,[a-z0-9./_-]+=[0-9.]+[A-Za-z]*)*",
+        "resources, such as cpu=64,memory=500Gi",
     ),
     "ADDRESS": (r"[^\s,@]+@[^\s,@]+", "the address of a person, such as me@example.org"),
     "SIZE": ("[0-9]+[KMGT]?", "a number of MB, or such as 64G; 0 for all memory"),
@@ -146,8 +171,12 @@ LAUNCHERS = {
         program_flags=FLAGS,
     ),
     "k8s": Launcher(
-        "Kubeflow's MPIJob (Horovod) or PyTorchJob (torch.distributed)",
-        ("--kind", "--image", "--claim", "--nodes", "--gpus", "--name", "--rdma"),
+        "a job of Kubeflow (MPIJob, PyTorchJob, TrainJob) or a JobSet",
+        (
+            *("--kind", "--image", "--claim", "--nodes", "--gpus", "--name", "--rdma"),
+            *("--namespace", "--env", "--secret", "--pull-secret", "--node-selector", "--tolerate"),
+            *("--requests", "--limits", "--ttl", "--queue", "--patch"),
+        ),
         submits=True,
     ),
 }  # fmt: skip
@@ -202,9 +231,11 @@ def _lines(launcher: str) -> list[str]:
 
 def option_line(option: str, sentence: str) -> str:
     """Format an option and its description for a help text, in lines of at most 100 columns."""
-    return textwrap.fill(
-        sentence, 100, initial_indent=f"  {option:<21} ", subsequent_indent=24 * " "
-    )
+    shown = f"  {option:<21} "
+    # The description of a long option begins below it.
+    first = "" if len(shown) <= 24 else f"{shown.rstrip()}\n"
+    begin = shown if not first else 24 * " "
+    return first + textwrap.fill(sentence, 100, initial_indent=begin, subsequent_indent=24 * " ")
 
 
 def read_options(
