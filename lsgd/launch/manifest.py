@@ -211,7 +211,7 @@ def _identity(item: Any) -> tuple[str, Any] | None:
     return next(((key, item[key]) for key in reversed(KEYS) if key in item), None)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
     """A YAML dumper that quotes each text which some reader of YAML takes for another type."""
 
     def ignore_aliases(self, data: Any) -> bool:

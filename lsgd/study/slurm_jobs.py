@@ -98,7 +98,7 @@ def submit_arrays(
                 failed[str(run)] = str(error)
                 print(f"{run}: {error}", flush=True)
         free = [run for run in runs if str(run) in files]
-        submitted = []
+        submitted: list[str] = []
         for array in job_arrays(launcher, name, free, at_once) if free else ():
             try:
                 job = _submit(array, [files[str(run)] for run in array.runs])
