@@ -47,7 +47,7 @@ is the number of all-reduces at the same time.
   … --to 75.9                                           the minibatch that is fastest to 75.9 %
   … --out plan                                          table and plot in a new folder
 
-  python -m lsgd.plan study=NAME --launch slurm         the GPU hours of all runs of a study
+  python -m lsgd.plan study=NAME                        the hours of all runs of a study
   python -m lsgd.plan strategy --help                   parameter servers or all-reduce
   python -m lsgd.plan memory --help                     which micro-batches fit which GPUs
   python -m lsgd.plan bound --help                      the upper bound of a GPU's speed
