@@ -263,7 +263,7 @@ def add_options(parser: Parser, *, more_launchers: str = "") -> None:
         "--jobs",
         type=integer_from(1),
         metavar="N",
-        help="train N runs at a time, with N times fewer threads each (1); on Slurm, N jobs",
+        help="train N runs at a time, with N times fewer threads (1)",
     )
     parser.add_argument(
         "--print",
