@@ -131,11 +131,11 @@ def _read_patches(options: Mapping[str, str]) -> list[dict[str, Any]]:
         raise UsageError(f"--patch {name} cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         line = " ".join(str(error).split())
-        raise UsageError(f"--patch {name} is no YAML ({line}); correct it") from None
+        raise UsageError(f"--patch {name} is not YAML ({line}); correct it") from None
     for document in found:
         if not isinstance(document, dict):
             raise UsageError(
-                f"--patch {name} has a document that is no mapping; write fields of the manifest, "
+                f"--patch {name} has a document that is not a mapping; write fields of the manifest, "
                 "such as spec:"
             )
     return found

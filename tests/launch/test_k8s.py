@@ -135,8 +135,8 @@ def test_the_values_of_a_cluster(kind: str, printed: Callable[..., str]) -> None
     ("kind", "text", "named"),
     [
         ("jobset", "kind: MPIJob", "--patch is of kind MPIJob, which this manifest does not have"),
-        ("jobset", "- a", "has a document that is no mapping"),
-        ("jobset", "a: [", "is no YAML"),
+        ("jobset", "- a", "has a document that is not a mapping"),
+        ("jobset", "a: [", "is not YAML"),
         ("jobset", None, "cannot be read"),
         ("trainjob", "", "--ttl has no field in a TrainJob"),
     ],
