@@ -285,6 +285,11 @@ def read_launcher(
         hint = did_you_mean(launcher, sorted(LAUNCHERS))
         raise UsageError(f"--launch {launcher} does not exist; {hint}")
     overrides, launcher_options, _ = read_options(launcher, rest, parser)
+    if "--array" in launcher_options:
+        raise UsageError(
+            "--array gives seeds of one recipe to launch; write seeds=[0..4] for them, and "
+            "--jobs N for the number of runs at a time"
+        )
     return overrides, RunLauncher(launcher, launcher_options)
 
 

@@ -135,8 +135,8 @@ def _read_patches(options: Mapping[str, str]) -> list[dict[str, Any]]:
     for document in found:
         if not isinstance(document, dict):
             raise UsageError(
-                f"--patch {name} has a document that is not a mapping; write fields of the manifest, "
-                "such as spec:"
+                f"--patch {name} has a document that is not a mapping; write fields of the "
+                "manifest, such as spec:"
             )
     return found
 

@@ -284,7 +284,6 @@ def _container(options: Mapping[str, str], requests: Sequence[Request]) -> list[
     # Paths inside the folder are mounted with it.
     mounts = [folder, *(path for path in outside if not f"{path}/".startswith(f"{folder}/"))]
     pairs = [f"{path}:{path}" for path in dict.fromkeys(mounts)]
-    # Nested files of a container's --mount come after its folders.
     pairs += [each for each in options.get("--mount", "").split(",") if each]
     return [
         f"--container-image={options['--container']}",

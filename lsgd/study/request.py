@@ -116,10 +116,6 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
     seeds = _seeds(seed_lists[-1]) if seed_lists else study.seeds
     study = replace(study, seeds=[*study.seeds, *(s for s in seeds if s not in study.seeds)])
     most = _most_seeds(options, study, seeds)
-    if "--array" in launcher.options:
-        raise UsageError(
-            "--array gives seeds of one recipe, and a study is an array already; write seeds=[0..4]"
-        )
     return StudyRequest(
         study, seeds, run_overrides, launcher, options.jobs, most, options.print,
         options.report_only, options.cost, options.images_per_second,
