@@ -36,7 +36,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "search": (
         *(*OF_RUNS, "--master", "--storage", "--retry-failed", "--report", "--out", "--searches"),
     ),
-    "study": (*OF_RUNS, "--quick", "--until-decided", "--max-seeds", "--studies"),
+    "study": (
+        *(*OF_RUNS, "--quick", "--until-decided", "--max-seeds", "--report-only", "--cost"),
+        *("--images-per-second", "--studies"),
+    ),
     "supervise": (
         *("--explain", "--processes", "--hosts", "--min-processes", "--restarts"),
         *("--stall-timeout", "--silence", "--grace"),

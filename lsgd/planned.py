@@ -19,9 +19,10 @@ from lsgd.files import lock
 from lsgd.job.command import Parser, integer_from
 from lsgd.job.launcher import cores, detect_launch, omp_num_threads
 from lsgd.launch.k8s import longest_name
-from lsgd.launch.options import LAUNCHERS, read_options
+from lsgd.launch.options import LAUNCHERS, Request, option_words, read_options
 from lsgd.launch.processes import count_processes, gpus_per_machine, python
-from lsgd.override_syntax import format_override
+from lsgd.launch.sbatch_options import with_gres_gpus
+from lsgd.override_syntax import expand_override_home, format_override
 from lsgd.recipe import Recipe
 from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
 from lsgd.sanitizing import sanitize
@@ -36,6 +37,15 @@ FORBIDDEN_KEYS = {
     "rehearse": "a dry run has no result; write python -m lsgd.train recipe=NAME dry_run=true",
 }
 """The keys that no override of planned runs may set, with the reason and the fix."""
+ARRAYS = Path("runs/arrays")
+"""The folder of the batch scripts, job numbers and logs of arrays of Slurm jobs."""
+MOST_JOBS = 500
+"""The maximum number of jobs of an array: clusters allow 1000, and each has a file locked here."""
+VALUES_PER_GPU = 32 * 3 * 224 * 224
+"""The input values of a step for which one more GPU pays off: the paper's 32 images per GPU.
+
+Runs of small images in a queue get one GPU each, of which more would be idle.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,9 +99,16 @@ class PlannedRun:
 
     @property
     def job_id(self) -> str | None:
-        """The id of the Slurm job that was last submitted for this run, or None."""
-        answer = self.job_path.read_text("utf-8", "replace") if self.job_path.exists() else ""
-        submitted = re.search(r"Submitted batch job (\d+)", answer)
+        """The id of the Slurm job that was last submitted for this run, or None.
+
+        That of a job of an array is the array's id and its own number, such as 12_3.
+        """
+        task = re.fullmatch(r"job (\d+) of (\S+)\n", _text_of(self.job_path))
+        submitted = re.search(
+            r"Submitted batch job (\d+)", _text_of(ARRAYS / task[2] if task else self.job_path)
+        )
+        if submitted and task:
+            return f"{submitted[1]}_{task[1]}"
         return submitted[1] if submitted else None
 
     @property
@@ -120,6 +137,11 @@ class PlannedRun:
         )
 
 
+def _text_of(path: Path) -> str:
+    """Return the text of a file, or an empty string if it does not exist."""
+    return path.read_text("utf-8", "replace") if path.exists() else ""
+
+
 def has_ended(run: Run | None) -> bool:
     """Return whether a run has finished or diverged; a diverged run would diverge again."""
     return run is not None and (run.finished or run.diverged is not None)
@@ -135,7 +157,7 @@ class RunLauncher:
 
     def command(self, trial: PlannedRun) -> list[str]:
         """Return the command that starts or resumes a planned run; on Spark, of each process."""
-        folder, (_, options) = trial.folder, self.fit_processes(trial.recipe.most_processes)
+        folder, (_, options) = trial.folder, self.fit(trial.recipe)
         if self.name == "spark":
             recipe = format_override("+recipe", trial.recipe_argument)
             return [
@@ -160,8 +182,30 @@ class RunLauncher:
                 *trial.overrides,
             ],
             format_override("run_dir", folder),
-            *(word for option in options.items() for word in option),
+            *option_words(options),
         ]
+
+    def fit(self, recipe: Recipe) -> tuple[int, dict[str, str]]:
+        """Limit a launch to the processes that a recipe can use; return number and options.
+
+        Each process hosts a worker at least. A Slurm job gets no more GPUs than its steps fill,
+        unless the options give their number.
+        """
+        most = recipe.most_processes
+        is_free = self.name == "slurm" and not self.options.keys() & {"--gpus", "--np"}
+        if is_free and recipe.strategy.name == "allreduce":
+            values = recipe.batch_size * recipe.data.channels * recipe.data.image_size**2
+            most = min(most, max(1, values // VALUES_PER_GPU))
+        return self.fit_processes(most)
+
+    def request(self, trial: PlannedRun) -> Request:
+        """Return the request to this launcher that starts or resumes a planned run."""
+        _, options = self.fit(trial.recipe)
+        overrides = [
+            expand_override_home(word)
+            for word in (*trial.overrides, format_override("run_dir", trial.folder))
+        ]
+        return Request(trial.recipe_argument, overrides, options)
 
     def fit_processes(self, max_processes: int) -> tuple[int, dict[str, str]]:
         """Limit a launch to `max_processes` processes; return their number and launcher options.
@@ -174,7 +218,8 @@ class RunLauncher:
         if gpus := gpus_per_machine(self.name, self.options):
             gpus = min(gpus, max_processes)
             nodes = max_processes // gpus
-            return nodes * gpus, self.options | {"--nodes": str(nodes), "--gpus": str(gpus)}
+            fewer = {"--nodes": str(nodes), "--gpus": str(gpus)}
+            return nodes * gpus, with_gres_gpus(self.options, gpus) | fewer
         fewer = {"--np": str(max_processes)}
         if "--nodes" in self.options:
             fewer["--nodes"] = str(min(int(self.options["--nodes"]), max_processes))
@@ -186,7 +231,7 @@ def _name_on_kubernetes(folder: str, options: Mapping[str, str]) -> str:
 
     The end holds the fingerprint, which is unique.
     """
-    most = longest_name(int(options.get("--nodes", 1)))
+    most = longest_name(int(options.get("--nodes", 1)), options["--kind"])
     name = re.sub("[^a-z0-9]+", "-", folder.lower())
     begin = "" if name[-most:][0].isalpha() else "t"
     return f"{begin}{name[len(begin) - most :]}"
@@ -218,8 +263,7 @@ def add_options(parser: Parser, *, more_launchers: str = "") -> None:
         "--jobs",
         type=integer_from(1),
         metavar="N",
-        default=1,
-        help="train N runs at a time, with N times fewer threads each (1)",
+        help="train N runs at a time, with N times fewer threads (1)",
     )
     parser.add_argument(
         "--print",
@@ -241,6 +285,11 @@ def read_launcher(
         hint = did_you_mean(launcher, sorted(LAUNCHERS))
         raise UsageError(f"--launch {launcher} does not exist; {hint}")
     overrides, launcher_options, _ = read_options(launcher, rest, parser)
+    if "--array" in launcher_options:
+        raise UsageError(
+            "--array gives seeds of one recipe to launch; write seeds=[0..4] for them, and "
+            "--jobs N for the number of runs at a time"
+        )
     return overrides, RunLauncher(launcher, launcher_options)
 
 
@@ -282,7 +331,7 @@ def _attempt(
             raise UsageError(f"{job} is to train it; wait for that or cancel it")
         command = launcher.command(trial)
         begins = f"resumes after epoch {run.epoch}" if run and run.epoch else "starts"
-        processes, _ = launcher.fit_processes(trial.recipe.most_processes)
+        processes, _ = launcher.fit(trial.recipe)
         say(f"{begins}, processes: {processes}")
         logbook.log_event("start", shlex.join(command), command=command)
         ending = run_job(command, logbook, signals, output=output)
@@ -325,21 +374,5 @@ def submit_run(launcher: RunLauncher, trial: PlannedRun) -> str:
         )
         if done.returncode:
             raise UsageError(f"exit code {done.returncode}: {done.stderr.strip()}")
-        processes, _ = launcher.fit_processes(trial.recipe.most_processes)
+        processes, _ = launcher.fit(trial.recipe)
         return f"{trial.job_path.read_text('utf-8', 'replace').strip()}, processes: {processes}"
-
-
-def submit_runs(
-    launcher: RunLauncher, todo: Sequence[PlannedRun], signals: Sequence[int]
-) -> dict[str, str]:
-    """Submit planned runs to the queue of a cluster; return the reasons of failures by run."""
-    failed = {}
-    for number, trial in enumerate(todo, 1):
-        if signals:
-            break
-        try:
-            outcome = submit_run(launcher, trial)
-        except (UsageError, OSError) as error:
-            outcome = failed[str(trial)] = str(error)
-        print(f"{number} of {len(todo)}  {trial}: {outcome}", flush=True)
-    return failed

@@ -239,6 +239,13 @@ def integer_from(least: int) -> Callable[[str], int]:
     return read
 
 
+def positive_number(text: str) -> float:
+    """Parse a finite number above 0; an argparse type."""
+    if re.fullmatch(r"\d*\.?\d+(e[+-]?\d+)?", text) and 0 < float(text) < math.inf:
+        return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+
+
 def seconds(text: str) -> float:
     """Parse an option's value as a finite time above 0, in seconds."""
     try:

@@ -3,6 +3,7 @@
     python -m lsgd.launch slurm bs8k --nodes 32 data.root=/data/imagenet
     python -m lsgd.launch mpirun digits --np 4 --print    # show the command, and do nothing
     python -m lsgd.launch slurm --help                    # the options of a launcher
+    python -m lsgd.launch --status RUN                    # a run's Slurm job: state, nodes, logs
 
 In a checkout launch/LAUNCHER.sh does the same, and after an installation `lsgd-launch LAUNCHER`.
 """
@@ -45,18 +46,23 @@ examples:
   python -m lsgd.launch slurm bs8k --nodes 32 data.root=/data/imagenet
   python -m lsgd.launch mpirun digits --np 4 --print
   python -m lsgd.launch slurm --help                    the options of a launcher
+  python -m lsgd.launch --status RUN                    a run's Slurm job: its state, nodes and logs
 
 launchers:"""
 
 
-def launch(argv: Sequence[str]) -> None:
-    """Start, submit or print the job that the arguments of the launch command describe."""
+def launch(argv: Sequence[str]) -> int:
+    """Start, submit or print the job that the arguments describe, or print a job's status."""
     launcher, *arguments = argv or ["--help"]
     names = sorted(LAUNCHERS)
     if launcher in ("-h", "--help"):
         print(HELP)
         print("\n".join(option_line(name, LAUNCHERS[name].about) for name in names))
-        return
+        return 0
+    if launcher == "--status":
+        from lsgd.launch.status import print_status  # it reads runs, which starting one does not
+
+        return print_status(arguments)
     if launcher not in LAUNCHERS:
         hint = f"it is a recipe: write lsgd launch local {launcher}"
         if launcher not in recipe_names():
@@ -68,6 +74,7 @@ def launch(argv: Sequence[str]) -> None:
         start.execute()
     start.check()
     print(start.shown())
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

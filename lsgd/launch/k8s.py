@@ -1,4 +1,4 @@
-"""The Kubeflow launcher: an MPIJob (v1) or a PyTorchJob, from its template beside this file."""
+"""The Kubernetes launcher: a job of Kubeflow or a JobSet, from its template beside this file."""
 
 import re
 from dataclasses import replace
@@ -6,30 +6,44 @@ from pathlib import Path
 
 from lsgd.errors import UsageError
 from lsgd.launch.launch_command import LaunchCommand
+from lsgd.launch.manifest import customize
 from lsgd.launch.options import Request
 from lsgd.launch.processes import GPUS
 from lsgd.launch.quoting import kubernetes_command, yaml_text
 from lsgd.override_syntax import PATH_FIELDS, last_text
 
+KINDS = {
+    "mpijob": "MPIJob",
+    "pytorchjob": "PyTorchJob",
+    "trainjob": "TrainJob",
+    "jobset": "JobSet",
+}
+"""The kinds of jobs, by the values of --kind."""
+INDENTS = {"mpijob": 14, "pytorchjob": 14, "trainjob": 22, "jobset": 18}
+"""The spaces before the fields of a container in the templates."""
 LABEL = 63
 """The maximum characters of a DNS label, such as the name of a pod that others look up."""
 
 
-def longest_name(nodes: int) -> int:
+def longest_name(nodes: int, kind: str) -> int:
     """Return the maximum length of a Kubernetes job's name, which the names of its pods extend."""
+    if kind in ("trainjob", "jobset"):
+        # The Job of a JobSet adds its own name, and five characters to that of each pod.
+        return LABEL - len(f"-node-0-{nodes - 1}-abcde")
     return LABEL - max(len("-launcher"), len(f"-worker-{nodes - 1}"))
 
 
 def k8s(request: Request) -> LaunchCommand:
-    """Return the kubectl command and manifest of a Kubeflow job.
+    """Return the kubectl command and manifest of a job of Kubeflow, or of a JobSet.
 
     Raises UsageError without a kind, an image and a claim.
     """
     options = request.options
     kind = options.get("--kind", "missing")
-    if kind not in ("mpijob", "pytorchjob"):
+    if kind not in KINDS:
         raise UsageError(
-            f"--kind is {kind}, but must be mpijob (Horovod) or pytorchjob (torch.distributed)"
+            f"--kind is {kind}, but must be mpijob (Horovod), pytorchjob, trainjob or jobset "
+            "(torch.distributed)"
         )
     if "--image" not in options:
         raise UsageError("--image is missing: the container image that has lsgd installed")
@@ -50,7 +64,7 @@ def k8s(request: Request) -> LaunchCommand:
         raise UsageError(
             f"--name is {name}, but must have only lower-case letters, digits and dashes"
         )
-    if len(name) > (most := longest_name(nodes)):
+    if len(name) > (most := longest_name(nodes, kind)):
         raise UsageError(
             f"--name is {name}, of {len(name)} characters, which would make pod names longer "
             f"than the {LABEL} that Kubernetes allows; write --name with {most} or fewer"
@@ -61,7 +75,8 @@ def k8s(request: Request) -> LaunchCommand:
         mpirun = ["mpirun", "--bind-to", "none", "--tag-output", "-np", str(nodes * gpus)]
         command = [*mpirun, "python3", *request.train_arguments]
     else:
-        # torchrun reads the rendezvous and the number of pods from PET_*, which the operator sets.
+        # torchrun reads the rendezvous and the number of pods from PET_*, which the operator sets,
+        # or the manifest of a JobSet.
         logs = f"{request.run_dir}/logs"
         command = ["torchrun", "--log-dir", logs, "--tee", "3", *request.train_arguments]
     fields = {
@@ -73,7 +88,7 @@ def k8s(request: Request) -> LaunchCommand:
         "workers": str(nodes - 1),
         "rdma": f', {yaml_text(rdma)}: "1"' if (rdma := options.get("--rdma")) else "",
         # Registering memory with such a network card needs this capability.
-        "lock": f"\n{' ' * 14}securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}"
+        "lock": f"\n{' ' * INDENTS[kind]}securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}"
         if rdma
         else "",
         "command": kubernetes_command(command),
@@ -81,6 +96,7 @@ def k8s(request: Request) -> LaunchCommand:
     template = Path(__file__).with_name(f"{kind}.yaml").read_text(encoding="utf-8").rstrip("\n")
     # In one pass, so that a value that looks like a field is not replaced.
     manifest = re.sub(r"\{\{(\w+)\}\}", lambda field: fields[field[1]], template)
+    manifest = customize(manifest, KINDS[kind], options)
     return LaunchCommand(
         request,
         nodes * gpus,

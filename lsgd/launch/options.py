@@ -10,6 +10,7 @@ from pathlib import Path
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import SEE_HELP, Parser, RecipeFolder
+from lsgd.launch.sbatch_options import FLAGS, OTHER_OPTIONS, SET_BY_LSGD, VALUED, gres_gpus
 from lsgd.override_syntax import expand_override_home, format_override, last_path
 from lsgd.suggestions import did_you_mean
 
@@ -22,6 +23,14 @@ class Launcher:
     options: tuple[str, ...]
     submits: bool = False
     """Whether it returns before the run begins; it then takes 8 GPUs of a machine by default."""
+    program_options: frozenset[str] = frozenset()
+    """Further options with a value, which the launcher passes on to its program."""
+    program_flags: frozenset[str] = frozenset()
+    """Further options without a value, which the launcher passes on to its program."""
+
+    def takes(self, name: str) -> bool:
+        """Return whether the launcher has an option of this name."""
+        return name in self.options or name in self.program_options or name in self.program_flags
 
 
 OPTIONS = {
@@ -42,8 +51,24 @@ OPTIONS = {
         "memory on each machine, such as 64G; default: all of it, or with --cpus the queue's "
         "default",
     ),
+    "--partition": ("NAME", "the partition, which is Slurm's name for a queue"),
+    "--account": ("NAME", "the account that pays for the job"),
+    "--qos": ("NAME", "the quality of service, such as long"),
+    "--gres": ("LIST", "generic resources, such as gpu:h100:8, instead of --gpus"),
+    "--constraint": ("FEATURES", "features that the nodes must have, such as nvlink&ib"),
+    "--nodelist": ("NODES", "nodes that the job must have, such as node[1-4]"),
+    "--array": ("SEEDS", "one job for each of these seeds, such as 0-4%2: two at a time"),
+    "--mail": ("ADDRESS", "send mail when the job ends, fails or is requeued"),
+    "--setup": (
+        "FILE",
+        "a bash file that the job reads first: modules, NCCL_* and UCX_* variables",
+    ),
     "--container": ("IMAGE", "the container image, run by Slurm's pyxis"),
-    "--kind": ("mpijob|pytorchjob", "the kind of Kubeflow job"),
+    "--mount": (
+        "A:B,…",
+        "further folders A that the container sees, as B: paths in overrides it sees anyway",
+    ),
+    "--kind": ("KIND", "mpijob, pytorchjob, trainjob (Kubeflow's v1, v1 and v2), or jobset"),
     "--image": ("IMAGE", "the container image with lsgd installed"),
     "--claim": (
         "NAME",
@@ -55,6 +80,17 @@ OPTIONS = {
         "the cluster's name for its network cards, such as rdma/hca: each pod gets one, and may "
         "lock memory",
     ),
+    "--namespace": ("NAME", "the namespace of the job"),
+    "--env": ("NAME=VALUE,…", "environment variables of the pods, such as NCCL_DEBUG=INFO"),
+    "--secret": ("NAMES", "Secrets whose keys become environment variables"),
+    "--pull-secret": ("NAMES", "Secrets by which the image is pulled"),
+    "--node-selector": ("KEY=VALUE,…", "labels that the nodes must have"),
+    "--tolerate": ("TAINTS", "taints of nodes that the pods tolerate"),
+    "--requests": ("NAME=SIZE,…", "resources of each pod that trains, such as cpu=64,memory=500Gi"),
+    "--limits": ("NAME=SIZE,…", "their limits"),
+    "--ttl": ("N", "seconds after which a finished job is deleted"),
+    "--queue": ("NAME", "the LocalQueue of Kueue"),
+    "--patch": ("FILE", "a YAML file that is merged into the manifest by name"),
 }
 """The metavariable and the help of every option that a launcher may take."""
 
@@ -64,12 +100,35 @@ IMAGES = {"--container", "--image"}
 HOST = "[A-Za-z0-9_][A-Za-z0-9_.@-]*"
 """A regular expression of host names that are safe as an argument for ssh and in a shell."""
 
+TAINT = r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?"
+"""A regular expression of a taint that pods tolerate."""
+
 FORMS = {
     "N": ("[1-9][0-9]*", "a number, 1 or more"),
     "TIME": (
         "([0-9]+-)?[0-9]+(:[0-9]+){0,2}|UNLIMITED|INFINITE",
         "minutes, hours:minutes:seconds or days-hours, as sbatch has it",
     ),
+    "SEEDS": (
+        r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*(%[1-9][0-9]*)?",
+        "seeds, such as 0-4, or 0-4%2 for two jobs at a time",
+    ),
+    "A:B,…": (
+        r"/[^,:\s]*:/[^,:\s]*(:[a-z]+)?(,/[^,:\s]*:/[^,:\s]*(:[a-z]+)?)*",
+        "like /scratch:/data",
+    ),
+    "NAMES": (r"[a-z0-9.-]+(,[a-z0-9.-]+)*", "names of Kubernetes, such as a,b"),
+    "NAME=VALUE,…": (r"[A-Za-z_][\w.-]*=.*", "variables, such as A=1,B=2"),
+    "KEY=VALUE,…": (r"[\w./-]+=[\w.-]*(,[\w./-]+=[\w.-]*)*", "labels, such as pool=h100"),
+    "TAINTS": (
+        f"{TAINT}(,{TAINT})*",
+        "taints, such as nvidia.com/gpu or pool=h100:NoSchedule",
+    ),
+    "NAME=SIZE,…": (
+        r"[a-z0-9./_-]+=[0-9.]+[A-Za-z]*(,[a-z0-9./_-]+=[0-9.]+[A-Za-z]*)*",
+        "resources, such as cpu=64,memory=500Gi",
+    ),
+    "ADDRESS": (r"[^\s,@]+@[^\s,@]+", "the address of a person, such as me@example.org"),
     "SIZE": ("[0-9]+[KMGT]?", "a number of MB, or such as 64G; 0 for all memory"),
     "RESOURCE": ("[a-z0-9.-]+/[A-Za-z0-9._-]+", "like rdma/hca, as kubectl describe node has it"),
     "HOST:N,…": (f"{HOST}:[1-9][0-9]*(,{HOST}:[1-9][0-9]*)*", "like host1:8,host2:8"),
@@ -101,13 +160,23 @@ LAUNCHERS = {
         "the same over Ray: the cluster at RAY_ADDRESS, or a new one on this machine", ("--np",)
     ),
     "slurm": Launcher(
-        "an sbatch job; sbatch's environment variables apply too",
-        ("--nodes", "--gpus", "--np", "--cpus", "--mem", "--time", "--container"),
+        "an sbatch job; sbatch's other options and variables apply too",
+        (
+            *("--nodes", "--gpus", "--np", "--cpus", "--mem", "--time", "--partition", "--account"),
+            *("--qos", "--gres", "--constraint", "--nodelist", "--array", "--mail", "--setup"),
+            *("--container", "--mount"),
+        ),
         submits=True,
+        program_options=VALUED,
+        program_flags=FLAGS,
     ),
     "k8s": Launcher(
-        "Kubeflow's MPIJob (Horovod) or PyTorchJob (torch.distributed)",
-        ("--kind", "--image", "--claim", "--nodes", "--gpus", "--name", "--rdma"),
+        "a job of Kubeflow (MPIJob, PyTorchJob, TrainJob) or a JobSet",
+        (
+            *("--kind", "--image", "--claim", "--nodes", "--gpus", "--name", "--rdma"),
+            *("--namespace", "--env", "--secret", "--pull-secret", "--node-selector", "--tolerate"),
+            *("--requests", "--limits", "--ttl", "--queue", "--patch"),
+        ),
         submits=True,
     ),
 }  # fmt: skip
@@ -151,6 +220,8 @@ def _lines(launcher: str) -> list[str]:
     sentences = {
         f"{name} {OPTIONS[name][0]}": OPTIONS[name][1] for name in LAUNCHERS[launcher].options
     }
+    if LAUNCHERS[launcher].program_options:
+        sentences["--OPTION [VALUE]"] = "any other option of sbatch, such as --reservation NAME"
     sentences["--print"] = "print what would be started or submitted, and start nothing"
     return [
         f"python -m lsgd.launch {launcher} RECIPE [key=value …] [options]",
@@ -160,9 +231,11 @@ def _lines(launcher: str) -> list[str]:
 
 def option_line(option: str, sentence: str) -> str:
     """Format an option and its description for a help text, in lines of at most 100 columns."""
-    return textwrap.fill(
-        sentence, 100, initial_indent=f"  {option:<21} ", subsequent_indent=24 * " "
-    )
+    shown = f"  {option:<21} "
+    # The description of a long option begins below it.
+    first = "" if len(shown) <= 24 else f"{shown.rstrip()}\n"
+    begin = shown if not first else 24 * " "
+    return first + textwrap.fill(sentence, 100, initial_indent=begin, subsequent_indent=24 * " ")
 
 
 def read_options(
@@ -177,15 +250,25 @@ def read_options(
     remedy = f"write {form}" if caller is None else SEE_HELP
     if "--" in argv:
         raise UsageError(f"option -- is unknown; {remedy}")
-    parser = Parser(usage="\n".join(lines), add_help=False, keys=recipe_keys)
+    parser = Parser(usage="\n".join(lines).replace("%", "%%"), add_help=False, keys=recipe_keys)
     parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--recipe-dir", action=RecipeFolder, help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    for name in LAUNCHERS[launcher].options:
+    taken = LAUNCHERS[launcher]
+    for name in {*taken.options, *taken.program_options}:
         # A missing value is rejected below, with a better message.
         parser.add_argument(
             name, dest=name, nargs="?", const="", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+    for name in taken.program_flags:
+        parser.add_argument(
+            name,
+            dest=name,
+            action="store_const",
+            const="",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
         )
     # Intermixed, since options may stand between positional arguments.
     namespace, unknown = parser.parse_known_intermixed_args(argv)
@@ -193,16 +276,23 @@ def read_options(
     unknown += [word for word in namespace.words if word.startswith("-")]
     if unknown:
         name, _, _ = unknown[0].partition("=")
-        if takers := [each for each, other in LAUNCHERS.items() if name in other.options]:
+        if launcher == "slurm" and name in SET_BY_LSGD:
+            raise UsageError(f"{name} is set by lsgd itself; {SET_BY_LSGD[name]}")
+        if takers := [each for each, other in LAUNCHERS.items() if other.takes(name)]:
             raise UsageError(
                 f"{name} is an option of {', '.join(takers)}, not {launcher}; {remedy}"
             )
+        if launcher == "slurm":
+            remedy = OTHER_OPTIONS
         (caller or parser).reject_argument(unknown[0], argv, remedy, also=parser.known_options)
-    options = {name: value for name, value in vars(namespace).items() if name in OPTIONS}
+    options = {name: value for name, value in vars(namespace).items() if taken.takes(name)}
     for name, value in options.items():
+        if name in taken.program_flags:
+            continue
         if not value:
             raise UsageError(f"{name} has no value; {remedy}")
-        pattern, expected = FORMS.get(OPTIONS[name][0], (".+", ""))
+        metavariable, _ = OPTIONS.get(name, ("VALUE", ""))
+        pattern, expected = FORMS.get(metavariable, (".+", ""))
         if not re.fullmatch(pattern, value, re.DOTALL):
             given = value if value.isprintable() else repr(value)
             raise UsageError(f"{name} is {given}, but must be {expected}")
@@ -210,7 +300,26 @@ def read_options(
         raise UsageError(
             "--np counts all processes and --gpus those of one machine; write one of them"
         )
+    gpus = None if "--np" in options else gres_gpus(options)
+    if gpus is not None and int(options.setdefault("--gpus", str(gpus))) != gpus:
+        raise UsageError(
+            f"--gres {options['--gres']} has {gpus} GPUs on each node, and --gpus "
+            f"{options['--gpus']} others; leave out --gpus"
+        )
     return namespace.words, options, namespace.print
+
+
+def option_words(options: Mapping[str, str]) -> list[str]:
+    """Return options as arguments of a command line; those without a value are one argument.
+
+    >>> option_words({"--nodes": "2", "--hold": "", "--nice": "-5"})
+    ['--nodes', '2', '--hold', '--nice=-5']
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        # Alone, what begins with a dash would be another option.
+        words += [f"{name}={value}"] if value.startswith("-") else [name, *filter(None, [value])]
+    return words
 
 
 def recipe_keys() -> list[str]:

@@ -3,15 +3,19 @@
 A requeued job resumes in its run folder and appends to its logs.
 """
 
+import json
 import os
 import re
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lsgd.errors import UsageError
 from lsgd.launch.launch_command import LaunchCommand
 from lsgd.launch.options import Request
-from lsgd.launch.processes import count_processes, gpus_per_machine, python
+from lsgd.launch.processes import GPUS, count_processes, gpus_per_machine, python
 from lsgd.launch.quoting import sbatch_line, shell_line
+from lsgd.launch.sbatch_options import FLAGS, VALUED, gres_gpus, time_limit
 from lsgd.override_syntax import PATH_FIELDS
 from lsgd.paths import local_path
 
@@ -19,9 +23,13 @@ BATCH = """\
 #!/usr/bin/env bash
 {options}
 
-run_dir={run_dir}
+{run}
 echo "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), on $SLURM_JOB_NODELIST"
 mkdir -p "$run_dir/logs"
+# For `lsgd launch --status`.
+cat > "$run_dir/{job_file}" <<JOB
+{job}
+JOB
 log=$run_dir/logs/rank0.log
 before=$(stat -c %s "$log" 2>/dev/null)
 {srun} "--output=$run_dir/logs/rank%t.log" \\
@@ -35,19 +43,42 @@ fi
 if ((code == 75)); then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $code"""
 
+JOB_FILE = "logs/job.json"
+"""The file in a run folder that names the Slurm job of the last start, its nodes and its logs."""
+SIGNAL_BEFORE = 120
+"""The seconds before the time limit at which all processes get USR2, and save."""
+PATTERNS = {
+    "%j": "$SLURM_JOB_ID",
+    "%A": "${SLURM_ARRAY_JOB_ID}",
+    "%a": "$SLURM_ARRAY_TASK_ID",
+}
+"""The patterns in the names of Slurm's log files, and the shell variables of the same value."""
+
 
 def slurm(request: Request) -> LaunchCommand:
     """Return the sbatch command and batch script of a job on whole machines or on some cores."""
     options = request.options
     folder = _folder(request)
-    train = shell_line(
-        ["python3" if "--container" in options else python(), *request.train_arguments]
-    )
+    arguments = request.train_arguments
+    suffix = "" if request.run_dir else ' "run_dir=$run_dir"'
+    if "--array" in options:
+        if request.path_of("seed"):
+            raise UsageError(
+                f"seed={request.path_of('seed')} contradicts --array, whose numbers are the seeds; "
+                "leave out one of them"
+            )
+        arguments = [word for word in arguments if not re.match(r"\+*run_dir=", word)]
+        suffix = ' "seed=$SLURM_ARRAY_TASK_ID" "run_dir=$run_dir"'
     text = BATCH.format(
-        options="\n".join(map(sbatch_line, _sbatch_options(request, folder))),
-        run_dir=shell_line([folder]).replace("slurm-%j", "slurm-$SLURM_JOB_ID"),
-        srun=shell_line(_srun(request)),
-        train=train if request.run_dir else f'{train} "run_dir=$run_dir"',
+        options=_option_lines(
+            {"--job-name": request.job_name, **_resources(options), "--output": f"{folder}.log"},
+            options,
+        ),
+        run=f"{_setup(options)}run_dir={_expanded(shell_line([folder]))}",
+        job_file=JOB_FILE,
+        job=_job_record(folder, f"{folder}.log", is_array="--array" in options),
+        srun=shell_line(_srun(options, [request])),
+        train=f"{_train_line(options, arguments)}{suffix}",
     )
     return LaunchCommand(
         request,
@@ -58,6 +89,59 @@ def slurm(request: Request) -> LaunchCommand:
         text,
         Path(folder).parent,
     )
+
+
+def slurm_array(requests: Sequence[Request], name: str, log: str, at_once: int | None) -> str:
+    """Return the batch script of an array of jobs, one for each request, `at_once` at a time.
+
+    The requests have the same options and a run folder each; the number of a request in the
+    sequence is that of its job in the array. `log` is the name of the jobs' log files, with the
+    patterns %A and %a.
+    """
+    options = requests[0].options
+    cases = []
+    for number, request in enumerate(requests):
+        _folder(request)  # refuses names that Slurm does not take literally
+        train = _train_line(options, request.train_arguments)
+        cases.append(f"{number}) run_dir={shell_line([request.run_dir])} train=({train}) ;;")
+    indexes = f"0-{len(requests) - 1}" + (f"%{at_once}" if at_once else "")
+    return BATCH.format(
+        options=_option_lines(
+            {"--job-name": name, **_resources(options), "--output": log},
+            {**options, "--array": indexes},
+        ),
+        run="\n".join([f"{_setup(options)}case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]),
+        job_file=JOB_FILE,
+        job=_job_record(requests[0].run_dir, log, is_array=True),
+        srun=shell_line(_srun(options, requests)),
+        train='"${train[@]}"',
+    )
+
+
+def slurm_task(
+    options: Mapping[str, str], arguments: Sequence[str], name: str, log: str, paths: Request
+) -> str:
+    """Return the batch script of a job of one process without GPUs: `python ARGUMENTS`.
+
+    Of the options only those count that say where a job may run and who pays for it. A container
+    sees the paths of the request `paths`.
+    """
+    kept = {
+        key: value
+        for key, value in options.items()
+        if key in ("--partition", "--account", "--qos", "--container", "--setup", "--reservation")
+    }
+    lines = _option_lines(
+        {
+            **{"--job-name": name, "--nodes": "1", "--ntasks": "1"},
+            **({"--time": options["--time"]} if "--time" in options else {}),
+            "--output": log,
+        },
+        kept,
+    )
+    command = _train_line(kept, arguments)
+    srun = shell_line(["srun", *_container(kept, [paths])]) + " " if "--container" in kept else ""
+    return f"#!/usr/bin/env bash\n{lines}\n\n{_setup(kept)}exec {srun}{command}"
 
 
 def _folder(request: Request) -> str:
@@ -73,32 +157,103 @@ def _folder(request: Request) -> str:
                 "not take literally in file names; write another"
             )
     # A requeued job keeps its number, %j.
+    if "--array" in request.options:
+        return f"{request.run_dir or f'runs/{request.job_name}/slurm-%A'}-seed%a"
     return request.run_dir or f"runs/{request.job_name}/slurm-%j"
 
 
-def _sbatch_options(request: Request, folder: str) -> list[str]:
-    options = request.options
-    tasks = [f"--ntasks={options.get('--np')}"]
-    if gpus := gpus_per_machine("slurm", options):
-        tasks = [f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}"]
+def _expanded(text: str) -> str:
+    """Return a text for a shell with the shell's variables in place of Slurm's patterns."""
+    return re.sub("%[jAa]", lambda found: PATTERNS[found[0]], text)
+
+
+def _job_record(folder: str, log: str, *, is_array: bool) -> str:
+    """Return the JSON text of the job's file in the run folder, for a here-document of the shell.
+
+    Paths are relative to the run folder.
+    """
+    job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if is_array else "$SLURM_JOB_ID"
+    path = re.sub(r"[$`\\]", r"\\\g<0>", json.dumps(os.path.relpath(log, folder)))
+    return (
+        f'{{"job": "{job}", "nodes": "$SLURM_JOB_NODELIST", '
+        '"start": $((${SLURM_RESTART_COUNT:-0} + 1)), "began": "$(date -Is)", '
+        f'"log": {_expanded(path)}, "process_logs": "logs/rank*.log"}}'
+    )
+
+
+def _setup(options: Mapping[str, str]) -> str:
+    """Return the lines that read the file of --setup, or an empty string without it.
+
+    Raises UsageError if the file does not exist, or is no bash.
+    """
+    if "--setup" not in options:
+        return ""
+    path = os.path.abspath(local_path(options["--setup"]))
+    if not os.path.isfile(path):
+        raise UsageError(f"--setup {options['--setup']} is not a file; write the path of one")
+    checked = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
+    if checked.returncode:
+        raise UsageError(f"--setup: {checked.stderr.strip().splitlines()[0]}; correct that line")
+    failed = '{ echo "lsgd: the last command of --setup failed"; exit 1; }'
+    return f"source {shell_line([path])} || {failed}\n"
+
+
+def _train_line(options: Mapping[str, str], arguments: Sequence[str]) -> str:
+    return shell_line(["python3" if "--container" in options else python(), *arguments])
+
+
+def _resources(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of sbatch that request nodes, processes, GPUs, cores and memory.
+
+    A job on one node with fewer GPUs than a whole node has shares it with others, unless the
+    options say otherwise, and so does one with a number of cores.
+    """
+    nodes, gpus = options.get("--nodes", "1"), gpus_per_machine("slurm", options)
+    found = {"--nodes": nodes}
+    if gpus is None:
+        found["--ntasks"] = options.get("--np", "1")
+    else:
+        found["--ntasks-per-node"] = str(gpus)
+        if gres_gpus(options) is None:
+            found["--gpus-per-node"] = str(gpus)
     cpus = options.get("--cpus")
-    return [
-        f"--job-name={request.job_name}",
-        f"--nodes={options.get('--nodes', 1)}",
-        *tasks,
-        f"--cpus-per-task={cpus}" if cpus else "--exclusive",
-        # Otherwise the job on a whole machine gets the queue's default memory, which may be little.
-        *([f"--mem={memory}"] if (memory := options.get("--mem", "" if cpus else "0")) else []),
-        *([f"--time={options['--time']}"] if "--time" in options else []),
-        f"--output={folder}.log",
-        "--open-mode=append",
-        "--requeue",
-        "--signal=USR2@120",
-    ]
+    if cpus:
+        found["--cpus-per-task"] = cpus
+    is_part = gpus is not None and nodes == "1" and gpus < GPUS
+    whole = "--exclusive" in options or not (cpus or is_part)
+    if whole:
+        found["--exclusive"] = ""
+    # Otherwise the job on a whole machine gets the queue's default memory, which may be little.
+    elsewhere = options.keys() & {"--mem-per-cpu", "--mem-per-gpu"}
+    if memory := options.get("--mem", "0" if whole and not elsewhere else ""):
+        found["--mem"] = memory
+    if "--time" in options:
+        limit = time_limit(options["--time"])
+        if limit is not None and limit <= SIGNAL_BEFORE:
+            raise UsageError(
+                f"--time {options['--time']} is {limit} seconds for sbatch, and the processes are "
+                f"to save {SIGNAL_BEFORE} seconds before the end; write minutes, or "
+                "hours:minutes:seconds"
+            )
+        found["--time"] = options["--time"]
+    return found
 
 
-def _srun(request: Request) -> list[str]:
-    options = request.options
+def _option_lines(own: Mapping[str, str], options: Mapping[str, str]) -> str:
+    """Return the #SBATCH lines: lsgd's own options, and those that sbatch gets unchanged."""
+    lines = {**own, "--open-mode": "append", "--requeue": "", "--signal": f"USR2@{SIGNAL_BEFORE}"}
+    passed = {key: value for key, value in options.items() if key in VALUED | FLAGS}
+    if "--mail" in options:
+        passed = {"--mail-user": options["--mail"], "--mail-type": "END,FAIL,REQUEUE", **passed}
+    if "--no-requeue" in passed:
+        del lines["--requeue"]
+    lines.update(passed)
+    return "\n".join(
+        sbatch_line(f"{name}={value}" if value else name) for name, value in lines.items()
+    )
+
+
+def _srun(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
     # Bound to one core each, processes would have one thread. So they may use all cores of the job
     # on their machine, and lsgd divides these into threads per process.
     srun = ["srun", "--cpu-bind=none"]
@@ -106,25 +261,32 @@ def _srun(request: Request) -> list[str]:
         srun += [f"--cpus-per-task={options['--cpus']}"]
     # When a process has died, the others have 15 s to report and to exit.
     srun += ["--kill-on-bad-exit=0", "--wait=15", "--open-mode=append"]
-    if "--container" in options:
-        # The folder as the shell names it, since overrides may contain it with unresolved links.
-        folder = os.environ.get("PWD", "")
-        if not (os.path.exists(folder) and os.path.samefile(folder, ".")):
-            folder = os.getcwd()
-        named = {key: request.path_of(key) for key in PATH_FIELDS}
-        named["LSGD_DATA"] = local_path(os.environ.get("LSGD_DATA", ""))
-        for key, path in (*named.items(), ("the current folder", folder)):
-            if re.search("[,:]", path):
-                raise UsageError(
-                    f"{key}={path!r} has a comma or a colon, which would change the mounts of "
-                    "--container; use another path"
-                )
-        outside = [os.path.normpath(os.path.join(folder, path)) for path in named.values() if path]
-        # Paths inside the folder are mounted with it.
-        mounts = [folder, *(path for path in outside if not f"{path}/".startswith(f"{folder}/"))]
-        srun += [
-            f"--container-image={options['--container']}",
-            "--container-mounts=" + ",".join(f"{path}:{path}" for path in dict.fromkeys(mounts)),
-            f"--container-workdir={folder}",
-        ]
-    return srun
+    return srun + _container(options, requests)
+
+
+def _container(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
+    """Return srun's options for a container, with the folders that it sees; none without one."""
+    if "--container" not in options:
+        return []
+    # The folder as the shell names it, since overrides may contain it with unresolved links.
+    folder = os.environ.get("PWD", "")
+    if not (os.path.exists(folder) and os.path.samefile(folder, ".")):
+        folder = os.getcwd()
+    named = [(key, request.path_of(key)) for request in requests for key in PATH_FIELDS]
+    named.append(("LSGD_DATA", local_path(os.environ.get("LSGD_DATA", ""))))
+    for key, path in (*named, ("the current folder", folder)):
+        if re.search("[,:]", path):
+            raise UsageError(
+                f"{key}={path!r} has a comma or a colon, which would change the mounts of "
+                "--container; use another path"
+            )
+    outside = [os.path.normpath(os.path.join(folder, path)) for _, path in named if path]
+    # Paths inside the folder are mounted with it.
+    mounts = [folder, *(path for path in outside if not f"{path}/".startswith(f"{folder}/"))]
+    pairs = [f"{path}:{path}" for path in dict.fromkeys(mounts)]
+    pairs += [each for each in options.get("--mount", "").split(",") if each]
+    return [
+        f"--container-image={options['--container']}",
+        "--container-mounts=" + ",".join(pairs),
+        f"--container-workdir={folder}",
+    ]

@@ -1,8 +1,8 @@
 """The command line `python -m lsgd.plan +recipe=bs8k nodes=32 gpus=8`."""
 
 import argparse
-import math
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from lsgd import paths
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.files import create_output_folder
-from lsgd.job.command import run_command
+from lsgd.job.command import positive_number, run_command
 from lsgd.plan import measured_step, paper
 from lsgd.plan.allreduce import ALGORITHMS
 from lsgd.plan.gradients import gradient_buckets
@@ -47,6 +47,7 @@ is the number of all-reduces at the same time.
   … --to 75.9                                           the minibatch that is fastest to 75.9 %
   … --out plan                                          table and plot in a new folder
 
+  python -m lsgd.plan study=NAME                        the hours of all runs of a study
   python -m lsgd.plan strategy --help                   parameter servers or all-reduce
   python -m lsgd.plan memory --help                     which micro-batches fit which GPUs
   python -m lsgd.plan bound --help                      the upper bound of a GPU's speed
@@ -83,6 +84,9 @@ def main(argv: Sequence[str]) -> int:
         from lsgd.plan.bound import plan_bound
 
         return run_command(lambda: plan_bound(argv[1:]))
+    if any(re.match(r"\+?study=", word) for word in argv):
+        # A study's command knows its runs and their launcher; it imports this package.
+        return subprocess.run([sys.executable, "-m", "lsgd.study", *argv, "--cost"]).returncode
     return run_command(lambda: plan(argv))
 
 
@@ -200,7 +204,7 @@ def _command_line() -> RecipeParser:
     speed = line.add_mutually_exclusive_group()
     speed.add_argument(
         "--images-per-second",
-        type=_positive,
+        type=positive_number,
         metavar="X",
         help="the speed of one GPU alone; known for ResNet-50 in the paper",
     )
@@ -212,7 +216,7 @@ def _command_line() -> RecipeParser:
     )
     line.add_argument(
         "--network-gbits",
-        type=_positive,
+        type=positive_number,
         metavar="X",
         help="the network of a server",
     )
@@ -230,11 +234,11 @@ def _command_line() -> RecipeParser:
     )
     line.add_argument(
         "--to",
-        type=_positive,
+        type=positive_number,
         metavar="ACCURACY",
         help="find the minibatch that reaches this top-1 accuracy (in percent) first",
     )
-    line.add_argument("--price", type=_positive, metavar="X", help="the price of a GPU hour")
+    line.add_argument("--price", type=positive_number, metavar="X", help="the price of a GPU hour")
     line.add_argument(
         "--cheapest", action="store_true", help="find the cheapest minibatch, not the fastest"
     )
@@ -273,12 +277,6 @@ def _measured(recipe: Recipe, options: argparse.Namespace) -> MeasuredStep:
         f"except for the paper's step of {known}; add --images-per-second X, or --run FOLDER of "
         "a short run on one GPU"
     )
-
-
-def _positive(text: str) -> float:
-    if re.fullmatch(r"\d*\.?\d+(e[+-]?\d+)?", text) and 0 < float(text) < math.inf:
-        return float(text)
-    raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
 
 
 def _count(text: str) -> int:

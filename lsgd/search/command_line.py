@@ -95,7 +95,13 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
     space = SearchSpace(search, of_recipe)
     rest = [*of_search, *of_recipe]
     return SearchRequest(
-        space, rest, launcher, options.jobs, options.storage, options.print, options.retry_failed
+        space,
+        rest,
+        launcher,
+        options.jobs or 1,
+        options.storage,
+        options.print,
+        options.retry_failed,
     )
 
 

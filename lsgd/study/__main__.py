@@ -2,7 +2,7 @@
 
     python -m lsgd.study +study=fashion_table1_warmup                 # one run after another
     python -m lsgd.study +study=fashion_table1_warmup --print         # state, commands, power, cost
-    python -m lsgd.study +study=figure1 seeds=[0] --launch slurm --nodes 4   # 11 jobs, 1 to 4 nodes
+    python -m lsgd.study +study=figure1 seeds=[0] --launch slurm --nodes 4   # arrays of jobs
     python -m lsgd.study +study=digits epochs=10 --np 1 --jobs 2      # override a field in all runs
     python -m lsgd.study +study=digits seeds=5 --until-decided        # more seeds for open claims
 
@@ -24,9 +24,11 @@ have diverged, as they would diverge again. A run that fails does not stop the o
 the output lists it with its last message. On Ctrl-C and SIGTERM the runs save a checkpoint and
 exit. If the study is killed, its runs are killed too. Two studies in one folder share the work.
 
-With slurm a study submits the runs that are not queued yet, and exits; rerun the command for the
-report once the jobs have ended. With k8s only --print works, as the run folders are in the
-persistent volume claim.
+With slurm a study submits the runs that are not queued yet as one array, --jobs N at a time, and a
+job that writes the report after them, and exits. A run gets as many GPUs as its steps fill, one for
+small images, within --nodes; --gpus N gives N to each. Runs of different sizes make an array for
+each size. Rerun the command to submit again what has failed. With k8s only --print works, as the
+run folders are in the persistent volume claim.
 
 exit code 0: all runs are finished; 1: some have failed or diverged; 2: usage error; 6: a disk is
 full; 75: stopped by a signal, or jobs submitted. After 6 and 75 rerun the command to resume.
@@ -40,7 +42,7 @@ from dataclasses import replace
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.job.command import run_alone
 from lsgd.launch.options import LAUNCHERS
-from lsgd.planned import PlannedRun, has_ended, limit_threads, submit_runs
+from lsgd.planned import PlannedRun, has_ended, limit_threads
 from lsgd.report.claims import OPEN, Decision
 from lsgd.report.findings import Findings
 from lsgd.report.folder import check_libraries
@@ -54,13 +56,14 @@ from lsgd.study.reporting import report_folder, study_findings, write_report
 from lsgd.study.request import StudyRequest, read_request
 from lsgd.study.run_queue import RunQueue
 from lsgd.study.seeds import next_seeds, seed_order
+from lsgd.study.slurm_jobs import job_arrays, limit_line, report_script, submit_arrays
 from lsgd.supervise import catch_stop_signals
 
 
 def run_study(argv: Sequence[str]) -> int:
     """Train or submit the runs of a study's command line, and report; return the exit code."""
     request = read_request(__doc__ or "", argv)
-    if request.print_only:
+    if request.print_only or request.cost_only:
         print_plan(request)
         return 0
     if request.launcher.name == "k8s":
@@ -68,9 +71,12 @@ def run_study(argv: Sequence[str]) -> int:
             "a study cannot follow jobs on Kubernetes, whose runs are in the claim; write "
             "--print for the commands, and run lsgd.report on the runs"
         )
+    if request.report_only:
+        write_report(request.study, request.overrides, all_runs(request))
+        return 0
     # A missing library of the report must not show only after hours of training.
     check_libraries()
-    if request.jobs > 1:
+    if request.jobs and request.jobs > 1:
         limit_threads(request.launcher, request.jobs)
     everything = all_runs(request)
     chosen = [trial for trial in everything if trial.recipe.seed in request.seeds]
@@ -143,11 +149,14 @@ def print_plan(request: StudyRequest) -> None:
     """Print each run's state and command, and the statistical power and cost of the study."""
     everything = all_runs(request)
     chosen = [trial for trial in everything if trial.recipe.seed in request.seeds]
-    for trial in chosen:
+    on_slurm = request.launcher.name == "slurm"
+    for trial in () if request.cost_only else chosen:
         run = trial.saved_run
         print(f"# {trial}: {run.state if run else 'not started'}")
-        if not has_ended(run):
+        if not has_ended(run) and not on_slurm:
             print(shlex.join(request.launcher.command(trial)), flush=True)
+    if on_slurm and not request.cost_only:
+        print_scripts(request, [trial for trial in chosen if not has_ended(trial.saved_run)])
     findings = study_findings(request.study, request.overrides, everything)
     seeds, had = len(request.study.seeds), findings.looks
     looks = Looks(min(seeds, had.first), max(seeds, had.last, request.max_seeds or 0))
@@ -160,8 +169,31 @@ def print_plan(request: StudyRequest) -> None:
         [trial for trial in trials if not has_ended(trial.saved_run)]
         for trials in (chosen, [trial for trial in added if trial not in chosen])
     )
-    for line in cost_lines(request.launcher, todo, possible, findings.groups, request.jobs):
+    at_once = request.jobs if on_slurm else request.jobs or 1
+    costs = cost_lines(
+        request.launcher, todo, possible, findings.groups, at_once or max(1, len(todo)),
+        request.images_per_second,
+    )  # fmt: skip
+    for line in filter(None, [*costs, limit_line(request.launcher, todo)]):
         print(f"# {line}")
+
+
+def print_scripts(request: StudyRequest, todo: Sequence[PlannedRun]) -> None:
+    """Print the batch scripts that Slurm gets for these runs, and for the report on them."""
+    arrays = [*job_arrays(request.launcher, request.study.name, todo, request.jobs)]
+    for array in arrays:
+        print(f"# {format_count(len(array.runs), 'job')}, processes of each: {array.processes}")
+        print(array.script)
+    if arrays:
+        print("# after them:")
+        script = report_script(request.launcher, request.study.name, study_arguments(request), todo)
+        print(script, flush=True)
+
+
+def study_arguments(request: StudyRequest) -> list[str]:
+    """Return the arguments that name a request's study, its seeds and its overrides."""
+    seeds = ",".join(map(str, request.seeds))
+    return [*request.study.command_arguments, f"seeds=[{seeds}]", *request.overrides]
 
 
 def train_or_submit(
@@ -179,13 +211,14 @@ def train_or_submit(
     print(f"{request.study.name}: {count}, {len(todo)} to train", flush=True)
     signals = catch_stop_signals()
     if LAUNCHERS[launcher.name].submits:
-        failed |= submit_runs(launcher, todo, signals)
-        why = (
-            f"{launcher.name} has submitted the rest; rerun the same command after the jobs for "
-            "the report"
+        if line := limit_line(launcher, todo):
+            print(line, flush=True)
+        failed |= submit_arrays(
+            launcher, request.study.name, todo, request.jobs, study_arguments(request)
         )
+        why = f"{launcher.name} trains the rest; rerun the same command to submit what has failed"
     else:
-        failed |= RunQueue(launcher, todo, signals).train(request.jobs)
+        failed |= RunQueue(launcher, todo, signals).train(request.jobs or 1)
         why = "stopped; rerun the same command to resume"
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}")

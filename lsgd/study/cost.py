@@ -25,8 +25,11 @@ def cost_lines(
     possible_runs: Sequence[PlannedRun],
     groups: Sequence[RecipeRuns],
     jobs: int,
+    images_per_second: float | None = None,
 ) -> list[str]:
     """Return sentences that estimate the training time of these planned runs, with the sources.
+
+    `images_per_second` is the speed of one process, by which recipes without runs are estimated.
 
     `possible_runs` are those that are trained too if no claim is decided before the most seeds.
     The speed of a recipe is that of its existing runs. Without runs it is that of a timed step on
@@ -42,9 +45,12 @@ def cost_lines(
         name = trial.recipe.name
         if name in speeds:
             continue
-        processes, _ = launcher.fit_processes(trial.recipe.most_processes)
+        processes, _ = launcher.fit(trial.recipe)
         if run_as[name].runs:
             speeds[name] = _speed(trial, run_as[name], processes, on_gpus=gpus)
+            continue
+        if images_per_second is not None:
+            speeds[name] = processes * images_per_second, "--images-per-second"
             continue
         # Recipes that differ in no field that affects the speed are timed once.
         alike = _per_example(trial.recipe, processes)
@@ -81,7 +87,7 @@ def _cost(
     for trial in runs:
         if trial.recipe.name in speeds:
             taken = trial.examples_left / speeds[trial.recipe.name]
-            processes, _ = launcher.fit_processes(trial.recipe.most_processes)
+            processes, _ = launcher.fit(trial.recipe)
             seconds += taken
             hours += taken * processes * (1 if gpus else _threads(processes, jobs)) / 3600
     at_once = f", {jobs} at a time" if jobs > 1 else ""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, integer_from, matching
-from lsgd.launch.options import LAUNCHERS
+from lsgd.job.command import Parser, integer_from, matching, positive_number
 from lsgd.override_syntax import canonical, parse_text
 from lsgd.planned import RunLauncher, add_options, read_launcher
 from lsgd.recipe.own_files import own_names
@@ -28,12 +27,18 @@ class StudyRequest:
     overrides: list[str]
     """The `key=value` overrides for every run."""
     launcher: RunLauncher
-    jobs: int
-    """The number of runs trained at a time."""
+    jobs: int | None
+    """The number of runs trained at a time; None for one, or on Slurm for all that fit."""
     max_seeds: int | None
     """The most seeds per recipe with --until-decided; None without it."""
     print_only: bool
     """Whether to print the state and command of each run, and start none."""
+    report_only: bool
+    """Whether to write the report on the existing runs, and train none."""
+    cost_only: bool
+    """Whether to print what the runs cost, and start none."""
+    images_per_second: float | None
+    """The speed of one GPU or process, by which their cost is estimated."""
 
 
 def _keys() -> list[str]:
@@ -58,6 +63,22 @@ def _parser(about: str) -> Parser:
         type=integer_from(2),
         metavar="N",
         help="of a recipe, with --until-decided (default 10); fixed by the first such command",
+    )
+    parser.add_argument(
+        "--report-only",
+        action="store_true",
+        help="write the report on the runs so far, and train none",
+    )
+    parser.add_argument(
+        "--cost",
+        action="store_true",
+        help="only print what the runs cost, as lsgd plan study=NAME does",
+    )
+    parser.add_argument(
+        "--images-per-second",
+        type=positive_number,
+        metavar="X",
+        help="the speed of one GPU, for the cost of recipes without runs",
     )
     parser.add_listing(
         "--studies", "FILTER", "list the studies whose text contains FILTER", _catalogue
@@ -95,12 +116,10 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
     seeds = _seeds(seed_lists[-1]) if seed_lists else study.seeds
     study = replace(study, seeds=[*study.seeds, *(s for s in seeds if s not in study.seeds)])
     most = _most_seeds(options, study, seeds)
-    if LAUNCHERS[launcher.name].submits and options.jobs > 1:
-        raise UsageError(
-            f"{launcher.name} submits all runs, and the cluster decides how many train at a time; "
-            "leave out --jobs"
-        )
-    return StudyRequest(study, seeds, run_overrides, launcher, options.jobs, most, options.print)
+    return StudyRequest(
+        study, seeds, run_overrides, launcher, options.jobs, most, options.print,
+        options.report_only, options.cost, options.images_per_second,
+    )  # fmt: skip
 
 
 def _seeds(text: str) -> list[int]:

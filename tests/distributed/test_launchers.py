@@ -1,5 +1,6 @@
 """One run by every launcher, on real ones: it ends equal, and a requeued one goes on."""
 
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from helpers.slurm import NODES, SlurmCluster
 from helpers.started import HANG_TIMEOUT
 from helpers.unresolvable_host import unresolvable_host_command
 
+from lsgd.launch.__main__ import main
 from lsgd.run.rows import read_rows
 
 pytestmark = pytest.mark.distributed
@@ -101,17 +103,38 @@ def test_launched_one_by_one(tmp_path: Path, undisturbed: Path, launcher: str) -
 
 
 @pytest.mark.slurm
-def test_submitted_to_two_nodes(tmp_path: Path, undisturbed: Path, slurm: SlurmCluster) -> None:
-    """Without MASTER_ADDR, and without Slurm's PMI: the node list says where they meet."""
+def test_submitted_to_two_nodes(
+    tmp_path: Path, undisturbed: Path, slurm: SlurmCluster,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Without MASTER_ADDR, and without Slurm's PMI: the node list says where they meet.
+
+    A site's own options arrive, its hook is read, and the run folder says which job has trained.
+    """
     folder, processes = tmp_path / "run", 3
     words = [*RUN, f"run_dir={folder}"]
-    job = submit(slurm, *words, "--nodes", "2", "--np", str(processes))
+    hook = tmp_path / "hook.sh"
+    hook.write_text("module() { echo the module of this site; }\nmodule\n")
+    more = ["--setup", str(hook), "--comment", 'a "b" # c', "--no-kill"]
+    job = submit(slurm, *words, "--nodes", "2", "--np", str(processes), *more)
     ended = slurm.wait(job, "COMPLETED", "FAILED")
     logs = [path.read_text() for path in sorted((folder / "logs").glob("rank*.log"))]
     assert ended["JobState"] == "COMPLETED", (tmp_path / "run.log").read_text() + "".join(logs)
     assert len(logs) == processes
     assert f"{processes} processes by srun over torch.distributed (gloo)" in logs[0]
-    assert f"127.0.0.[{NODES[0][-1]}-{NODES[1][-1]}]" in (tmp_path / "run.log").read_text()
+    nodes = f"127.0.0.[{NODES[0][-1]}-{NODES[1][-1]}]"
+    log = (tmp_path / "run.log").read_text()
+    assert nodes in log
+    assert "the module of this site" in log
+    assert 'Comment=a "b" # c' in slurm.ask("scontrol", "show", "job", job)
+    record = json.loads((folder / "logs/job.json").read_text())
+    assert (record["job"], record["nodes"]) == (job, nodes)
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    assert main(["--status", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert f"{folder}: finished\n" in said
+    assert f"job    {job} COMPLETED on {nodes}" in said
+    assert f"logs   {tmp_path / 'run.log'}\n" in said
     assert_equal(folder, undisturbed)
 
 
@@ -251,16 +274,18 @@ def test_a_study_is_submitted_once(tmp_path: Path, slurm: SlurmCluster, installa
     submit = ["--launch", "slurm", "--nodes", "1", "--np", "1"]
     code, said = study(*submit)
     assert code == 75, said
-    job = re.search(r"1 of 1  digits, seed 0: Submitted batch job (\d+), processes: 1\n", said)[1]
+    job = re.search(r"single: job (\d+) has 1 run, processes of each: 1\n", said)[1]
+    report = re.search(r"single: job (\d+) will write the report\n", said)[1]
     code, said = study(*submit)
     assert code == 75
-    assert f"digits, seed 0: job {job} is already queued or running\n" in said
+    assert f"digits, seed 0: job {job}_0 is already queued or running\n" in said
     code, said = study("--np", "1")
     assert code == 1
-    assert f"failed: digits, seed 0: job {job} is to train it; wait for that or cancel it" in said
+    assert f"failed: digits, seed 0: job {job}_0 is to train it; wait for that or cancel it" in said
     slurm.wait(job, "COMPLETED")
+    slurm.wait(report, "COMPLETED")
+    assert (tmp_path / "runs/studies/single/index.html").exists()
     code, said = study(*submit)
     assert code == 0, said
     assert "1 run, 0 to train" in said
     assert slurm.ask("squeue", "--noheader") == ""
-    assert (tmp_path / "runs/studies/single/index.html").exists()

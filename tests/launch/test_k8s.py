@@ -8,6 +8,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from lsgd.launch.__main__ import main
+from lsgd.launch.k8s import KINDS
+from lsgd.launch.manifest import pod_templates
+
 GOLDEN = Path(__file__).parent.parent / "golden" / "launch"
 
 
@@ -23,6 +27,129 @@ def test_kubeflow_knows_every_field(name: str) -> None:
     client = ApiClient()
     known = client.deserialize(answer, getattr(models, f"KubeflowOrgV1{manifest['kind']}"))
     assert client.sanitize_for_serialization(known) == manifest
+
+
+@pytest.mark.kubeflow
+@pytest.mark.parametrize("name", ["trainjob", "jobset", "k8s-site"])
+def test_kubernetes_knows_every_field_of_a_pod(name: str) -> None:
+    """The parts of their own kinds are held against published schemas by hand."""
+    from kubernetes import client
+
+    documents = yaml.safe_load_all((GOLDEN / f"{name}.txt").read_text())
+    templates = [*pod_templates(json.loads(json.dumps([*documents])))]
+    assert templates
+    for template in templates:
+        answer = SimpleNamespace(data=json.dumps(template))
+        known = client.ApiClient().deserialize(answer, client.V1PodTemplateSpec)
+        assert client.ApiClient().sanitize_for_serialization(known) == template
+
+
+def options_of(kind: str) -> list[str]:
+    return ["--kind", kind, "--image", "i", "--claim", "c", "--nodes", "2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_patch_is_merged_by_name_into_each_pod(
+    kind: str, printed: Callable[..., str], tmp_path: Path
+) -> None:
+    """What it does not name stays; null removes; the job's own fields are patched beside."""
+    patch = tmp_path / "patch.yaml"
+    patch.write_text("""\
+kind: Pod
+metadata: {annotations: {a: "1"}}
+spec:
+  hostNetwork: true
+  containers:
+    - name: "*"
+      workingDir: null
+      env: [{name: LSGD_DATA, value: /nvme}, {name: A, value: "yes"}]
+      volumeMounts: [{name: nvme, mountPath: /nvme}, {name: other, mountPath: /lsgd}]
+  volumes: [{name: nvme, hostPath: {path: /nvme}}]
+---
+metadata: {labels: {team: a}}
+""")
+    plain = [*yaml.safe_load_all(printed("k8s", "digits", *options_of(kind)))]
+    text = printed("k8s", "digits", *options_of(kind), "--patch", str(patch))
+    jobs = [*yaml.safe_load_all(text)]
+    assert [job["kind"] for job in jobs] == [job["kind"] for job in plain]
+    assert jobs[-1]["metadata"] == {"name": "digits", "labels": {"team": "a"}}
+    expected = [*pod_templates(json.loads(json.dumps(plain)))]
+    for template, before in zip(pod_templates(jobs), expected, strict=True):
+        assert template.pop("metadata") == before.pop("metadata", {}) | {"annotations": {"a": "1"}}
+        spec, was = template["spec"], before["spec"]
+        assert spec.pop("hostNetwork")
+        assert spec.pop("volumes") == [
+            *was.pop("volumes"),
+            {"name": "nvme", "hostPath": {"path": "/nvme"}},
+        ]
+        (container,), (old,) = spec["containers"], was["containers"]
+        env = {each.pop("name"): each for each in container.pop("env")}
+        env_before = {each.pop("name"): each for each in old.pop("env")}
+        added = {"LSGD_DATA": {"value": "/nvme"}, "A": {"value": "yes"}}
+        assert env == env_before | added
+        mounts = {each["mountPath"]: each["name"] for each in container.pop("volumeMounts")}
+        mounts_before = {each["mountPath"]: each["name"] for each in old.pop("volumeMounts")}
+        assert mounts == mounts_before | {"/nvme": "nvme", "/lsgd": "other"}
+        del old["workingDir"]
+        assert container == old
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_values_of_a_cluster(kind: str, printed: Callable[..., str]) -> None:
+    """Each where Kubernetes looks for it; a pod that trains nothing gets no share of a node."""
+    words = [
+        "--namespace", "ml", "--env", "A=1e3,B=$(A),c", "--secret", "s", "--pull-secret", "p,q",
+        "--node-selector", "a/b=c", "--tolerate", "k=v:NoSchedule", "--requests", "cpu=64",
+        "--limits", "memory=9Gi", "--queue", "team",
+    ]  # fmt: skip
+    if kind != "trainjob":
+        words += ["--ttl", "60"]
+    jobs = [*yaml.safe_load_all(printed("k8s", "digits", *options_of(kind), *words))]
+    job = jobs[-1]
+    assert {each["metadata"]["namespace"] for each in jobs} == {"ml"}
+    assert job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}
+    if kind != "trainjob":
+        spec = job["spec"] if kind == "jobset" else job["spec"]["runPolicy"]
+        assert spec["ttlSecondsAfterFinished"] == 60
+    trains = 0
+    for template in pod_templates(jobs):
+        spec = template["spec"]
+        (pod,) = spec["containers"]
+        assert pod["env"][-2:] == [{"name": "A", "value": "1e3"}, {"name": "B", "value": "$$(A),c"}]
+        assert pod["envFrom"] == [{"secretRef": {"name": "s"}}]
+        assert spec["imagePullSecrets"] == [{"name": "p"}, {"name": "q"}]
+        assert spec["nodeSelector"] == {"a/b": "c"}
+        [toleration] = spec["tolerations"]
+        assert toleration == {
+            "key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule",
+        }  # fmt: skip
+        if "resources" in pod:
+            trains += 1
+            assert pod["resources"] == {
+                "limits": {"nvidia.com/gpu": "8", "memory": "9Gi"}, "requests": {"cpu": "64"},
+            }  # fmt: skip
+    assert trains == (2 if kind == "pytorchjob" else 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "named"),
+    [
+        ("jobset", "kind: MPIJob", "--patch is of kind MPIJob, which this manifest does not have"),
+        ("jobset", "- a", "has a document that is not a mapping"),
+        ("jobset", "a: [", "is not YAML"),
+        ("jobset", None, "cannot be read"),
+        ("trainjob", "", "--ttl has no field in a TrainJob"),
+    ],
+)
+def test_a_patch_that_fits_nothing(
+    kind: str, text: str | None, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patch = tmp_path / "patch.yaml"
+    if text is not None:
+        patch.write_text(text)
+    more = ["--ttl", "9"] if kind == "trainjob" else ["--patch", str(patch)]
+    assert main(["k8s", "digits", *options_of(kind), *more, "--print"]) == 2
+    assert named in capsys.readouterr().err
 
 
 def test_words_arrive_as_they_were_written(printed: Callable[..., str]) -> None:
@@ -59,7 +186,7 @@ def test_the_logs_of_a_folder_that_needs_quotes(printed: Callable[..., str]) -> 
     assert "/lsgd/läuf 2/logs" in pod["command"]
 
 
-@pytest.mark.parametrize("kind", ["mpijob", "pytorchjob"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_value_is_no_line_of_the_manifest(kind: str, printed: Callable[..., str]) -> None:
     """Whatever is in it: a line, a comment, a brace, or a field of the template."""
     values = {
@@ -67,8 +194,12 @@ def test_a_value_is_no_line_of_the_manifest(kind: str, printed: Callable[..., st
         "--claim": "c}, hostPath: {a",
     }
     words = [word for pair in values.items() for word in pair]
-    own = yaml.safe_load(printed("k8s", "digits", "--kind", kind, "--image", "i", "--claim", "c"))
-    job = yaml.safe_load(printed("k8s", "digits", "--kind", kind, *words))
+    own = [
+        *yaml.safe_load_all(
+            printed("k8s", "digits", "--kind", kind, "--image", "i", "--claim", "c")
+        )
+    ]
+    job = [*yaml.safe_load_all(printed("k8s", "digits", "--kind", kind, *words))]
     plain = json.dumps(own).replace('"image": "i"', f'"image": {json.dumps(values["--image"])}')
     plain = plain.replace('"claimName": "c"', f'"claimName": {json.dumps(values["--claim"])}')
     assert json.dumps(job) == plain

@@ -33,6 +33,14 @@ PRINTED = {
         "slurm", "bs8k", "data.root=/data/imagenet", "--container", "registry.example/lsgd:1",
     ],
     "mpijob": ["k8s", "bs8k", "--kind", "mpijob", *IMAGE],
+    "trainjob": ["k8s", "bs8k", "--kind", "trainjob", *IMAGE, "--rdma", "rdma/hca"],
+    "jobset": ["k8s", "bs8k", "--kind", "jobset", *IMAGE, "--rdma", "rdma/hca"],
+    "k8s-site": [
+        "k8s", "digits", "--kind", "mpijob", *IMAGE, "--namespace", "ml", "--env", "A=1,B=$(A),c",
+        "--secret", "wandb", "--pull-secret", "hub", "--node-selector", "pool=h100", "--tolerate",
+        "nvidia.com/gpu,pool=h100:NoSchedule", "--requests", "cpu=64,memory=500Gi", "--limits",
+        "memory=600Gi", "--ttl", "3600", "--queue", "team-a",
+    ],
     "pytorchjob": ["k8s", "bs8k_b0", "deviations.a=\"it's $(A)\"", "--kind", "pytorchjob", *IMAGE],
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The batch script of Slurm."""
 
+import json
 import os
 import re
 import subprocess
@@ -17,13 +18,16 @@ LOGS = 'for w; do [[ $w == --output=* ]] && w=${w#*=} && echo >> "${w/\\%t/0}"; 
 """What an srun does that starts process 0, which writes into its log."""
 
 
-def run(script: str, folder: Path, srun: str) -> "subprocess.CompletedProcess[str]":
+def run(
+    script: str, folder: Path, srun: str, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     """Run the batch script in a folder, with these lines for srun."""
     (folder / "srun").write_text(f"#!/bin/bash\n{srun}\n")
     (folder / "srun").chmod(0o755)
     return subprocess.run(
         ["bash", "-c", script],
-        cwd=folder, env={"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "1"},
+        cwd=folder,
+        env={"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", **variables},
         capture_output=True, text=True, timeout=900,
     )  # fmt: skip
 
@@ -112,6 +116,16 @@ def test_a_folder_that_needs_quotes(word: str, printed: Printed, tmp_path: Path)
         (["run_dir=runs/a\\\\b"], "run_dir='runs/a\\\\b' has %"),
         (["--time", "1:00 --wrap=id"], "--time is 1:00 --wrap=id, but must be"),
         (["--time", "1:00\n#SBATCH --wrap=id"], "--time is '1:00\\n#SBATCH"),
+        (["--time", "2:00"], "--time 2:00 is 120 seconds for sbatch"),
+        (
+            ["--comment", "a\n#SBATCH --wrap=id"],
+            "--comment is 'a\\n#SBATCH --wrap=id', but a batch",
+        ),
+        (["--array", "0-4", "seed=3"], "seed=3 contradicts --array"),
+        (["--array", "0-4 --wrap=id"], "--array is 0-4 --wrap=id, but must be seeds"),
+        (["--mail", "me"], "--mail is me, but must be the address of a person"),
+        (["--setup", "no.sh"], "--setup no.sh is not a file"),
+        (["--container", "i", "--mount", "/a,/b"], "--mount is /a,/b, but must be like"),
         (["--container", "i", "data.root=/a,/etc"], "data.root='/a,/etc' has a comma or a colon"),
     ],
 )
@@ -126,3 +140,97 @@ def test_no_value_is_more_than_one_option(
 def test_a_recipe_of_an_image_is_one_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["slurm", "a\n#SBATCH -D /", "--container", "i", "--print"]) == 2
     assert capsys.readouterr().err.startswith("lsgd: recipe='a\\n#SBATCH -D /' has %")
+
+
+def options_of(script: str) -> list[str]:
+    """The options of sbatch in a script."""
+    return re.findall("^#SBATCH (.*)$", script, re.M)
+
+
+def test_what_a_site_asks_for_is_passed_on(printed: Printed) -> None:
+    """Quoted where sbatch would split it, and once where lsgd has a value of its own."""
+    site = "--partition gpu --account phys --qos=long --constraint a&b --nodelist n[1-2] --hold"
+    mine = "--mail me@example.org --signal B:USR1@60 --no-requeue --mail-type ALL --nice=-5"
+    words = [*site.split(), *mine.split(), "--comment", "a 'b' #c"]
+    lines = options_of(printed("slurm", "bs8k", *words))
+    for line in (
+        "--partition=gpu", "--account=phys", "--qos=long", "--constraint=a&b", "--nodelist=n[1-2]",
+        "--hold", "--mail-user=me@example.org", "--mail-type=ALL", "--signal=B:USR1@60",
+        "--no-requeue", "--comment=\"a 'b' #c\"", "--nice=-5",
+    ):  # fmt: skip
+        assert lines.count(line) == 1
+    assert "--requeue" not in lines
+    names = [line.partition("=")[0] for line in lines]
+    assert len({*names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [
+        ("", True),
+        ("--gpus 8", True),
+        ("--gpus 1", False),
+        ("--gpus 4 --exclusive", True),
+        ("--gpus 4 --nodes 2", True),
+        ("--gres gpu:a100:2", False),
+        ("--gpus 8 --cpus 12", False),
+    ],
+)
+def test_a_part_of_a_node_is_not_the_whole(words: str, whole: bool, printed: Printed) -> None:
+    lines = options_of(printed("slurm", "bs8k", *words.split()))
+    assert lines.count("--exclusive") == whole
+    assert ("--mem=0" in lines) == whole
+    # The same GPUs are not requested twice.
+    assert any(line.startswith("--gpus-per-node") for line in lines) == ("gres" not in words)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--gres gpu:8 --gpus 4", "--gres gpu:8 has 8 GPUs on each node, and --gpus 4 others"),
+        ("--output a.log", "--output is set by lsgd itself; run_dir=PATH"),
+        ("--node 2", "option --node does not exist; did you mean --nodes"),
+        ("--zzz 2", "option --zzz does not exist; the options of sbatch's manual are passed on"),
+    ],
+)
+def test_an_option_that_is_not_passed_on(
+    words: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slurm", "bs8k", *words.split(), "--print"]) == 2
+    assert capsys.readouterr().err.startswith(f"lsgd: {named}")
+
+
+@pytest.mark.parametrize("folder", ["", "run_dir='it is $a'"])
+def test_an_array_trains_one_seed_in_each_job(
+    folder: str, printed: Printed, tmp_path: Path
+) -> None:
+    """Each in a folder of its own, which says which job it was."""
+    script = printed("slurm", "digits", "--np", "1", "--array", "0-4%2", *filter(None, [folder]))
+    assert "--array=0-4%2" in options_of(script)
+    done = run(
+        script, tmp_path, LOGS + "printf '%s\\n' \"$@\"",
+        SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="3", SLURM_JOB_NODELIST="n1",
+    )  # fmt: skip
+    trained = "it is $a-seed3" if folder else "runs/digits/slurm-7-seed3"
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-2:] == ["seed=3", f"run_dir={trained}"]
+    record = json.loads((tmp_path / trained / "logs/job.json").read_text())
+    assert (record["job"], record["nodes"]) == ("7_3", "n1")
+    assert (tmp_path / trained / record["log"]).name == f"{Path(trained).name}.log"
+
+
+def test_a_hook_that_fails_ends_the_job(printed: Printed, tmp_path: Path) -> None:
+    """One that is no bash is refused before."""
+    hook = tmp_path / "it's.sh"
+    hook.write_text("false\n")
+    script = printed("slurm", "digits", "--np", "1", "--setup", str(hook))
+    done = run(script, tmp_path, LOGS)
+    assert (done.returncode, done.stdout) == (1, "lsgd: the last command of --setup failed\n")
+    hook.write_text("if\n")
+    assert main(["slurm", "digits", "--np", "1", "--setup", str(hook), "--print"]) == 2
+
+
+def test_a_container_gets_more_mounts(printed: Printed) -> None:
+    words = ["run_dir=/r/a", "--container", "i", "--mount", "/nvme:/data,/opt/x:/x:ro"]
+    script = printed("slurm", "bs8k", *words)
+    assert "/r/a:/r/a\\,/nvme:/data\\,/opt/x:/x:ro" in script

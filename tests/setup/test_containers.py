@@ -2,12 +2,17 @@
 
 import os
 import re
+import shutil
+import subprocess
 import tomllib
 from functools import cached_property
 from pathlib import Path
 
 import pytest
 import yaml
+
+import lsgd
+from lsgd.launch.k8s import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "setup/containers"
@@ -98,7 +103,7 @@ def test_a_container_runs_lsgd_and_nobody_is_root(image: Image) -> None:
 def test_a_manifest_finds_in_it_what_it_names() -> None:
     """Its mount hides nothing of the image, its data is there, and mpirun is installed."""
     last = dict(Image(FOLDER / "cuda.Dockerfile").last_stage)
-    for name in ("mpijob", "pytorchjob"):
+    for name in KINDS:
         text = (ROOT / f"lsgd/launch/{name}.yaml").read_text()
         [(mount, data)] = {
             *zip(
@@ -122,3 +127,32 @@ def test_horovods_build_has_a_whole_toolkit() -> None:
     assert {*extras.split(",")} == needed - {"cudart", "cublas", "cusolver", "cusparse"}
     [removed] = re.findall(r"pip uninstall -y (.*)", build)
     assert len(removed.split()) == len(extras.split(","))
+
+
+def test_an_image_is_named_by_the_version_of_lsgd(tmp_path: Path) -> None:
+    """Whatever builds it, and so are the definitions that are made of it."""
+    engine = tmp_path / "podman"
+    engine.write_text('#!/bin/sh\nfor each; do echo "$each"; done\n')
+    engine.chmod(0o755)
+    for name in ("bash", "dirname", "sed"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+
+    def build(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [FOLDER / "build.sh", *words],
+            env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    done = build("cpu", "registry.example/", "--squash")
+    name = f"registry.example/lsgd:{lsgd.__version__}-cpu"
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == name
+    assert f"build\n-f\nsetup/containers/cpu.Dockerfile\n-t\n{name}\n" in done.stdout
+    assert "--squash" in done.stdout
+    assert build("gpu").returncode == 2
+    engine.unlink()
+    assert "no docker, podman or buildah" in build("cpu").stderr
+    text = (FOLDER / "lsgd.def").read_text() + (FOLDER / "enroot.conf").read_text()
+    versions = re.findall(r"lsgd[:-](\d[\d.]*\d)|Version (\S+)", text)
+    assert len(versions) > 5
+    assert {first or second for first, second in versions} == {lsgd.__version__}

@@ -145,7 +145,7 @@ def test_a_study_that_cannot_be_read_stops_no_other(
         ("+study=small --nodes 2", "--nodes is an option of torchrun,"),
         ("+study=small --launch mpirun --np 2 --gpus 2", "write one of them"),
         ("+study=small --jobs 0", "0 is not a whole number of 1 or more"),
-        ("+study=small --launch slurm --jobs 2", "leave out --jobs"),
+        ("+study=small --launch slurm --array 0-2", "--array gives seeds of one recipe to launch"),
     ],
 )
 def test_what_makes_no_sense_is_said_in_a_sentence(

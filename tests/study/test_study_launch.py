@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from helpers.base_recipe import BASE, with_fields
+from helpers.composed import compose_recipe
 from helpers.studies import StudyFolder
 
 from lsgd import paths
-from lsgd.launch.options import read_options
+from lsgd.launch.options import option_words, read_options
 from lsgd.planned import PlannedRun, RunLauncher, limit_threads
 from lsgd.study.__main__ import main
 
@@ -74,6 +75,12 @@ def test_any_recipe_has_a_name_that_kubernetes_takes(name: str, most: int) -> No
         ("slurm", "--nodes 32", 8, (8, "--nodes 1 --gpus 8")),
         ("slurm", "--nodes 32", 256, (256, "--nodes 32")),
         ("slurm", "--nodes=4", 16, (16, "--nodes 2 --gpus 8")),
+        (
+            "slurm",
+            "--gres gpu:h100:4,nvme:1",
+            2,
+            (2, "--gres gpu:h100:2,nvme:1 --gpus 2 --nodes 1"),
+        ),
         ("slurm", "", 2, (2, "--nodes 1 --gpus 2")),
         ("slurm", "--np 12 --nodes 3 --cpus 4", 2, (2, "--np 2 --nodes 2 --cpus 4")),
         ("k8s", "--nodes 2 --gpus 4", 6, (4, "--nodes 1 --gpus 4")),
@@ -89,6 +96,56 @@ def test_no_trial_has_more_processes_than_workers(
 ) -> None:
     processes, fitted = trial_launcher(launcher, options.split()).fit_processes(workers)
     assert (processes, " ".join(f"{name} {value}" for name, value in fitted.items())) == expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "expected"),
+    [
+        # Small images fill one GPU, whatever the minibatch; a step of bs256 fills the paper's 8.
+        ("fashion_bs8k", "--nodes 4", (1, "--nodes 1 --gpus 1")),
+        ("bs256", "--nodes 4", (8, "--nodes 1 --gpus 8")),
+        ("bs8k", "--nodes 4", (32, "--nodes 4")),
+        ("fashion_bs8k", "--gpus 4", (4, "--gpus 4")),
+        ("fashion_bs8k", "--np 4 --cpus 2", (4, "--np 4 --cpus 2")),
+        ("ptb_small", "--nodes 4", (1, "--nodes 1 --gpus 1")),
+    ],
+)
+def test_a_trial_in_a_queue_takes_as_few_gpus_as_its_steps_fill(
+    recipe: str, options: str, expected: tuple[int, str]
+) -> None:
+    """Unless the options give their number."""
+    processes, fitted = trial_launcher("slurm", options.split()).fit(
+        compose_recipe(f"+recipe={recipe}")
+    )
+    assert (processes, " ".join(option_words(fitted))) == expected
+
+
+def test_a_study_on_slurm_is_one_array_with_a_report_after_it(
+    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """One GPU each is no whole node; the report asks for none, and the hours are said before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
+    options = "--launch slurm --gpus 1 --account phys --time 30 --jobs 2 --images-per-second 9"
+    assert main(["+study=small", *options.split(), "--print"]) == 0
+    array, report = capsys.readouterr().out.split("# after them:\n")
+    assert array.count("#!/usr/bin/env bash") == 1
+    assert "#SBATCH --array=0-3%2\n" in array
+    assert not re.search("--exclusive|--mem", array)
+    assert "/arrays/small-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID.log" in array
+    folders = re.findall(r"^\d\) run_dir=(\S+) train=\(.* run_dir=(\S+)\) ;;$", array, re.M)
+    assert len({*folders}) == 4
+    assert all(folder == trained for folder, trained in folders)
+    for script in (array, report):
+        assert "#SBATCH --account=phys\n" in script
+        assert "#SBATCH --time=30\n" in script
+    assert "--gpus" not in report.partition("exec")[0]
+    assert "--report-only" in report
+    assert re.search(
+        "^# cost: 4 runs to train, .* GPU hours.* by --images-per-second", report, re.M
+    )
+    assert "# cost by --time 30: at most 2.0 GPU hours" in report
 
 
 def test_processes_of_servers_come_on_top() -> None:
@@ -114,4 +171,8 @@ def test_a_queue_that_does_not_answer_for_one_costs_no_other(place: StudyFolder)
     code, said = place.run(*submit)
     assert code == 75
     assert "digits, seed 0: it is unknown whether job 6 still trains" in said
-    assert "2 of 2  digits_unscaled, seed 0: Submitted batch job 7, processes: 1" in said
+    assert "small: job 7 has 1 run, processes of each: 1" in said
+    # The next command asks for the array's own job.
+    code, said = place.run(*submit)
+    assert code == 1
+    assert "digits_unscaled, seed 0: it is unknown whether job 7_0 still trains" in said

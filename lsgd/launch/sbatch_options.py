@@ -1,0 +1,83 @@
+"""The options of sbatch itself, which `lsgd launch slurm` writes into the batch script."""
+
+import re
+from collections.abc import Mapping
+
+VALUED = frozenset(
+    """
+    --account --acctg-freq --array --bb --bbf --begin --cluster-constraint --clusters --comment
+    --constraint --core-spec --cores-per-socket --cpu-freq --cpus-per-gpu --deadline --delay-boot
+    --dependency --distribution --exclude --export --export-file --extra --extra-node-info
+    --gpu-bind --gpu-freq --gres --gres-flags --hint --job-name --licenses --mail-type --mail-user
+    --mcs-label --mem-bind --mem-per-cpu --mem-per-gpu --mincpus --network --nice --nodefile
+    --nodelist --ntasks-per-core --ntasks-per-socket --partition --prefer --priority --profile
+    --propagate --qos --reservation --signal --sockets-per-node --switches --thread-spec
+    --threads-per-core --time-min --tmp --tres-bind --tres-per-task --wait-all-nodes --wckey
+    """.split()  # noqa: SIM905
+)
+"""The options of sbatch with a value that a launch may set."""
+FLAGS = frozenset(
+    """
+    --contiguous --exclusive --hold --no-kill --no-requeue --overcommit --oversubscribe --reboot
+    --requeue --spread-job --use-min-nodes
+    """.split()  # noqa: SIM905
+)
+"""The options of sbatch without a value that a launch may set."""
+SET_BY_LSGD = {
+    "--output": "run_dir=PATH is the folder beside which the job's log is, PATH.log",
+    "--error": "run_dir=PATH is the folder beside which the job's log is, PATH.log",
+    "--chdir": "a job runs in the folder in which it is submitted; write cd FOLDER before it",
+    "--ntasks": "--np N is the number of processes",
+    "--ntasks-per-node": "--gpus N is the number of processes on each node, and of its GPUs",
+    "--gpus-per-node": "--gpus N is the number of GPUs of each node",
+    "--gpus-per-task": "a process has one GPU; write --gpus N for those of each node",
+    "--cpus-per-task": "--cpus N is the number of cores of each process",
+    "--wrap": "the recipe is what the job runs",
+    "--parsable": "lsgd launch --status RUN has the job's number",
+    "--open-mode": "logs are appended to, so that a requeued job keeps them",
+}
+"""The options of sbatch that the batch script needs for itself, with what to write instead."""
+OTHER_OPTIONS = (
+    "the options of sbatch's manual are passed on, and sbatch itself reads further ones from "
+    "SBATCH_* variables, such as SBATCH_RESERVATION=NAME"
+)
+"""The remedy for an option that neither lsgd nor this list of sbatch's options has."""
+
+_GPU = re.compile(r"(?<![^,])(?:gres:)?gpu((?::[A-Za-z]\w*)?)(?::(\d+))?(?![^,(])")
+
+
+def gres_gpus(options: Mapping[str, str]) -> int | None:
+    """Return the number of GPUs of each node that --gres requests, or None if it names none.
+
+    >>> gres_gpus({"--gres": "gpu:h100:4,nvme:1"}), gres_gpus({"--gres": "nvme:1"})
+    (4, None)
+    """
+    found = _GPU.search(options.get("--gres", ""))
+    return int(found[2] or 1) if found else None
+
+
+def with_gres_gpus(options: Mapping[str, str], gpus: int) -> dict[str, str]:
+    """Return the options with this number of GPUs in --gres, if that requests any.
+
+    >>> with_gres_gpus({"--gres": "gpu:h100:4,nvme:1"}, 2)
+    {'--gres': 'gpu:h100:2,nvme:1'}
+    """
+    if gres_gpus(options) is None:
+        return dict(options)
+    gres = _GPU.sub(lambda found: f"gpu{found[1]}:{gpus}", options["--gres"], count=1)
+    return {**options, "--gres": gres}
+
+
+def time_limit(text: str) -> int | None:
+    """Return the seconds of a time limit as sbatch reads it, or None for an unlimited one.
+
+    >>> time_limit("90"), time_limit("2:00"), time_limit("2:00:00"), time_limit("1-12")
+    (5400, 120, 7200, 129600)
+    """
+    days, dash, rest = text.rpartition("-")
+    if not rest[:1].isdigit():
+        return None
+    parts = [int(part) for part in rest.split(":")]
+    # Hours come first after days, or if there are three numbers; otherwise minutes do.
+    hours, minutes, seconds, *_ = [*([] if dash or len(parts) == 3 else [0]), *parts, 0, 0]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -1,0 +1,204 @@
+"""The runs of a study as arrays of Slurm jobs, and the job that reports on them."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from lsgd.errors import UsageError, converting_disk_full
+from lsgd.files import lock
+from lsgd.launch.options import Request
+from lsgd.launch.sbatch_options import time_limit
+from lsgd.launch.slurm import slurm_array, slurm_task
+from lsgd.planned import ARRAYS, MOST_JOBS, PlannedRun, RunLauncher
+from lsgd.report.formatting import format_count
+
+
+@dataclass(frozen=True)
+class JobArray:
+    """An array of Slurm jobs that have the same resources: one for each run."""
+
+    name: str
+    """The name of the study, and the number of the array among those that a command submits."""
+    runs: list[PlannedRun]
+    processes: int
+    script: str
+
+
+def job_arrays(
+    launcher: RunLauncher, name: str, runs: Sequence[PlannedRun], at_once: int | None
+) -> Iterator[JobArray]:
+    """Yield the arrays that train these runs, `at_once` at a time, one for each size of run.
+
+    Runs differ in size if some have too few workers for the nodes that the options request.
+    """
+    sizes: dict[tuple[tuple[str, str], ...], list[PlannedRun]] = {}
+    for run in runs:
+        _, options = launcher.fit(run.recipe)
+        sizes.setdefault(tuple(options.items()), []).append(run)
+    parts = [
+        each[start : start + MOST_JOBS]
+        for each in sizes.values()
+        for start in range(0, len(each), MOST_JOBS)
+    ]
+    for number, part in enumerate(parts, 1):
+        processes, _ = launcher.fit(part[0].recipe)
+        title = name if len(parts) == 1 else f"{name}-{number}"
+        requests = [launcher.request(run) for run in part]
+        script = slurm_array(requests, title, f"{ARRAYS}/{title}-%A_%a.log", at_once)
+        yield JobArray(title, part, processes, script)
+
+
+def report_script(
+    launcher: RunLauncher, name: str, arguments: Sequence[str], runs: Sequence[PlannedRun]
+) -> str:
+    """Return the batch script of the job that writes a study's report."""
+    command = ["-m", "lsgd.study", *arguments, "--report-only"]
+    paths = Request(name, [], launcher.options)
+    title = f"{name}-report"
+    return slurm_task(launcher.options, command, title, f"{ARRAYS}/{title}-%j.log", paths)
+
+
+def submit_arrays(
+    launcher: RunLauncher,
+    name: str,
+    runs: Sequence[PlannedRun],
+    at_once: int | None,
+    report_arguments: Sequence[str],
+) -> dict[str, str]:
+    """Submit the runs that are not queued yet, and a job that reports after them; return failures.
+
+    The failures are reasons by run. Raises UsageError if the first array is refused, and
+    NotSavedError for a full disk.
+    """
+    if shutil.which("sbatch") is None:
+        raise UsageError(
+            "sbatch is not installed; submit where Slurm is, or leave out --launch slurm to train "
+            "on this machine"
+        )
+    failed: dict[str, str] = {}
+    with ExitStack() as locks:
+        files: dict[str, IO[str]] = {}
+        for run in runs:
+            with converting_disk_full(run.job_path):
+                run.job_path.parent.mkdir(parents=True, exist_ok=True)
+                # Another command must not submit the same run meanwhile.
+                file = locks.enter_context(run.job_path.open("a", encoding="utf-8"))
+            lock(file, wait=True)
+            try:
+                if job := run.active_job:
+                    print(f"{run}: {job} is already queued or running", flush=True)
+                else:
+                    files[str(run)] = file
+            except UsageError as error:
+                failed[str(run)] = str(error)
+                print(f"{run}: {error}", flush=True)
+        free = [run for run in runs if str(run) in files]
+        submitted: list[str] = []
+        for array in job_arrays(launcher, name, free, at_once) if free else ():
+            try:
+                job = _submit(array, [files[str(run)] for run in array.runs])
+            except (UsageError, OSError) as error:
+                if not submitted:  # the site's rules, which the others would break too
+                    raise
+                failed |= dict.fromkeys(map(str, array.runs), str(error))
+                continue
+            submitted.append(job)
+            limit = f", {at_once} at a time" if at_once and at_once < len(array.runs) else ""
+            print(
+                f"{array.name}: job {job} has {format_count(len(array.runs), 'run')}, processes of "
+                f"each: {array.processes}{limit}",
+                flush=True,
+            )
+    if submitted:
+        depends = f"--dependency=afterany:{':'.join(submitted)}"
+        script = report_script(launcher, name, report_arguments, runs)
+        try:
+            print(f"{name}: job {_sbatch(script, name, depends)} will write the report", flush=True)
+        except (UsageError, OSError) as error:
+            print(f"{name}: no job will write the report: {error}", flush=True)
+    return failed
+
+
+def _submit(array: JobArray, files: Sequence[IO[str]]) -> str:
+    """Submit an array; write into the file of each run which job of which array trains it."""
+    ARRAYS.mkdir(parents=True, exist_ok=True)
+    answer = _new_file(array.name)
+    for number, file in enumerate(files):
+        file.truncate(0)
+        # Before sbatch runs, so that no job is unknown if this process is killed.
+        file.write(f"job {number} of {answer.name}\n")
+        file.flush()
+    try:
+        return _sbatch(array.script, array.name, answer=answer, files=files)
+    except (UsageError, OSError):
+        for file in files:
+            file.truncate(0)
+        answer.unlink(missing_ok=True)
+        raise
+
+
+def _sbatch(
+    script: str,
+    name: str,
+    *options: str,
+    answer: Path | None = None,
+    files: Sequence[IO[str]] = (),
+) -> str:
+    """Submit a batch script and return the job's number; sbatch writes it into `answer`.
+
+    sbatch inherits the locks of `files`, which so end with it even if this process is killed.
+    """
+    ARRAYS.mkdir(parents=True, exist_ok=True)
+    answer = answer or _new_file(f"{name}-report")
+    answer.with_suffix(".sh").write_text(f"{script}\n", encoding="utf-8")
+    with answer.open("w", encoding="utf-8") as output:
+        done = subprocess.run(
+            ["sbatch", *options, str(answer.with_suffix(".sh"))],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=[file.fileno() for file in files],
+        )
+    if done.returncode:
+        reasons = re.sub(r"^sbatch: error: ", "", done.stderr, flags=re.M).split("\n")
+        raise UsageError(
+            f"sbatch refuses {answer.with_suffix('.sh')}: {'; '.join(filter(None, reasons))}"
+        )
+    found = re.search(r"Submitted batch job (\d+)", answer.read_text("utf-8", "replace"))
+    if not found:
+        raise UsageError(f"sbatch has named no job; {answer} has its answer")
+    return found[1]
+
+
+def _new_file(name: str) -> Path:
+    """Create an empty file for sbatch's answer, under a name that no earlier array has."""
+    number = 1
+    while True:
+        path = ARRAYS / f"{name}-{number}.job"
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def limit_line(launcher: RunLauncher, runs: Sequence[PlannedRun]) -> str:
+    """Return a sentence with the GPU hours that these runs take at most by --time; '' without it.
+
+    A run that saves at the limit and is requeued takes more.
+    """
+    limit = time_limit(launcher.options.get("--time", ""))
+    if limit is None or "--np" in launcher.options or not runs:
+        return ""
+    gpus = sum(launcher.fit(run.recipe)[0] for run in runs)
+    return (
+        f"cost by --time {launcher.options['--time']}: at most {gpus * limit / 3600:,.1f} GPU "
+        f"hours, if no run is requeued"
+    )
