@@ -58,7 +58,7 @@ class Learner:
         self.workload = open_workload(recipe, device)
         self.model = self.workload.network().to(device)
         self.model.load_state_dict(start, strict=False)
-        if recipe.compile:
+        if recipe.compile is True:
             compile_children(self.model, graphs=recipe.cuda_graphs)
         self.metric_sums = MetricSums(len(self.workload.count_names), device)
         self.strategy = open_strategy(recipe, self.workload, self.model, comm, self.metric_sums)
@@ -66,8 +66,7 @@ class Learner:
             # The settings of its parameter groups stay the recipe's own.
             self.strategy.restore(self.strategy.state() | {"state": dict(optimizer)}, 0)
         if device.type == "cpu":
-            numbers = recipe.values_per_micro_batch(len(self.strategy.hosted))
-            set_num_threads(choose_threads(numbers, cores(detect_launch())))
+            set_num_threads(cpu_threads(recipe, len(self.strategy.hosted)))
         lower = AUTOCAST_DTYPES.get(recipe.precision)
         if lower:
             check_autocast(self.model, device, lower)
@@ -218,6 +217,13 @@ class Learner:
         if self.comm.rank == 0:
             self.metric_sums.restore(saved.tally)
         self.epoch_metrics, self.evaluations = dict(saved.rates), dict(saved.evaluations)
+
+
+def cpu_threads(recipe: Recipe, hosted: int) -> int:
+    """Return the number of CPU threads of a process that hosts so many workers of a recipe."""
+    if isinstance(recipe.threads, int):
+        return recipe.threads
+    return choose_threads(recipe.values_per_micro_batch(hosted), cores(detect_launch()))
 
 
 def _finite(states: list[Any]) -> bool:
