@@ -24,6 +24,7 @@ COMMANDS = {
         "check": "compare a recipe with the paper, rule by rule",
         "plan": "predict how long a run takes on a number of GPUs",
         "bench": "measure the data loaders and the scaling of this machine",
+        "autotune": "find the fastest settings of a recipe on this machine, compiled too",
         "audit": "compare any PyTorch training script with a paper, as it runs",
     },
     "Runs and their results": {

@@ -111,11 +111,11 @@ def resolve_auto_fields(
         return kept_recipe, [f"{_overrides(kept)}, as in the saved run"]
     if recipe.is_short:
         return choice.default, [choice.defaults_line()]
+    if broadcast_from_rank0(comm, lambda: recipe.total_steps <= choice.record.short_steps()):
+        return choice.default, [choice.defaults_line()]
     if found := broadcast_from_rank0(comm, choice.record.read):
         line = f"{_overrides(found)}, as timed before: {choice.record.file}"
         return replace(choice.default, **found), [line]
-    if broadcast_from_rank0(comm, lambda: recipe.total_steps <= choice.record.short_steps()):
-        return choice.default, [choice.defaults_line()]
     return choice.time(MAX_SECONDS)
 
 
