@@ -98,6 +98,8 @@ def resolve_auto_fields(
     A resumed run keeps the values that it was `started_with`, since its last bits depend on them;
     raises UsageError if it makes one micro-batch per step, and a noise scale needs two.
     """
+    if AUTO not in (getattr(recipe, name) for name in TIMED):
+        return recipe, []
     choice = _Choice(recipe, comm, device)
     if not choice.open_fields:
         return choice.default, []
@@ -163,7 +165,7 @@ class _Choice:
         opened = [name for name in TIMED if getattr(recipe, name) == AUTO]
         several = [name for name in opened if _has_choice(recipe, name, device)]
         # Machines of a job may differ in cores.
-        self.open_fields = broadcast_from_rank0(comm, lambda: several) if opened else []
+        self.open_fields = broadcast_from_rank0(comm, lambda: several)
         """The fields that are auto and have several sensible values, in the order of TIMED."""
         self.default = replace(recipe, **{name: DEFAULTS[name] for name in opened})
         self.comm, self.device = comm, device
@@ -181,12 +183,9 @@ class _Choice:
     def time(self, seconds: float, *, compiles: bool = False) -> tuple[Recipe, list[str]]:
         """Time the candidates for the open fields, and record the fastest values."""
         begin = time.perf_counter()
-        limit = (
-            ""
-            if math.isinf(seconds)
-            else f" for at most {seconds:g} s ({BUSY * seconds:g} on a busy machine)"
-        )
         if self.comm.rank == 0:
+            most = f" for at most {seconds:g} s ({BUSY * seconds:g} on a busy machine)"
+            limit = most if math.isfinite(seconds) else ""
             fields = ", ".join(self.open_fields)
             messages.show(f"timing steps{limit}, to choose {fields}; hardware=none times none")
         timer = StepTimer(self.default, self.hosted, self.device, seconds)
@@ -470,7 +469,7 @@ class StepTimer:
         repeats: int,
         clock: Callable[[], float],
     ) -> float:
-        """Return the mean seconds of steps of these workers with so many examples of each."""
+        """Return the mean seconds of steps of these workers with this number of examples of each."""
         learner, inputs = self._model(setting)
         if self.device.type == "cpu":
             torch.set_num_threads(cpu_threads(setting, self.hosted))

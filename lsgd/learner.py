@@ -220,7 +220,7 @@ class Learner:
 
 
 def cpu_threads(recipe: Recipe, hosted: int) -> int:
-    """Return the number of CPU threads of a process that hosts so many workers of a recipe."""
+    """Return the number of CPU threads of a process that hosts this number of workers."""
     if isinstance(recipe.threads, int):
         return recipe.threads
     return choose_threads(recipe.values_per_micro_batch(hosted), cores(detect_launch()))

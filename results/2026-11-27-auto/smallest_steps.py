@@ -16,8 +16,8 @@ from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.learner import Learner
 from lsgd.models import make_network
-from lsgd.run import metrics
 from lsgd.rules import optim
+from lsgd.run import metrics
 from lsgd.strategy.tasks import synchronous_tasks
 from lsgd.train import train_steps
 from lsgd.workloads import open_workload
