@@ -307,10 +307,10 @@ def _with_default_hardware(recipe: Recipe, given: Collection[Any]) -> Recipe:
     Unlike the preset's, these values do not take precedence over a recipe's. A short run, for which
     nothing would be timed, keeps the defaults.
     """
-    names = {name for name in TIMED if name not in given}
-    if recipe.compile is True:  # the others are timed without it
-        names -= {"channels_last", "workers_per_pass"}
-    return recipe if recipe.is_short else replace(recipe, **dict.fromkeys(names, AUTO))
+    # The first two are timed in a network that is not compiled.
+    names = TIMED[2:] if recipe.compile is True else TIMED
+    opened: dict[str, Any] = {name: AUTO for name in names if name not in given}
+    return recipe if recipe.is_short else replace(recipe, **opened)
 
 
 def _refuse_epochs(refusal: UsageError, overrides: Sequence[str]) -> None:

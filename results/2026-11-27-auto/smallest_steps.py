@@ -22,7 +22,7 @@ from lsgd.strategy.tasks import synchronous_tasks
 from lsgd.train import train_steps
 from lsgd.workloads import open_workload
 
-ROUNDS, STEPS = 16, 20
+ROUNDS, STEPS = 12, 15
 recipe, device = config.load_recipe(sys.argv[1:]), torch.device("cpu")
 inputs = open_workload(recipe, device).inputs()
 learner, bare = Learner(recipe, SingleComm(), device), BareLoop(recipe, device)
