@@ -47,7 +47,7 @@ COMMANDS = {
 The descriptions are not in the commands' own modules, which need torch and seconds to import.
 """
 
-USAGE = "usage: lsgd COMMAND ...   (or python -m lsgd COMMAND ...)"
+USAGE = "usage: lsgd COMMAND ... [--help] | --version | --completion bash, zsh or fish"
 
 
 def format_overview() -> str:
@@ -56,8 +56,7 @@ def format_overview() -> str:
         "\n".join([f"{group}:", *(f"  {name:<10} {about}" for name, about in commands.items())])
         for group, commands in COMMANDS.items()
     ]
-    ending = "lsgd COMMAND --help shows more; --version; --completion bash, zsh or fish."
-    return "\n".join([USAGE, *groups, ending])
+    return "\n".join([USAGE, *groups])
 
 
 def command_names() -> list[str]:

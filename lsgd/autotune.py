@@ -469,7 +469,7 @@ class StepTimer:
         repeats: int,
         clock: Callable[[], float],
     ) -> float:
-        """Return the mean seconds of steps of these workers with this number of examples of each."""
+        """Return the mean seconds of steps, of these workers with `examples` of each."""
         learner, inputs = self._model(setting)
         if self.device.type == "cpu":
             torch.set_num_threads(cpu_threads(setting, self.hosted))

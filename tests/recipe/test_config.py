@@ -186,7 +186,7 @@ def test_cfg_prints_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         load("+recipe=bs256", "--cfg", "seed=7")
     assert ended.value.code == 0
-    recipe = config.load_recipe(["+recipe=bs256", "seed=7"])
+    recipe = config.load_recipe(["+recipe=bs256", "seed=7"], is_tuned=True)
     assert config.recipe_from_mapping(yaml.safe_load(capsys.readouterr().out)) == recipe
 
 
