@@ -305,12 +305,15 @@ def _with_default_hardware(recipe: Recipe, given: Collection[Any]) -> Recipe:
     """Set the fields that hardware=auto times, and nobody has given, to auto.
 
     Unlike the preset's, these values do not take precedence over a recipe's. A short run, for which
-    nothing would be timed, keeps the defaults.
+    nothing would be timed, keeps the defaults, and so does an asynchronous strategy, of which a
+    process that starts again cannot time steps together with the others.
     """
+    if recipe.is_short or not recipe.strategy.is_synchronous:
+        return recipe
     # The first two are timed in a network that is not compiled.
     names = TIMED[2:] if recipe.compile is True else TIMED
     opened: dict[str, Any] = {name: AUTO for name in names if name not in given}
-    return recipe if recipe.is_short else replace(recipe, **opened)
+    return replace(recipe, **opened)
 
 
 def _refuse_epochs(refusal: UsageError, overrides: Sequence[str]) -> None:

@@ -134,7 +134,12 @@ def test_training_times_what_nobody_has_given() -> None:
     ):
         found = by_command(*(["+recipe=bs256"] if "recipe" not in words else []), *words.split())
         assert found == dict.fromkeys(TIMED, AUTO) | given
-    for words in ("hardware=none", "epochs=90 dry_run=true", "data.train_examples=512"):
+    for words in (
+        "hardware=none",
+        "strategy=async",
+        "epochs=90 dry_run=true",
+        "data.train_examples=512",
+    ):
         assert by_command("+recipe=bs256", *words.split()) == DEFAULTS
     assert by_command("+recipe=digits") == DEFAULTS | {"workers_per_pass": 16}
     assert by_command("+recipe=bs256", program="lsgd.check") == DEFAULTS
