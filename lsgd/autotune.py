@@ -309,8 +309,8 @@ class ChoiceRecord:
 
     def short_steps(self) -> int:
         """Return the steps of the longest run that was found too short to time anything, or 0."""
-        steps = self._content().get("short")
-        return steps if _is_count(steps) else 0
+        steps: Any = self._content().get("short")
+        return int(steps) if _is_count(steps) else 0
 
     def write_short(self) -> None:
         """Record that a run of these steps is too short, so that it always keeps the defaults."""
