@@ -574,8 +574,8 @@ def autotune(recipe: Recipe) -> None:
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd autotune` command line and return its exit code."""
     about = (
-        "Time steps of a recipe on this machine, compiled ones too, and keep the fastest execution "
-        "fields for later runs with hardware=auto."
+        "Time steps of a recipe on this machine, compiled ones too.\n"
+        "Later runs with hardware=auto, the default, take the fastest execution fields."
     )
     return run_command(
         lambda: autotune(config.parse_recipe(argv, program="lsgd.autotune", about=about))
