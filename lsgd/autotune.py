@@ -50,7 +50,7 @@ from lsgd.job.threads import choose_threads
 from lsgd.learner import Learner, cpu_threads
 from lsgd.paths import cache_dir
 from lsgd.profile.phases import reporting_phases
-from lsgd.recipe import InputsSettings, Recipe, StrategySettings
+from lsgd.recipe import InputsSettings, Recipe, Schedule, StrategySettings
 from lsgd.recipe.checks import check_world_size
 from lsgd.recipe.fields import AUTO, TIMED, as_override
 from lsgd.rules.sampler import MicroBatch
@@ -494,7 +494,7 @@ def _throwaway_learner(recipe: Recipe, device: torch.device) -> Learner:
     """
     timed = replace(
         recipe,
-        schedule=replace(recipe.schedule, reference_lr=1e-9),
+        schedule=Schedule(reference_lr=1e-9, milestones=[]),
         inputs=InputsSettings(loader="synthetic"),
         strategy=StrategySettings(),
     )

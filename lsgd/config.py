@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
 from threading import RLock
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -26,7 +26,7 @@ from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import (
     ConfigKeyError,
     MissingMandatoryValue,
@@ -383,7 +383,7 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     overrides = tuple(_expand_group_override(canonical(word)) for word in overrides)
     try:
         plain = values if isinstance(values, DictConfig) else OmegaConf.create(dict(values))
-        given = plain, _parse_overrides(overrides, text_keys())
+        given = _with_floats(plain), _with_floats(_parse_overrides(overrides, text_keys()))
         merged = OmegaConf.merge(_schema(Recipe), *given)
         if missing := [name for name in _required_groups() if not any(name in g for g in given)]:
             raise UsageError(missing_message(missing))
@@ -420,6 +420,31 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     return recipe
 
 
+def _with_floats(values: DictConfig) -> DictConfig:
+    """Return values of recipe fields with whole numbers as floats where fields have pairs of these.
+
+    OmegaConf converts a whole number in a list, but not in a list of lists. A list of augmentation
+    parts becomes the text that it is on the command line. Raises UsageError for an element that is
+    not a list.
+    """
+    changed = deepcopy(values)
+    parts = OmegaConf.select(values, "data.augmentation", throw_on_missing=False)
+    if isinstance(parts, ListConfig):
+        OmegaConf.update(changed, "data.augmentation", f"[{','.join(map(str, parts))}]")
+    for key, entry in all_fields(Recipe):
+        if entry.type not in (list[list[int]], list[list[float]]):
+            continue
+        rows = OmegaConf.select(values, key, throw_on_missing=False)
+        if not isinstance(rows, ListConfig):
+            continue
+        if not all(isinstance(row, ListConfig) for row in rows):
+            refuse_type(key, OmegaConf.to_container(rows))
+        if entry.type == list[list[float]]:
+            pairs = [[float(x) if type(x) is int else x for x in row] for row in rows]
+            OmegaConf.update(changed, key, pairs)
+    return changed
+
+
 def _check_loose_types(recipe: Recipe, sources: Sequence[Any]) -> None:
     """Raise UsageError for values of a wrong type that OmegaConf accepts.
 
@@ -436,6 +461,10 @@ def _check_loose_types(recipe: Recipe, sources: Sequence[Any]) -> None:
             elements = attrgetter(key)(recipe)
             if not all(isinstance(element, get_args(entry.type)) for element in elements):
                 refuse_type(key, elements)
+        if entry.type in (list[list[int]], list[list[float]]):
+            rows, (number,) = attrgetter(key)(recipe), get_args(get_args(entry.type)[0])
+            if not all(type(row) is list and {*map(type, row)} <= {number} for row in rows):
+                refuse_type(key, rows)
         # OmegaConf takes any number for true …
         for source in sources if entry.type is bool else ():
             group, _, name = key.rpartition(".")
@@ -1092,7 +1121,7 @@ def _refuse_several(word: str, overrides: Sequence[str]) -> NoReturn:
     key, value = key_and_value(word)
     refusal = f"'{word}' has several values and a run has one; write one"
     types = {name: entry.type for name, entry in all_fields(Recipe)}
-    if types.get(key) in (list[int], list[float], list[str]):
+    if get_origin(types.get(key)) is list:
         raise UsageError(f"{refusal}, or a list in brackets, {key}=[{value}]") from None
     if key == "recipe":
         raise UsageError(f"{refusal}, or train a study, which has several recipes") from None

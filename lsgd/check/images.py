@@ -62,16 +62,18 @@ def _in_memory(data: Data) -> list[Observation]:
 
 def _of_files(recipe: Recipe) -> list[Observation]:
     side, kind = recipe.data.image_size, recipe.data.augmentation
-    windows = _windows(recipe) if kind in augmentation.FILE_AUGMENTATIONS else None
+    parts = augmentation.parts_of(kind)
+    windows = _windows(recipe) if "crop" in parts else None
+    more = [f", {part}" for part in parts if part not in ("crop", "flip", "colour")]
     is_full = kind == "fb_resnet_torch"
     resize = "bicubic" if is_full else "bilinear"
     as_stored = Observation("colour", "as stored", "as stored")
     ratio = recipe.data.crop_ratio
     crop = f"short side {round(side / ratio)}, centre {side}"
     return [
-        Observation("augmentation", str(windows or kind), windows),
+        Observation("augmentation", f"{windows or kind}{''.join(more)}", None if more else windows),
         Observation("resize", f"antialiased {resize}", {resize}),
-        _colour(recipe) if is_full else as_stored,
+        _colour(recipe) if "colour" in parts else as_stored,
         Observation("evaluation_crop", crop, ratio == augmentation.CROP_RATIO),
     ]
 
@@ -134,9 +136,15 @@ def _windows(recipe: Recipe) -> CropSamples:
     ids = np.arange(10_000)
     side = 10_000  # so large that whole pixels make no difference
     windows = augmentation.crop_windows(
-        np.full((len(ids), 2), side), ids, seed=recipe.seed, epoch=0
+        np.full((len(ids), 2), side),
+        ids,
+        seed=recipe.seed,
+        epoch=0,
+        area_range=recipe.data.crop_area,
+        aspect_range=recipe.data.crop_aspect,
     )
     width, height = windows[:, 2] / side, windows[:, 3] / side
     area, aspect = width * height, width / height
-    mirrored = augmentation.flip_mask(ids, seed=recipe.seed, epoch=0).mean()
+    flips = "flip" in augmentation.parts_of(recipe.data.augmentation)
+    mirrored = augmentation.flip_mask(ids, seed=recipe.seed, epoch=0).mean() if flips else 0.0
     return CropSamples((area.min(), area.max()), (aspect.min(), aspect.max()), float(mirrored))

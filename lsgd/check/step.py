@@ -28,6 +28,7 @@ def observe(learner: Learner) -> list[Observation]:
         _momentum(recipe),
         *([_lars(learner)] if recipe.optim.name == "lars" else []),
         _smoothing(recipe),
+        _loss(recipe),
         *([_running_average(learner)] if has_norms else []),
         _precision(learner),
         _compression(learner),
@@ -79,13 +80,19 @@ class WeightDecayGroups:
 
 def _is_decoupled(learner: Learner) -> bool:
     groups = _allreduce(learner).optimizer.param_groups
-    return any(group.get("decoupled_weight_decay") for group in groups)
+    return any(
+        group.get("decoupled_weight_decay") or optim.DECOUPLED_DECAY in group for group in groups
+    )
 
 
 def _decays(learner: Learner) -> dict[nn.Parameter, float]:
     """Return the weight decay of each optimized parameter, whether SGD or LARS applies it."""
     return {
-        parameter: float(group["weight_decay"] + group.get(optim.LARS_DECAY, 0.0))
+        parameter: float(
+            group["weight_decay"]
+            + group.get(optim.LARS_DECAY, 0.0)
+            + learner.recipe.optim.weight_decay * (group.get(optim.DECOUPLED_DECAY, 0.0) > 0)
+        )
         for group in _allreduce(learner).optimizer.param_groups
         for parameter in group["params"]
     }
@@ -167,6 +174,12 @@ def _smoothing(recipe: Recipe) -> Observation:
     share = recipe.label_smoothing
     run = f"{share:g} of a label is spread over all classes" if share else "none"
     return Observation("label_smoothing", run, share)
+
+
+def _loss(recipe: Recipe) -> Observation:
+    over = recipe.bce_over_classes if recipe.loss == "bce" else ""
+    run = f"binary cross-entropy, {over} over classes" if over else "cross-entropy"
+    return Observation("loss", run, (recipe.loss, over))
 
 
 def _running_average(learner: Learner) -> Observation:

@@ -1,7 +1,8 @@
-"""The colour jitter and the normalisation of a batch of pixels, on the device."""
+"""The colour jitter, resizing and normalisation of a batch of pixels, on the device."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
@@ -35,6 +36,13 @@ class Normalise:
             values = pixels.permute(0, 2, 3, 1).view(len(pixels), pixels.shape[2], -1)
         values.sub_(mean).mul_(scale)
         return pixels
+
+
+def resize(images: Tensor, side: int) -> Tensor:
+    """Resize float images (images, channels, height, width) to `side`, antialiased bilinearly."""
+    if images.shape[-1] == side:
+        return images
+    return F.interpolate(images, (side, side), mode="bilinear", antialias=True)
 
 
 def recolour(pixels: Tensor, colours: Tensor) -> None:

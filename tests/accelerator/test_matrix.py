@@ -10,6 +10,7 @@ import pytest
 from helpers.device_runs import (
     FLOAT16_RUN,
     GOLDEN,
+    PHASES_RUN,
     STRATEGIES,
     ComparedRun,
     compare,
@@ -23,6 +24,7 @@ WRITE = "python tests/accelerator --write"
 CELLS = [
     *(cell for strategy in STRATEGIES for cell in (*image_runs(strategy), *text_runs(strategy))),
     FLOAT16_RUN,
+    PHASES_RUN,
 ]
 
 

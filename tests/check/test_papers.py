@@ -27,6 +27,9 @@ RUNS = {
     "nus": ("+recipe=nus_lars_bs1k", *SMALL, "data.train_examples=10250"),
     "nado2021": ("+recipe=nado_lars_bs32k", *SMALL, "data.train_examples=1281167"),
     "hoffer2017": ("+recipe=cifar10_hoffer_bs2k", *SMALL, "data.train_examples=10250"),
+    "ffcv": ("+recipe=ffcv_e16", *SMALL, "data.train_examples=41000", "precision=float32"),
+    "mosaic": ("+recipe=mosaic_mild", *SMALL, "data.train_examples=20500", "precision=float32"),
+    "diu": ("+recipe=diu_v100x8", *SMALL, "precision=float32"),
 }  # fmt: skip
 """A run for each paper, and two of MLPerf's other rows, which keeps to what it declares."""
 
@@ -113,6 +116,17 @@ def test_every_rule_has_its_fact(run: str) -> None:
         ("nus", "model.last_gamma=0", "last_gamma"),
         ("nado2021", "optim.momentum=0.9", "lars"),
         ("nado2021", "schedule.decay_steps=2500", "decay"),
+        ("ffcv", "schedule.points=[[0,0.0017],[2,1.7],[16,0]]", "lr"),
+        ("ffcv", "optim.nesterov=true", "momentum"),
+        ("ffcv", "model.blurpool=all", None),
+        ("ffcv", "loss=bce", "loss"),
+        ("ffcv", "model.last_gamma=0", "last_gamma"),
+        ("mosaic", "schedule.warmup_epochs=5", "lr"),
+        ("mosaic", "optim.decay=gradient", "weight_decay"),
+        ("mosaic", "optim.decay_norm=false", "batchnorm_decay"),
+        ("mosaic", "bce_over_classes=mean", "loss"),
+        ("diu", "schedule.points=[[0,1],[7,2],[28,0]]", "lr"),
+        ("diu", "optim.weight_decay=5e-5", "weight_decay"),
         ("hoffer2017", "schedule.scaling=linear", "scaling"),
         ("hoffer2017", "schedule.warmup=gradual", "warmup"),
         ("hoffer2017", "optim.clip_norm=null", "momentum"),
@@ -136,6 +150,27 @@ def test_a_word_that_breaks_a_rule_is_named(run: str, word: str, rule: str | Non
 def test_the_images_of_a_worker_where_they_are_known(words: tuple[str, ...], rule: str) -> None:
     assert not found(*words)[rule]
     assert found(*words[:-2])[rule]
+
+
+@pytest.mark.parametrize(
+    ("run", "word", "rule"),
+    [
+        ("ffcv", "image_sizes.points=[[10,160],[12,192]]", "image_sizes"),
+        ("ffcv", "evaluation.mirror=false", "mirror"),
+        ("ffcv", "worker_batch=256", "phases"),
+        ("diu", "image_sizes.points=[[0,128],[13,128],[13,224]]", "image_sizes"),
+        ("diu", "batch_schedule=[[13,8,224]]", "phases"),
+    ],
+)
+def test_sizes_and_phases_are_those_of_the_source(run: str, word: str, rule: str) -> None:
+    asked = [compose_recipe(*RUNS[run], *words) for words in ((), (word,))]
+    kinds = (sampling._phases, sampling._image_sizes, sampling._mirror)
+    own, other = (
+        {each.rule for each in check.apply_rules(recipe, [kind(recipe) for kind in kinds])
+         if not each.is_followed}
+        for recipe in asked
+    )  # fmt: skip
+    assert (own, other) == (set(), {rule})
 
 
 def test_evaluations_every_four_epochs_are_mlperfs() -> None:

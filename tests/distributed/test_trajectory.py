@@ -91,10 +91,18 @@ KINDS = {
         *IMAGES, "batch_growth.milestones=[1]", "batch_growth.factor=2", "averaging=ema",
         "averaging.half_life=5", "bn_statistics.examples=100",
     ],
+    # Fewer workers in the second epoch, of more images, which are larger; the lr jumps there.
+    "phases": [
+        *IMAGES, "schedule=points", "schedule.milestones=[]",
+        "schedule.points=[[0,0.01],[1,0.1],[1,0.05],[2,0]]", "batch_schedule=[[1,3,8]]",
+        "image_sizes.points=[[0,8],[1,12]]", "loss=bce", "label_smoothing=0.1",
+        "optim.decay=decoupled", "model.blurpool=all",
+    ],
     "language": LANGUAGE,
     "tagging": ["+recipe=conll_bilstm_crf", *SENTENCES, "model.dropout=0.5"],
     "trees": ["+recipe=sst_treelstm", *SENTENCES],
-    "library": [*LIBRARY, "model=timm/test_resnet"],
+    # Images of a worker are mixed, by either method.
+    "library": [*LIBRARY, "model=timm/test_resnet", "data.mixup=0.4", "data.cutmix=1"],
     # No BN, blocks that are skipped by example, and the decay of networks that are trained so.
     # Images are drawn by class, some several times an epoch.
     "library without BN": [

@@ -28,7 +28,7 @@ from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import Data, Recipe
 from lsgd.recipe.checks import check_recipe
 from lsgd.run import checkpoint
-from lsgd.run.rows import PER_SECOND, WAITS, read_rows
+from lsgd.run.rows import depends_on_hardware, read_rows
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/device.json"
 """The file with the budget: operators, copies and waits in a step of each run."""
@@ -215,6 +215,22 @@ FLOAT16_RUN = ComparedRun(
 """The run in float16, whose loss scale only all-reduce supports."""
 
 
+PHASES_RUN = ComparedRun(
+    "images",
+    "allreduce",
+    ("phases", "sizes", "bce", "decoupled", "blurred", "mirrored"),
+    {
+        "schedule.decay": "points", "schedule.points": [[0.0, 0.01], [1.0, 0.05], [1.0, 0.02]],
+        "schedule.milestones": [], "schedule.scaling": "none", "schedule.warmup": "none",
+        "batch_schedule": [[1, 5, 3]], "image_sizes.points": [[0.0, 8.0], [1.0, 12.0]],
+        "loss": "bce", "label_smoothing": 0.1, "optim.decay": "decoupled",
+        "optim.decay_norm": True, "model.blurpool": "all", "model.gamma": "uniform",
+        "averaging.name": "ema", "averaging.every": 2, "evaluation.mirror": True,
+    },
+)  # fmt: skip
+"""The run whose size, minibatch and lr change, with what else the recipes of such runs have."""
+
+
 def text_runs(strategy: str) -> Iterator[ComparedRun]:
     """Yield the runs of the text workloads with a strategy.
 
@@ -327,7 +343,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         {
             key: value
             for key, value in row.items()
-            if key not in (*WAITS, "time", "pids") and not key.endswith(PER_SECOND)
+            if key not in ("time", "pids") and not depends_on_hardware(key)
         }
         for row in read_rows(folder / "metrics.jsonl")
         if row["kind"] in ("train", "epoch")

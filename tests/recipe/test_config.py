@@ -83,6 +83,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         words += ["+recipe=bs8k", "optim.momentum=0", "optim.nesterov=false"]
     else:
         words += ["+recipe=bs8k"]
+        words += ["schedule.points=[[0,0.1]]"] if option == "points" else []
     chosen = getattr(config.load_recipe(words), group)
     if field := NAMED_BY.get(group):
         named = option.replace("_", "-") if group == "data" else POINTS.get(option, option)

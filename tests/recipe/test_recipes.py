@@ -51,6 +51,10 @@ ERRORS = {
     "nus_lars_bs512": (22.98, None), "nus_lars_bs1k": (23.04, None), "nus_lars_bs4k": (22.62, None),
     "nus_lars_bs8k": (22.86, None), "nus_lars_bs16k": (23.04, None),
     "nus_lars_bs32k": (23.25, None),
+    # READMEs of FFCV and of MosaicML's composer
+    "ffcv_e16": (26.2, None), "ffcv_e24": (24.4, None), "ffcv_e32": (23.4, None),
+    "ffcv_e40": (22.8, None), "ffcv_e56": (22.0, None), "ffcv_e88": (21.6, None),
+    "mosaic_mild": (23.4, None),
 }  # fmt: skip
 """Top-1 error in percent and its standard deviation, as the papers print them."""
 
@@ -306,7 +310,9 @@ def test_rehearsal(name: str) -> None:
     check_recipe(small)
     steps = [step for _, each in small.epochs_from(0) for step in each]
     assert [small.lr(step) for step in steps] == [recipe.lr(step) for step in steps]
-    assert (small.workers, small.worker_batch) == (recipe.workers, 2)
+    # Where the minibatch changes, the numbers of images keep their ratios.
+    assert small.workers == recipe.workers
+    assert small.worker_batch == 2 or recipe.batch_schedule
 
 
 # --- Published recipes are frozen ------------------------------------------------------------

@@ -70,6 +70,28 @@ def test_by_value(changes: dict[str, object], expected: list[tuple[float, float]
         assert weight.tolist() == pytest.approx(values, rel=0, abs=6e-10)
 
 
+def test_fujitsus_denominator() -> None:
+    """Its log has lr and decay in the denominator at once: 13 times 5e-5 (86,016 images)."""
+    fujitsu = replace(LARS, trust=0.0025, momentum=0.96, weight_decay=5e-5)
+    for decay, expected in (
+        (None, [(2.9025, 3.87), (2.6831326, 3.83947803), (2.51818898, 3.74928328)]),
+        (6.5e-4, [(2.90279155, 3.87038874), (2.68405538, 3.83997657), (2.5195989, 3.75004575)]),
+    ):
+        weight = parameter(3, 4)
+        optimizer = over(weight, replace(fujitsu, ratio_decay=decay))
+        for gradient, lr, values in zip(GRADIENTS, (13, 13, 6.5), expected, strict=True):
+            step(optimizer, weight, torch.tensor(gradient, dtype=torch.float64), lr)
+            assert weight.tolist() == pytest.approx(values, rel=0, abs=6e-9)
+
+
+def test_a_tensor_without_decay_has_none_in_its_ratio() -> None:
+    settings = replace(LARS, weight_decay=0.0)
+    plain, other = parameter(3, 4), parameter(3, 4)
+    for weight, each in ((plain, settings), (other, replace(settings, ratio_decay=0.5))):
+        step(over(weight, each), weight, torch.tensor([0.6, 0.8], dtype=torch.float64), 1.0)
+    assert plain.tolist() == other.tolist()
+
+
 def ratio(weight: Tensor, gradient: Tensor, settings: Optim) -> float:
     """How much an update of plain SGD at lr 1 is scaled."""
     before = weight.detach().clone()

@@ -8,14 +8,27 @@ source does not state have no rule.
 from types import ModuleType
 
 from lsgd.check.observation import Observation, Rule, RuleResult
-from lsgd.check.papers import goyal2017, hoffer2017, lars2017, mlperf, nado2021, nus
+from lsgd.check.papers import (
+    diu,
+    ffcv,
+    goyal2017,
+    hoffer2017,
+    lars2017,
+    mlperf,
+    mosaic,
+    nado2021,
+    nus,
+)
 from lsgd.recipe import Recipe
 
 PAPERS: dict[str, ModuleType] = {
+    "diu": diu,
+    "ffcv": ffcv,
     "goyal2017": goyal2017,
     "hoffer2017": hoffer2017,
     "lars2017": lars2017,
     "mlperf": mlperf,
+    "mosaic": mosaic,
     "nado2021": nado2021,
     "nus": nus,
 }
