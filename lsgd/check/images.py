@@ -110,25 +110,37 @@ class CropSamples:
     aspect: tuple[float, float]
     flipped: float
     """The share of flipped images."""
+    epochs: int | None = None
+    """The number of first epochs with random crops; None for all."""
 
     def __str__(self) -> str:
         return (
             f"area {100 * self.area[0]:.0f} to {100 * self.area[1]:.0f} %, aspect "
             f"{self.aspect[0]:.2f} to {self.aspect[1]:.2f}, flip {self.flipped:.1f}"
-        )
+        ) + (f", for {self.epochs} epochs" if self.epochs else "")
 
     def has_min_area(self, share: float) -> bool:
-        """Return whether areas span `share` to 1, aspects 3/4 to 4/3, and half of the crops flip.
+        """Return whether areas span `share` to 1, aspects 3/4 to 4/3, and half of them flip."""
+        return self.has_ranges((share, 1.0), (3 / 4, 4 / 3))
+
+    def has_ranges(
+        self,
+        area: tuple[float, float],
+        aspect: tuple[float, float],
+        epochs: int | None = None,
+    ) -> bool:
+        """Return whether areas and aspects span these ranges for `epochs`, and half of them flip.
 
         Tolerances allow for a pixel and for the sampling error of ten thousand draws.
         """
         (least, most), (narrow, wide) = self.area, self.aspect
         return (
-            share - 0.002 < least < share + 0.01
-            and 0.97 < most <= 1.005
-            and 0.74 < narrow < 0.77
-            and 1.31 < wide < 1.35
+            area[0] - 0.002 < least < area[0] + 0.01
+            and area[1] - 0.03 < most <= area[1] + 0.005
+            and aspect[0] - 0.01 < narrow < aspect[0] + 0.02
+            and aspect[1] - 0.025 < wide < aspect[1] + 0.017
             and abs(self.flipped - 0.5) < 0.05
+            and self.epochs == epochs
         )
 
 
@@ -147,4 +159,9 @@ def _windows(recipe: Recipe) -> CropSamples:
     area, aspect = width * height, width / height
     flips = "flip" in augmentation.parts_of(recipe.data.augmentation)
     mirrored = augmentation.flip_mask(ids, seed=recipe.seed, epoch=0).mean() if flips else 0.0
-    return CropSamples((area.min(), area.max()), (aspect.min(), aspect.max()), float(mirrored))
+    return CropSamples(
+        (area.min(), area.max()),
+        (aspect.min(), aspect.max()),
+        float(mirrored),
+        recipe.data.augmented_epochs,
+    )

@@ -39,6 +39,7 @@ def observe(learner: Learner) -> list[Observation]:
         _drops(recipe, curve),
         _decay(curve),
         _by_epoch(recipe, curve),
+        _lr_curve(recipe, curve),
         _epochs(learner),
     ]
 
@@ -206,6 +207,13 @@ def _by_epoch(recipe: Recipe, curve: Curve) -> Observation:
         f"{curve[-1]:.3g} in the last step",
         LrByEpoch(epochs, curve),
     )
+
+
+def _lr_curve(recipe: Recipe, curve: Curve) -> Observation:
+    """Observe the lr of every step, for sources that state it as a whole."""
+    steps = recipe.steps_per_epoch
+    run = f"{warmup_in_words(curve, steps)}, then {recipe.schedule.decay} to {curve[-1]:.3g}"
+    return Observation("lr_curve", run, Ramp(curve, steps))
 
 
 def _epochs(learner: Learner) -> Observation:

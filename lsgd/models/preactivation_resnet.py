@@ -24,8 +24,8 @@ class PreActivationBottleneck(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
         self.bn3 = WorkerBatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, out, 1, bias=False)
-        projects = stride > 1 or channels != out
-        self.shortcut = nn.Conv2d(channels, out, 1, stride=stride, bias=False) if projects else None
+        projection = nn.Conv2d(channels, out, 1, stride=stride, bias=False)
+        self.shortcut = nn.Sequential(projection) if channels != out else None
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:

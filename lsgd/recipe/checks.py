@@ -172,10 +172,15 @@ def _check_optim(optim: Optim) -> None:
             "optim.nesterov=true looks ahead along the momentum, and optim.momentum=0 leaves none; "
             "write optim.nesterov=false"
         )
-    if name.startswith("adam") and not optim.momentum:
+    if name in ("adam", "adamw", "lamb") and not optim.momentum:
         raise UsageError(
             f"optim.momentum=0 is beta1 of optim.name={name}, and keeps no mean of gradients; "
             "write optim.momentum=0.9"
+        )
+    if name == "rmsprop_warmup" and not optim.momentum:
+        raise UsageError(
+            "optim.momentum=0 leaves no momentum that has both parts of the update of "
+            "optim.name=rmsprop_warmup; write optim.momentum=0.9"
         )
     if name != "lars" and not optim.eps:
         raise UsageError(
@@ -463,8 +468,8 @@ def _check_images(recipe: Recipe) -> None:
         ends = getattr(data, key)
         if len(ends) != 2 or not ends[0] <= ends[1] <= most:
             raise UsageError(
-                f"data.{key}={as_override(ends)} is no range; write the least and the largest "
-                "value" + ", both at most 1" * (key == "crop_area")
+                f"data.{key}={as_override(ends)} has to be the least and the largest value; write "
+                "[least,largest]" + ", both at most 1" * (key == "crop_area")
             )
     if not len(data.mean) == len(data.std) == data.channels:
         grey = (
@@ -500,6 +505,11 @@ def _check_schedule(recipe: Recipe) -> None:
             f"schedule.warmup_epochs={rule.warmup_epochs:g} does not end by epoch "
             f"{first:g}, where {why}; write a number above 0 and up to "
             f"{first:g}, or schedule.warmup=none"
+        )
+    if recipe.optim.name == "rmsprop_warmup" and recipe.warms_up and rule.warmup_start == 0:
+        raise UsageError(
+            "schedule.warmup_start=0 is an lr by which optim.name=rmsprop_warmup would divide; "
+            "write a number above 0, or leave it out"
         )
 
 
@@ -702,10 +712,15 @@ def _check_strategy(recipe: Recipe) -> None:
         )
     if strategy.sparse_rows:
         _check_sparse_rows(recipe.optim)
-    if recipe.optim.name == "lars" and name not in ("allreduce", "local"):
+    if recipe.optim.name in ("lars", "lamb") and name not in ("allreduce", "local"):
         raise UsageError(
-            f"optim.name=lars needs the norm of each whole tensor, and with strategy={name} no "
-            "process has more than a part; write strategy=allreduce or local"
+            f"optim.name={recipe.optim.name} needs the norm of each whole tensor, and with "
+            f"strategy={name} no process has more than a part; write strategy=allreduce or local"
+        )
+    if recipe.optim.name == "rmsprop_warmup" and name not in ("allreduce", "local"):
+        raise UsageError(
+            "optim.name=rmsprop_warmup changes its rule with the epoch of an update, and with "
+            f"strategy={name} a server updates by the lr alone; write strategy=allreduce or local"
         )
     if recipe.noise_scale and name != "allreduce":
         raise UsageError(

@@ -62,10 +62,13 @@ UNCHANGED_BY_ROLES = re.compile(r"(torchvision|timm)/(wide_)?resne(t|xt)\d+[a-dt
 Initialisation and weight decay used to depend on the classes of layers. For these networks the
 roles decide the same."""
 PAPERS = (
-    *("diu", "ffcv", "goyal2017", "hoffer2017", "lars2017"),
-    *("mlperf", "mosaic", "nado2021", "nus"),
+    *("akiba2017", "algoperf", "cloudtpu", "diu", "dle", "ffcv", "flax", "fujitsu", "gluon"),
+    *("goyal2017", "haiku", "hoffer2017", "intel", "lamb2020", "lars2017", "mlperf", "mlperf05"),
+    *("mlperf06", "mosaic", "nado2021", "nus", "nus_lamb", "torchvision"),
 )
 """The papers whose rules lsgd.check verifies, each in a file of lsgd/check/papers."""
+MEAN_SQUARE = ("adam", "adamw", "lamb", "rmsprop_warmup")
+"""The optimizers that divide by the root of a mean of squared gradients."""
 TRACKERS = ("mlflow", "wandb")
 """The experiment trackers that lsgd.track supports, by the name of their package."""
 BLURS = ("none", "convolutions", "all")
@@ -330,19 +333,19 @@ class Optim:
 
     momentum: float = field(
         default=0.9,
-        metadata=only_for("optim.name", "sgd", "lars", "adam", "adamw", required=0.0)
+        metadata=only_for("optim.name", "sgd", "lars", *MEAN_SQUARE, required=0.0)
         | at_least(0)
         | below(1, "keeps all that has been; write a number below 1"),
     )
-    """The momentum of SGD, or beta1 of Adam and AdamW."""
+    """The momentum of SGD, or beta1 of Adam, AdamW and LAMB, or mu1 of rmsprop_warmup."""
     nesterov: bool = field(
         default=True, metadata=only_for("optim.name", "sgd", "lars", required=False)
     )
     """Whether SGD uses Nesterov momentum, as PyTorch defines it."""
     weight_decay: float = field(default=1e-4, metadata=at_least(0))
     """The weight decay of convolution and fc weights and of the fc bias; BN has none.
-    It is added to the gradient, except with adamw, which subtracts lr times decay times weight, and
-    with optim.decay=decoupled."""
+    It is added to the gradient. adamw subtracts lr times decay times weight instead, and so does
+    optim.decay=decoupled. lamb adds it to the direction of the update, before the ratio."""
     equation: int = field(default=9, metadata=only_for("optim.name", "sgd", "lars") | one_of(9, 10))
     """The equation of the paper that updates the momentum buffer, 9 or 10.
     9, as in PyTorch, keeps the lr outside the momentum; 10 has it inside."""
@@ -353,23 +356,26 @@ class Optim:
     """Whether momentum is corrected when the lr changes (remark 2 of the paper)."""
     name: str = field(
         default="sgd",
-        metadata=added_later("sgd") | one_of("sgd", "lars", "adam", "adamw", "adagrad", own=True),
+        metadata=added_later("sgd") | one_of("sgd", "lars", *MEAN_SQUARE, "adagrad", own=True),
     )
-    """The optimizer: sgd, lars, adam, adamw, adagrad, or one of your own, package.module:Name.
-    adamw is Adam whose weight decay is decoupled from the gradient. lars is momentum SGD whose
-    gradient is scaled for each tensor. With equation 9 it keeps the lr outside the momentum; with
-    10 inside, as the paper of LARS and MLPerf do."""
+    """The optimizer, such as sgd, or one of your own, package.module:Name.
+    sgd, lars, adam, adamw, adagrad, lamb and rmsprop_warmup are lsgd's. adamw is Adam whose weight
+    decay is decoupled from the gradient. lars is momentum SGD whose gradient is scaled for each
+    tensor. With equation 9 it keeps the lr outside the momentum; with 10 inside, as the paper of
+    LARS and MLPerf do. lamb scales the update of adamw for each tensor. rmsprop_warmup changes from
+    RMSprop to momentum SGD in the first epochs (Akiba et al. 2017)."""
     beta2: float = field(
         default=0.999,
-        metadata=only_for("optim.name", "adam", "adamw")
+        metadata=only_for("optim.name", *MEAN_SQUARE)
         | added_later(0.999)
         | at_least(0)
         | below(1, "keeps the first gradient's square for ever; write a number below 1"),
     )
-    """The beta2 of Adam and AdamW, the decay rate of the mean of squared gradients."""
+    """The beta2 of Adam, AdamW and LAMB, the decay rate of the mean of squared gradients.
+    With rmsprop_warmup it is mu2."""
     eps: float = field(
         default=1e-8,
-        metadata=only_for("optim.name", "lars", "adam", "adamw", "adagrad")
+        metadata=only_for("optim.name", "lars", *MEAN_SQUARE, "adagrad")
         | added_later(1e-8)
         | at_least(0),
     )
@@ -388,11 +394,33 @@ class Optim:
     It applies to tensors that decay."""
     adapts: str = field(
         default="weights",
-        metadata=only_for("optim.name", "lars") | added_later("weights") | one_of("weights", "all"),
+        metadata=only_for("optim.name", "lars", "lamb")
+        | added_later("weights")
+        | one_of("weights", "decayed", "all"),
     )
-    """The tensors whose gradient LARS scales: weights, or all.
-    weights excludes BN and biases, as MLPerf does. The other tensors are updated by plain momentum
-    SGD."""
+    """The tensors that LARS or LAMB scales: weights, decayed or all.
+    weights excludes BN and biases, as MLPerf does. decayed means those with weight decay, as timm
+    and apex have it. LARS updates the other tensors by momentum SGD, and LAMB by AdamW."""
+    bias_correction: bool = field(
+        default=True, metadata=only_for("optim.name", "lamb") | added_later(True)
+    )
+    """Whether LAMB corrects both means for their start at 0, as Adam does.
+    timm and apex do; the code of its authors does not."""
+    rms_lr: float = field(
+        default=3e-4,
+        metadata=only_for("optim.name", "rmsprop_warmup") | added_later(3e-4) | above_0(),
+    )
+    """The lr of the RMSprop part of rmsprop_warmup, eta_RMSprop, whatever the lr of SGD."""
+    beta_center: float = field(
+        default=10.0,
+        metadata=only_for("optim.name", "rmsprop_warmup") | added_later(10.0) | at_least(0),
+    )
+    """The epoch at which half of rmsprop_warmup's update is momentum SGD."""
+    beta_period: float = field(
+        default=5.0,
+        metadata=only_for("optim.name", "rmsprop_warmup") | added_later(5.0) | above_0(),
+    )
+    """The epochs of the transition; half of them after beta_center all is momentum SGD."""
     head_lr: float | None = field(default=None, metadata=IMAGES | added_later(None) | above_0())
     """The schedule.reference_lr of the last layer; None for that of all other layers.
     At every step its lr is head_lr / reference_lr times that of the other layers."""
@@ -735,6 +763,8 @@ class Target:
     """The publication of the number, such as a table of the paper."""
     perplexity: float | None = field(default=None, metadata=at_least(1))
     """The published perplexity, for recipes without an error rate."""
+    curve: dict[int, float] = field(default_factory=dict)
+    """Published values of the metric by epoch, counted from 1, which a report draws."""
 
     @property
     def metric(self) -> Metric:

@@ -215,6 +215,10 @@ def _curve(name: str, group: RecipeRuns, baseline: RecipeRuns | None, metric: Me
             if each:
                 _line(axes, each, f"train_{metric.name}", colour, each.label, wide=True)
                 _line(axes, each, metric.key, colour, "validation", wide=False)
+        target = target_of(group)
+        if target and target.curve:
+            x, y = zip(*sorted(target.curve.items()), strict=True)
+            axes.plot(x, y, color=RED, marker="o", ms=4, ls="", label="published")
         axes.set_ylim(0, metric.base_metric.upper_bound)
         axes.set_xlim(left=0)
         axes.set_xlabel("epochs")

@@ -114,6 +114,7 @@ class AllReduce(AllReduceUpdate):
 
     def tasks(self, epoch: int, steps: list[int]) -> Iterator[StepTask]:
         """Yield the tasks (micro-batches) of the workers that this process hosts in this epoch."""
+        optim.set_epoch(self.optimizer, epoch)
         hosted = hosted_workers(self.recipe, self.comm.world_size, self.comm.rank, epoch)
         return synchronous_tasks(self.recipe, self.workload, hosted, epoch, steps)
 

@@ -83,6 +83,8 @@ AXES: dict[str, dict[str, Fields]] = {
         "lars": {"optim.name": "lars", "optim.nesterov": False},
         "equation 10": {"optim.equation": 10},
         "corrected": {"optim.equation": 10, "optim.momentum_correction": True},
+        "lamb": {"optim.name": "lamb", "optim.nesterov": False},
+        "akiba": {"optim.name": "rmsprop_warmup", "optim.nesterov": False},
     },
     "clipping": {"clipped": {"optim.clip_norm": 0.1}},
     "averaging": {

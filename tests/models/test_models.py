@@ -217,7 +217,7 @@ def test_the_preactivation_network_is_timms() -> None:
     import timm
 
     model, theirs = made("resnet50_v2"), timm.create_model("resnetv2_50").eval()
-    names = {"stages.": "layer", "blocks.": "", "norm": "bn", "downsample.conv": "shortcut"}
+    names = {"stages.": "layer", "blocks.": "", "norm": "bn", "downsample.conv": "shortcut.0"}
     names |= {"stem.conv": "conv1", "head.fc": "fc"}
 
     def ours(name: str) -> str:

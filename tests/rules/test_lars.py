@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lsgd.models import make_model
 from lsgd.recipe import Optim
 from lsgd.rules import optim
+from lsgd.rules.lamb import ADAPTED_DECAY
 
 LARS = Optim(name="lars", nesterov=False, equation=10, weight_decay=0.1, eps=0.0, decay_bias=False)
 GRADIENTS, LRS = ((0.6, 0.8), (0.8, -0.6), (-0.6, 0.8)), (1.0, 2.0, 0.5)
@@ -20,7 +21,7 @@ GRADIENTS, LRS = ((0.6, 0.8), (0.8, -0.6), (-0.6, 0.8)), (1.0, 2.0, 0.5)
 def over(weight: Tensor, settings: Optim) -> torch.optim.Optimizer:
     """LARS over one tensor."""
     group = {
-        "params": [weight], "weight_decay": 0.0, optim.LARS_DECAY: settings.weight_decay,
+        "params": [weight], "weight_decay": 0.0, ADAPTED_DECAY: settings.weight_decay,
     }  # fmt: skip
     return optim.optimizer_over_groups([group], **optim.shared_settings(asdict(settings)))
 
@@ -148,8 +149,8 @@ def groups(**changes: object) -> dict[str, list[str]]:
     settings = replace(LARS, **changes)
     found: dict[str, list[str]] = {}
     for group in optim.make_optimizer(model, **asdict(settings)).param_groups:
-        adapted = "adapted" if optim.LARS_DECAY in group else "plain"
-        decay = group["weight_decay"] + group.get(optim.LARS_DECAY, 0.0)
+        adapted = "adapted" if ADAPTED_DECAY in group else "plain"
+        decay = group["weight_decay"] + group.get(ADAPTED_DECAY, 0.0)
         found[f"{adapted} {decay:g}"] = [names[id(each)] for each in group["params"]]
     return found
 

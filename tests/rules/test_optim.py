@@ -20,11 +20,17 @@ ADAM = Optim(name="adam", nesterov=False, weight_decay=0.01, beta2=0.99, eps=1e-
 ADAMW = Optim(name="adamw", nesterov=False, weight_decay=0.3, beta2=0.99, eps=1e-6)
 ADAGRAD = Optim(name="adagrad", momentum=0.0, nesterov=False, weight_decay=0.01, eps=1e-10)
 SGD = Optim(weight_decay=0.01)
+LAMB = Optim(
+    name="lamb", nesterov=False, weight_decay=0.3, beta2=0.99, eps=1e-6, bias_correction=False,
+    decay_bias=False,
+)  # fmt: skip
+AKIBA = Optim(name="rmsprop_warmup", nesterov=False, weight_decay=0.01, beta2=0.99, beta_center=0)
 LARS = Optim(name="lars", weight_decay=0.01, eps=0.0, trust=0.02, decay_bias=False)
 ALL = [
     *(replace(SGD, equation=e, momentum_correction=c) for e, c in FORMS), ADAM, ADAGRAD, LARS,
     *(replace(each, clip_norm=1.5) for each in (SGD, ADAM, ADAGRAD, LARS)),
-    ADAMW, replace(ADAMW, clip_norm=1.5),
+    ADAMW, replace(ADAMW, clip_norm=1.5), LAMB,
+    replace(LAMB, clip_norm=1.5, bias_correction=True, adapts="decayed", decay_bias=True), AKIBA,
 ]  # fmt: skip
 """Every optimizer, and those that clip."""
 
