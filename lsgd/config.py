@@ -52,7 +52,7 @@ from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.epoch_scaling import scale_epochs
-from lsgd.recipe.fields import all_fields, applies_to, as_before_values, group_of
+from lsgd.recipe.fields import AUTO, TIMED, all_fields, applies_to, as_before_values, group_of
 from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images, without_skipped
 from lsgd.recipe.overrides import (
     base_of_part,
@@ -228,6 +228,7 @@ class RecipeParser(Parser):
             "--fields", "PREFIX", "list the fields and groups that begin with PREFIX", field_list
         )
         trains = program == "lsgd.train"
+        self.is_tuned = trains or program == "lsgd.autotune"
         self.add_argument(
             "--recipe-dir",
             action=RecipeFolder,
@@ -244,7 +245,7 @@ class RecipeParser(Parser):
         """
         # Options may stand between overrides.
         arguments = self.parse_intermixed_args(argv)
-        recipe = load_recipe(arguments.words)
+        recipe = load_recipe(arguments.words, is_tuned=self.is_tuned)
         if arguments.cfg:
             print(to_yaml(recipe), end="")
             raise SystemExit(0)
@@ -276,16 +277,20 @@ def parse_recipe(argv: Sequence[str], *, program: str, about: str) -> Recipe:
     return recipe
 
 
-def load_recipe(overrides: Sequence[str]) -> Recipe:
+def load_recipe(overrides: Sequence[str], *, is_tuned: bool = False) -> Recipe:
     """Compose and check the recipe of overrides such as ["+recipe=bs8k", "workers=128"].
 
-    `target` is removed if the overrides change the published run in more than the seed. Raises
-    UsageError with one sentence that says what to write instead.
+    `target` is removed if the overrides change the published run in more than the seed. A recipe
+    that `is_tuned` has hardware=auto unless the overrides choose another. Raises UsageError with
+    one sentence that says what to write instead.
     """
     overrides = _canonical(overrides)
     own = own_recipe(overrides)
     try:
-        recipe = with_own_parts(recipe_from_mapping(_compose(overrides)), all_parts=True)
+        composed = _compose(overrides)
+        recipe = with_own_parts(recipe_from_mapping(composed), all_parts=True)
+        if is_tuned and all(key_and_value(word)[0] != "hardware" for word in overrides):
+            recipe = _with_default_hardware(recipe, composed)
     except UsageError as refusal:
         _refuse_epochs(refusal, overrides)
         raise (own.locate(refusal, overrides) if own else refusal) from None
@@ -294,6 +299,21 @@ def load_recipe(overrides: Sequence[str]) -> Recipe:
     if recipe.target and (inherits or not _is_as_published(recipe, overrides)):
         recipe = replace(recipe, target=None)
     return make_dry_run(recipe) if recipe.rehearse else recipe
+
+
+def _with_default_hardware(recipe: Recipe, given: Collection[Any]) -> Recipe:
+    """Set the fields that hardware=auto times, and nobody has given, to auto.
+
+    Unlike the preset's, these values do not take precedence over a recipe's. A short run, for which
+    nothing would be timed, keeps the defaults, and so does an asynchronous strategy, of which a
+    process that starts again cannot time steps together with the others.
+    """
+    if recipe.is_short or not recipe.strategy.is_synchronous:
+        return recipe
+    # The first two are timed in a network that is not compiled.
+    names = TIMED[2:] if recipe.compile is True else TIMED
+    opened: dict[str, Any] = {name: AUTO for name in names if name not in given}
+    return replace(recipe, **opened)
 
 
 def _refuse_epochs(refusal: UsageError, overrides: Sequence[str]) -> None:

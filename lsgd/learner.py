@@ -58,7 +58,7 @@ class Learner:
         self.workload = open_workload(recipe, device)
         self.model = self.workload.network().to(device)
         self.model.load_state_dict(start, strict=False)
-        if recipe.compile:
+        if recipe.compile is True:
             shapes = len(recipe.training_sizes) * len(recipe.stages)
             compile_children(self.model, graphs=recipe.cuda_graphs, shapes=shapes)
         self.metric_sums = MetricSums(len(self.workload.count_names), device)
@@ -67,8 +67,7 @@ class Learner:
             # The settings of its parameter groups stay the recipe's own.
             self.strategy.restore(self.strategy.state() | {"state": dict(optimizer)}, 0)
         if device.type == "cpu":
-            numbers = recipe.values_per_micro_batch(len(self.strategy.hosted))
-            set_num_threads(choose_threads(numbers, cores(detect_launch())))
+            set_num_threads(cpu_threads(recipe, len(self.strategy.hosted)))
         lower = AUTOCAST_DTYPES.get(recipe.precision)
         if lower:
             check_autocast(self.model, device, lower)
@@ -224,6 +223,13 @@ class Learner:
         if self.comm.rank == 0:
             self.metric_sums.restore(saved.tally)
         self.epoch_metrics, self.evaluations = dict(saved.rates), dict(saved.evaluations)
+
+
+def cpu_threads(recipe: Recipe, hosted: int) -> int:
+    """Return the number of CPU threads of a process that hosts this number of workers."""
+    if isinstance(recipe.threads, int):
+        return recipe.threads
+    return choose_threads(recipe.values_per_micro_batch(hosted), cores(detect_launch()))
 
 
 def _finite(states: list[Any]) -> bool:

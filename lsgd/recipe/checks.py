@@ -52,12 +52,12 @@ def check_recipe(recipe: Recipe) -> None:
     _check_growth(recipe)
     _check_batch_schedule(recipe)
     _check_image_sizes(recipe)
-    if recipe.workers_per_pass == AUTO and recipe.compile:
+    if recipe.workers_per_pass == AUTO and recipe.compile is True:
         raise UsageError(
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
             "with another number; write one, such as workers_per_pass=8"
         )
-    if recipe.channels_last == AUTO and recipe.compile:
+    if recipe.channels_last == AUTO and recipe.compile is True:
         raise UsageError(
             "channels_last=auto times a model that is not compiled, and compile=true may be faster "
             "in the other format; write channels_last=true or false"
@@ -410,7 +410,7 @@ def _check_workload(recipe: Recipe) -> None:
             _check_images(recipe)
         case "language":
             _check_language(recipe)
-        case "trees" if recipe.compile:
+        case "trees" if recipe.compile is True:
             raise UsageError(
                 "compile=true is for one forward pass, and the number of calls of a tree differs "
                 "in every pass; leave it out"

@@ -19,7 +19,7 @@ from lsgd.own_parts import FORM, is_import_path
 from lsgd.rules import augmentation, evaluation_interval
 
 AUTO = "auto"
-TIMED = ("workers_per_pass", "channels_last")
+TIMED = ("channels_last", "workers_per_pass", "threads", "compile")
 """The execution fields whose `auto` lsgd.autotune replaces by the fastest value."""
 MOST = 10**9
 """The default upper limit of a number in a recipe; larger ones overflow where they are used."""
@@ -270,10 +270,12 @@ def at_least(least: int, most: float = MOST) -> FieldMetadata:
 def at_least_or(least: int, word: str) -> FieldMetadata:
     """Return metadata that limits a recipe field to a word or a whole number from `least` on.
 
-    The largest number is MOST.
+    The largest number is MOST. None is a value of its own.
     """
 
     def limit(key: str, value: Any) -> None:
+        if value is None:
+            return
         if value != word and (isinstance(value, str) or value < least):
             raise UsageError(f"{key}={value} is not possible; write {least} or more, or {word}")
         if value != word and value > MOST:

@@ -887,8 +887,14 @@ class RunSettings:
     )
     """Whether images are stored in the channels-last memory format (NHWC), which GPUs prefer.
     With auto, lsgd.autotune times both formats when training starts."""
-    compile: bool = field(default=False, metadata=EXECUTION)
-    """Whether the model is compiled with torch.compile."""
+    threads: int | str | None = field(default=None, metadata=EXECUTION | at_least_or(1, AUTO))
+    """The number of CPU threads of a process; by default it depends on the size of micro-batches.
+    With auto, lsgd.autotune finds the number when training starts. The default is at most one per
+    core, and at most OMP_NUM_THREADS."""
+    compile: bool | str = field(default=False, metadata=EXECUTION | one_of(False, True, AUTO))
+    """Whether the model is compiled with torch.compile.
+    Training does not time it, as the first step then takes minutes: auto is the result of
+    `lsgd autotune` for this network and machine, or else false."""
     cuda_graphs: bool = field(
         default=False, metadata=EXECUTION | IMAGES | only_for("compile", True)
     )

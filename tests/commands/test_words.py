@@ -32,7 +32,7 @@ from lsgd.supervise import __main__ as supervise
 NAMES = [name for commands in COMMANDS.values() for name in commands]
 HARMLESS = {
     "train": ["--cfg"], "check": ["--cfg"], "plan": ["--cfg"], "bench": ["--cfg"],
-    "launch": ["--print"], "study": ["--print"],
+    "autotune": ["--cfg"], "launch": ["--print"], "study": ["--print"],
 }  # fmt: skip
 """Words by which a command only shows what it would do."""
 SHORT = HARMLESS | {"doctor": ["--limit", "0.1"], "supervise": ["--", "true", "run_dir=a"]}
