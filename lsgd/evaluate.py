@@ -26,7 +26,7 @@ from lsgd.override_syntax import canonical
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 from lsgd.rules.averaging import mean_of_states
-from lsgd.rules.metric import METRICS
+from lsgd.rules.metric import named_metric
 from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
 from lsgd.scores import Scores
@@ -204,9 +204,9 @@ def _format_scores(split: str, scores: Scores, classes: int) -> str:
     """
     kind, count = next(iter(scores.counts.items()))
     rates = [
-        METRICS[name].format_labelled(rate)
+        named_metric(name).format_labelled(rate)
         for name, rate in scores.metrics.items()
-        if name != "loss" and not METRICS[name].is_always_0(classes)
+        if name != "loss" and not named_metric(name).is_always_0(classes)
     ]
     text = ", ".join([*rates, f"loss {scores.metrics['loss']:.4f}"])
     return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"

@@ -10,7 +10,7 @@ from lsgd import config
 from lsgd.export.network import ExportedNetwork
 from lsgd.recipe import Data
 from lsgd.rules.augmentation import FILE_AUGMENTATIONS
-from lsgd.rules.metric import METRICS, TOP1
+from lsgd.rules.metric import TOP1, named_metric
 from lsgd.sanitizing import sanitize
 from lsgd.tables import escape_markdown, markdown_table
 
@@ -201,7 +201,7 @@ def _scores(exported: ExportedNetwork) -> str:
     known = [
         (metric, rate)
         for key, rate in rates.items()
-        if not (metric := METRICS[key.removeprefix("val_")]).is_always_0(recipe.data.classes)
+        if not (metric := named_metric(key.removeprefix("val_"))).is_always_0(recipe.data.classes)
     ]
     rows = [[metric.label_on("validation"), metric.format_value(rate)] for metric, rate in known]
     lower = ", in bfloat16" if recipe.evaluation.bfloat16 else ""

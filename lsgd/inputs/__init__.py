@@ -68,11 +68,11 @@ class Inputs(Protocol):
 def prefetch_limit(recipe: Recipe) -> int:
     """Return how many micro-batches a recipe's data loader may prefetch beyond the current one.
 
-    The number depends on this machine's cores and on whether DALI is installed. For a loader of the
-    user's own it is inputs.prefetch.
+    The number depends on this machine's cores and on whether DALI is installed. For a loader or a
+    workload of the user's own it is inputs.prefetch.
     """
     settings = recipe.inputs
-    if settings.is_own:
+    if settings.is_own or recipe.data.is_own_workload:
         return settings.prefetch
     if settings.loader in ("memory", "synthetic") or recipe.data.name in IN_MEMORY_DATASETS:
         return 0

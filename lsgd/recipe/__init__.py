@@ -21,6 +21,7 @@ from lsgd.recipe.retention import newest_steps, spread_steps
 from lsgd.recipe.settings import (
     LIBRARIES,
     MODELS,
+    OWN_NETWORK,
     PADDINGS,
     PAPERS,
     TARGET_DATA,
@@ -44,11 +45,12 @@ from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.recipe.wording import UNITS
 from lsgd.rules import evaluation_interval, sampler, schedule
 from lsgd.rules.early_stopping import EarlyStop, early_stop
-from lsgd.rules.metric import METRICS, TOP1, Metric
+from lsgd.rules.metric import METRICS, OWN_NAME, TOP1, Metric, named_metric
 
 __all__ = [
     "LIBRARIES",
     "MODELS",
+    "OWN_NETWORK",
     "PADDINGS",
     "PAPERS",
     "TARGET_DATA",
@@ -396,13 +398,18 @@ class Recipe(RunSettings):
         if self.keep_best is None:
             return []
         by_step = {self._end(epoch - 1): metrics for epoch, metrics in epochs.items()}
-        return METRICS[self.keep_best].best_first(by_step | dict(evaluations))
+        return named_metric(self.keep_best).best_first(by_step | dict(evaluations))
 
     def _end(self, epoch: int) -> int:
         """Return the number of steps of the run at the end of an epoch, counted from 0."""
         if self.rehearse:
             return dict(self.epochs_from(0))[epoch][-1] + 1
         return self.first_step(epoch + 1)
+
+    def knows_metric(self, name: str) -> bool:
+        """Return whether a metric of this name may be in the rows of the run."""
+        is_own = self.data.is_own_workload and OWN_NAME.fullmatch(name) is not None
+        return name in METRICS or name == self.metric.own_name or is_own
 
     def final_metric(self, rate: Metric) -> Metric:
         """Return the definition of the run's final metric, given its workload's default metric."""
@@ -422,7 +429,7 @@ class Recipe(RunSettings):
         """Return where the run was stopped early by its patience, by its metrics by epoch."""
         if self.stop.patience is None:
             return None
-        stop = early_stop(rates, METRICS[self.stop.metric].key, self.stop.patience)
+        stop = early_stop(rates, named_metric(self.stop.metric).key, self.stop.patience)
         return stop if stop and stop.epoch < self.epochs else None
 
     def describe_early_stop(self, rates: Mapping[int, Mapping[str, Any]]) -> str:

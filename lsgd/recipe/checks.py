@@ -11,7 +11,7 @@ from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.own_parts import FORM, KINDS, is_import_path
-from lsgd.recipe import MODELS, BatchGrowth, Optim, Recipe, Schedule
+from lsgd.recipe import MODELS, OWN_NETWORK, BatchGrowth, Optim, Recipe, Schedule
 from lsgd.recipe.fields import (
     AUTO,
     WORKLOAD,
@@ -24,7 +24,7 @@ from lsgd.recipe.fields import (
     relevances,
 )
 from lsgd.recipe.strategies import StrategySettings
-from lsgd.rules.metric import METRICS
+from lsgd.rules.metric import OWN_NAME, named_metric
 
 MOST_WORKERS = 2**14
 """The largest number of workers whose events fit into the 16-bit codes of lsgd.strategy.order."""
@@ -92,7 +92,15 @@ def _check_model(recipe: Recipe) -> None:
     This check runs first, since the messages of all others would assume the wrong workload.
     """
     workload, model = recipe.data.workload, recipe.model.name
-    one_of(*MODELS)["one_of"].enforce("data.workload", workload)
+    one_of(*MODELS, own=True)["one_of"].enforce("data.workload", workload)
+    if recipe.data.is_own_workload != (model == OWN_NETWORK):
+        raise UsageError(
+            f"data.workload={workload} makes its network itself, and this is model.name={model}; "
+            f"write model: {{name: {OWN_NETWORK}}}, and `override /model: null` in `defaults`"
+            if recipe.data.is_own_workload
+            else f"model.name={OWN_NETWORK} is the network of a workload of your own, and this is "
+            f"data.workload={workload}; write model={' or '.join(MODELS[workload])}"
+        )
     for other, models in MODELS.items():
         if model in models and other != workload:
             raise UsageError(
@@ -256,7 +264,7 @@ WORKLOAD_METRICS = {
 
 
 def _check_goal(recipe: Recipe) -> None:
-    rule, goal, rates = recipe.evaluation, recipe.metric, WORKLOAD_METRICS[recipe.data.workload]
+    rule, goal, rates = recipe.evaluation, recipe.metric, _metric_names(recipe)
     if rule.offset >= rule.epochs and rule.offset:
         if rule.is_within_epochs:
             raise UsageError(
@@ -278,7 +286,7 @@ def _check_goal(recipe: Recipe) -> None:
             raise UsageError(
                 f"{key} is not a metric of these runs; write one of {', '.join(rates)}"
             )
-        highest = METRICS[name].upper_bound
+        highest = named_metric(name).upper_bound
         if not 0 <= target <= (math.inf if highest is None else highest):
             raise UsageError(
                 f"{key}={target:g} can never be reached, or always is; write a number of 0 or more"
@@ -297,8 +305,22 @@ def _check_goal(recipe: Recipe) -> None:
     if goal.stop and not targets:
         raise UsageError(
             "metric.stop=true has no target to stop at; write one, such as "
-            f"metric.epochs_to={{{rates[1]}: 24.1}}"
+            f"metric.epochs_to={{{rates[min(1, len(rates) - 1)]}: 24.1}}"
         )
+
+
+def _metric_names(recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of the metrics that each evaluation of a recipe computes.
+
+    Those of a workload of the user's own are what it was asked for, since
+    lsgd.recipe.part_sources checks them once the workload is imported.
+    """
+    if not recipe.data.is_own_workload:
+        own = recipe.metric.own_name
+        return WORKLOAD_METRICS[recipe.data.workload] + ((own,) if own else ())
+    goal = recipe.metric
+    named = {*goal.epochs_to, *goal.steps_to, recipe.stop.metric, recipe.keep_best or "loss"}
+    return ("loss", *(name for name in sorted(named - {"loss"}) if OWN_NAME.fullmatch(name)))
 
 
 def _check_averaging(recipe: Recipe) -> None:
@@ -358,6 +380,13 @@ def _check_workload(recipe: Recipe) -> None:
                 "compile=true is for one forward pass, and the number of calls of a tree differs "
                 "in every pass; leave it out"
             )
+    if recipe.data.is_own_workload:
+        if recipe.inputs.loader != AUTO:
+            raise UsageError(
+                f"inputs={recipe.inputs.loader} has no effect with data.workload={workload}, which "
+                "opens its examples itself; leave it out"
+            )
+        return
     if workload != "images" and recipe.inputs.loader not in (AUTO, "memory", "synthetic"):
         raise UsageError(
             f"inputs={recipe.inputs.loader} is for images; write inputs=memory, or "

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lsgd.recipe import UNITS, Data, EarlyStopping, Evaluation, Model, Recipe, TimeToTargetSettings
+from lsgd.recipe import UNITS, Data, EarlyStopping, Evaluation, Model, Recipe
 
 N = 2
 """The number of examples of a worker in a step."""
@@ -18,6 +18,8 @@ def make_dry_run(recipe: Recipe) -> Recipe:
     Each worker has 2 small examples per step. The reference batch shrinks with n, so that the lr at
     every step of the run is unchanged. The strategy is kept.
     """
+    if recipe.data.is_own_workload:
+        return _of_own_workload(recipe)
     data = _data(recipe)
     model, network = _model(recipe)
     # Multiplied before it is divided: a batch equal to the reference stays equal, to the last bit.
@@ -36,7 +38,7 @@ def make_dry_run(recipe: Recipe) -> Recipe:
         schedule=replace(recipe.schedule, reference_batch=reference_batch),
         inputs=replace(recipe.inputs, loader="synthetic", options={}, source=""),
         evaluation=Evaluation(),
-        metric=TimeToTargetSettings(),
+        metric=replace(recipe.metric, epochs_to={}, steps_to={}, stop=False),
         stop=EarlyStopping(),
         log_steps=1,
         target=None,
@@ -54,6 +56,24 @@ def make_dry_run(recipe: Recipe) -> Recipe:
             * images,
             f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides "
             "of the first drop" + " and of each growth" * bool(recipe.batch_growth.milestones),
+        ],
+    )
+
+
+def _of_own_workload(recipe: Recipe) -> Recipe:
+    """Return the dry run of a workload of the user's own, whose data and network cannot shrink."""
+    return replace(
+        recipe,
+        evaluation=Evaluation(),
+        metric=replace(recipe.metric, epochs_to={}, steps_to={}, stop=False),
+        stop=EarlyStopping(),
+        log_steps=1,
+        replaced=[
+            "dry run: this run shows that the machine, launch, communication, checkpoint and lr "
+            "are right, and does not measure accuracy",
+            f"  data, network and worker_batch stay those of {recipe.data.workload}",
+            f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides "
+            "of the first drop",
         ],
     )
 

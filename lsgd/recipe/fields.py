@@ -81,7 +81,7 @@ class Relevance:
         required = default if self.required is MISSING else self.required
         # For a field of TIMED, auto asks for the fastest value; if unused it has only one.
         is_open = key in TIMED and value == AUTO
-        if chosen in self.choices or value == required or is_open:
+        if _is_among(chosen, self.choices) or value == required or is_open:
             return
         other = f"{_choice(self.key)}={as_override(chosen)}"
         if self.key == WORKLOAD:
@@ -357,7 +357,12 @@ def flatten(values: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]
 def applies_to(entry: Field[Any], workload: str) -> bool:
     """Return whether a recipe field exists for this workload."""
     relevance = entry.metadata.get(f"only_for {WORKLOAD}")
-    return relevance is None or workload in relevance.choices
+    return relevance is None or _is_among(workload, relevance.choices)
+
+
+def _is_among(chosen: Any, choices: tuple[Any, ...]) -> bool:
+    """Return whether a choice is one of several, among which FORM means any of the user's own."""
+    return chosen in choices or (FORM in choices and is_import_path(chosen))
 
 
 def default(entry: Field[Any]) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lsgd.own_parts import is_import_path
+from lsgd.own_parts import FORM, is_import_path, snake_case
 from lsgd.recipe.fields import (
     AUTO,
     EXECUTION,
@@ -40,7 +40,7 @@ from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.rules import evaluation_interval, schedule
 from lsgd.rules.augmentation import CROP_RATIO
-from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
+from lsgd.rules.metric import METRICS, OWN_NAME, TOP1, Metric, TimeToTarget, named_metric
 
 MODELS = {
     "images": ("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5"),
@@ -49,6 +49,8 @@ MODELS = {
     "trees": ("treelstm", "childsum"),
 }
 """The networks that can be trained on each workload."""
+OWN_NETWORK = "own"
+"""The name of the network of a workload of the user's own, which makes it itself."""
 LIBRARIES = ("torchvision", "timm")
 """The libraries whose image networks can be trained, by a name such as timm/convnext_atto."""
 UNCHANGED_BY_ROLES = re.compile(r"(torchvision|timm)/(wide_)?resne(t|xt)\d+[a-dt]?(_\d+x\d+d|_2)?")
@@ -131,10 +133,17 @@ class Data:
     weights multiplies the training loss of an image of class c by N / (K N_c), for N images of
     which N_c are of class c, and K classes; the mean weight is 1. sampler draws N images per epoch
     with replacement, each of a class drawn uniformly. Evaluation is not balanced."""
-    workload: str = field(default="images", metadata=added_later("images") | one_of(*MODELS))
+    workload: str = field(
+        default="images", metadata=added_later("images") | one_of(*MODELS, own=True)
+    )
     """The workload, which decides what the model predicts.
     images: the class of an image. language: the next word of a text. tagging: the tag of each word
-    of a sentence. trees: the class of each node of a parsed sentence."""
+    of a sentence. trees: the class of each node of a parsed sentence. A workload of your own is
+    named by its import path, package.module:Name."""
+    workload_options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
+    """The options of a workload of your own, completed by their defaults."""
+    workload_source: str = field(default="", metadata=added_later(""))
+    """The SHA-256 of the source of a workload of your own, which lsgd computes."""
     test_examples: int = field(default=0, metadata=TEXT | at_least(0))
     """The number of sentences, trees or tokens in the test set, or 0 without a test set."""
     window: int = field(default=0, metadata=LANGUAGE | at_least(1))
@@ -154,6 +163,11 @@ class Data:
     )
     """The share of training words replaced by the unknown word, drawn per epoch and sentence."""
 
+    @property
+    def is_own_workload(self) -> bool:
+        """Whether the workload is from a package of the user's."""
+        return is_import_path(self.workload)
+
 
 @dataclass(frozen=True)
 class Model:
@@ -161,11 +175,15 @@ class Model:
 
     name: str = field(
         metadata=one_of(
-            *(name for names in MODELS.values() for name in names), within=LIBRARIES, own=True
+            *(name for names in MODELS.values() for name in names),
+            OWN_NETWORK,
+            within=LIBRARIES,
+            own=True,
         )
     )
     """The name of a network of lsgd for this workload, or torchvision/NAME or timm/NAME.
-    A network of your own is named by its import path, package.module:Name."""
+    A network of your own is named by its import path, package.module:Name. own is the network that
+    a workload of your own makes."""
     last_gamma: float = field(default=0.0, metadata=IMAGES | finite())
     """The initial gamma of the last norm layer of every residual block.
     0 is the value of Goyal et al. 2017, section 5.1; 1 is the other row of table 2b."""
@@ -479,13 +497,30 @@ class TimeToTargetSettings:
     """A metric and its target; the final metric is the number of steps to reach it."""
     stop: bool = field(default=False, metadata=added_later(False))
     """Whether the run stops at the evaluation that reaches the target."""
+    name: str = field(
+        default="workload",
+        metadata=IMAGES | added_later("workload") | one_of("workload", own=True),
+    )
+    """The metric of evaluations that judges the run: that of the workload, or one of your own.
+    One of your own is named by its import path, package.module:Name, and in rows by the name in
+    small letters: MacroError is macro_error."""
+    options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | added_later({}))
+    """The options of a metric of your own, completed by their defaults."""
+    source: str = field(default="", metadata=IMAGES | added_later(""))
+    """The SHA-256 of the source of a metric of your own, which lsgd computes."""
+
+    @property
+    def own_name(self) -> str | None:
+        """The name in rows of a metric of the user's own; None without one that has such a name."""
+        name = snake_case(self.name) if is_import_path(self.name) else ""
+        return name if OWN_NAME.fullmatch(name) else None
 
     def final_metric(self, rate: Metric, first_step: Callable[[int], int]) -> Metric:
         """Return the definition of a run's final metric: the time to its target, or a given one."""
         for counted, targets in (("epochs", self.epochs_to), ("steps", self.steps_to)):
             for name, target in targets.items():
                 return TimeToTarget.for_metric(
-                    METRICS[name], target, time_unit=counted, first_step=first_step
+                    named_metric(name), target, time_unit=counted, first_step=first_step
                 )
         return rate
 
@@ -660,9 +695,9 @@ class RunSettings:
     worker pushes its own gradient."""
     val_batch: int = field(
         default=250,
-        metadata=EXECUTION | only_for(WORKLOAD, "images", "tagging", "trees") | at_least(1),
+        metadata=EXECUTION | only_for(WORKLOAD, "images", "tagging", "trees", FORM) | at_least(1),
     )
-    """The number of images, sentences or trees in one evaluation batch.
+    """The number of images, sentences, trees or other examples in one evaluation batch.
     A batch of a text is always one window of each stream."""
     padding: str = field(default="bucket", metadata=EXECUTION | TAGGING | one_of(*PADDINGS))
     """The padding of the sentences of a micro-batch: global, batch, bucket, packed or per_sentence.

@@ -19,9 +19,10 @@ from lsgd.rules import balance, sampler
 from lsgd.rules.averaging import AveragedWeights, LastEpochsAverage, MovingAverage
 from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norms
 from lsgd.rules.counter_dropout import CounterBasedDraws, counter_dropout_layers
-from lsgd.rules.metric import TOP1
+from lsgd.rules.metric import TOP1, Metric, named_metric
 from lsgd.rules.sampler import MicroBatch
 from lsgd.workloads import CarriedState, is_finite_output
+from lsgd.workloads.own_metric import ImageMetric, open_metric
 
 
 class ImageClassification:
@@ -30,13 +31,17 @@ class ImageClassification:
     An example is an image, with weight 1.
     """
 
-    metric = TOP1
-    count_names = ("images", "top1", "top5")
+    metric: Metric = TOP1
+    count_names: tuple[str, ...] = ("images", "top1", "top5")
     example_weights = None
+    own_metric: ImageMetric | None = None
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         self.evaluation_sets = tuple(recipe.evaluation.sets)
+        if (own := open_metric(recipe)) and (name := recipe.metric.own_name):
+            self.metric, self.own_metric = named_metric(name), own
+            self.count_names += tuple(f"{name}: {each}" for each in own.count_names)
         self._set_size = cache(partial(evaluation_set_size, recipe))
         self.dtype, self.layout = DTYPES[recipe.precision], memory_format(recipe)
         # Cached, since every checkpoint asks for it and ImageNet's takes 0.2 s. Two epochs are
@@ -212,6 +217,8 @@ class ImageClassification:
         counts = labels.new_full((3,), len(labels))
         torch.sum(right[:, 0], 0, out=counts[1])
         torch.sum(right, (0, 1), out=counts[2])
+        if self.own_metric:
+            counts = torch.cat((counts, self.own_metric.counts(logits.detach(), labels)))
         return loss, counts
 
     def logits(self, model: nn.Module, images: Tensor) -> Tensor:
@@ -223,8 +230,9 @@ class ImageClassification:
 
     def metrics(self, loss: float, counts: list[int]) -> dict[str, float]:
         """Convert counts of correct images into the top-1 and top-5 errors in percent."""
-        images, top1, top5 = counts
+        images, top1, top5, *others = counts
+        own = {self.metric.name: float(self.own_metric.value(others))} if self.own_metric else {}
         return {
             "top1_error": 100 * (images - top1) / images,
             "top5_error": 100 * (images - top5) / images,
-        }
+        } | own

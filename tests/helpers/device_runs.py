@@ -28,7 +28,7 @@ from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import Data, Recipe
 from lsgd.recipe.checks import check_recipe
 from lsgd.run import checkpoint
-from lsgd.run.rows import PER_SECOND, WAITS, read_rows
+from lsgd.run.rows import depends_on_hardware, read_rows
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/device.json"
 """The file with the budget: operators, copies and waits in a step of each run."""
@@ -332,7 +332,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         {
             key: value
             for key, value in row.items()
-            if key not in (*WAITS, "time", "pids") and not key.endswith(PER_SECOND)
+            if key not in ("time", "pids") and not depends_on_hardware(key)
         }
         for row in read_rows(folder / "metrics.jsonl")
         if row["kind"] in ("train", "epoch")
