@@ -1,6 +1,7 @@
 """Tests that runs on the stand-in of an accelerator are bit-equal to those on the CPU.
 
-They cover every strategy, with every value of the settings that affect the device's work.
+They cover every strategy, with every value of the settings that affect the device's work but some
+loaders, which take their batches to the device without a strategy.
 """
 
 import json

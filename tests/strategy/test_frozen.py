@@ -56,7 +56,6 @@ KINDS = {
     "equation 10": ["optim.equation=10", "optim.momentum_correction=true"],
     "sync": ["strategy=sync", "strategy.servers=3"],
     "backup": [*PUSHING, "strategy=backup", "strategy.backup=1", "strategy.servers=2"],
-    "bounded": [*PUSHING, "strategy=bounded", "strategy.slack=1", "strategy.servers=2"],
     "async": [*PUSHING, "strategy=async", "strategy.servers=2"],
     "local pushes": [
         *PUSHING, "strategy=async", "strategy.local_steps=2", "strategy.outer=nesterov",
