@@ -24,6 +24,7 @@ COMMANDS = {
         "check": "compare a recipe with the paper, rule by rule",
         "plan": "predict how long a run takes on a number of GPUs",
         "bench": "measure the data loaders and the scaling of this machine",
+        "autotune": "find the fastest settings of a recipe on this machine, compiled too",
         "audit": "compare any PyTorch training script with a paper, as it runs",
     },
     "Runs and their results": {
@@ -46,7 +47,7 @@ COMMANDS = {
 The descriptions are not in the commands' own modules, which need torch and seconds to import.
 """
 
-USAGE = "usage: lsgd COMMAND ...   (or python -m lsgd COMMAND ...)"
+USAGE = "usage: lsgd COMMAND ... [--help] | --version | --completion bash, zsh or fish"
 
 
 def format_overview() -> str:
@@ -55,8 +56,7 @@ def format_overview() -> str:
         "\n".join([f"{group}:", *(f"  {name:<10} {about}" for name, about in commands.items())])
         for group, commands in COMMANDS.items()
     ]
-    ending = "lsgd COMMAND --help shows more; --version; --completion bash, zsh or fish."
-    return "\n".join([USAGE, *groups, ending])
+    return "\n".join([USAGE, *groups])
 
 
 def command_names() -> list[str]:

@@ -1,19 +1,25 @@
-"""Autotuning: workers_per_pass=auto and channels_last=auto, by measurement on a throwaway model.
+"""Autotuning: the fastest execution fields of a network on this machine, by timed steps.
 
-On a CPU the largest micro-batch is not the fastest, since its images outgrow the caches; on a GPU
-the largest may not fit. So micro-batches of 1, 2, 4, … workers are timed. Whether convolutions are
-faster in channels_last depends on the network, the size of its images and the machine. So then both
-formats are timed, with the workers that were chosen or given.
+    python -m lsgd.train recipe=bs256        # hardware=auto, the default: at most 15 s at the start
+    python -m lsgd.autotune recipe=bs256     # longer, and with compile; later runs take its choice
+
+On a CPU channels_last may halve the time of a convolution, the largest micro-batch is not the
+fastest, since its images outgrow the caches, and a second thread may slow a small network down; on
+a GPU the largest micro-batch may not fit. So steps of a throwaway model are timed: one field after
+the other, each value beside the fastest setting so far, in turns. A choice is kept in the user's
+cache, so that the same command trains to the same bits again.
 """
 
 import gc
 import hashlib
 import json
+import math
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +27,30 @@ import numpy as np
 import torch
 
 import lsgd
-from lsgd import messages
-from lsgd.comm import Comm, broadcast_from_rank0
+from lsgd import config, messages
+from lsgd.comm import Comm, broadcast_from_rank0, joined
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
 from lsgd.inputs import Inputs
+from lsgd.job.command import run_command
 from lsgd.job.device import (
     cpu,
     device_name,
     empty_cache,
     peak_device_memory,
+    pick_device,
     reset_peak_device_memory,
     synchronize,
     total_device_memory,
 )
 from lsgd.job.launcher import cores, detect_launch, omp_num_threads
 from lsgd.job.system import memory_limit, peak_memory
-from lsgd.learner import Learner
+from lsgd.job.threads import choose_threads
+from lsgd.learner import Learner, cpu_threads
 from lsgd.paths import cache_dir
 from lsgd.profile.phases import reporting_phases
-from lsgd.recipe import InputsSettings, Recipe, StrategySettings
+from lsgd.recipe import InputsSettings, Recipe, Schedule, StrategySettings
 from lsgd.recipe.checks import check_world_size
 from lsgd.recipe.fields import AUTO, TIMED, as_override
 from lsgd.rules.sampler import MicroBatch
@@ -50,18 +59,20 @@ from lsgd.strategy import StepTask
 from lsgd.strategy.tasks import hosted_workers
 from lsgd.untrusted_files import parse_json, read_bounded
 
-TIME_BUDGET = 10.0
-"""The time in seconds, without warm-up; a larger micro-batch that would exceed it is not tried."""
-MIN_RELATIVE_SPEED = 0.7
-"""The share of the best speed below which no larger micro-batch is tried."""
-LAYOUT_BUDGET = 5.0
-"""The time in seconds after which memory formats are not compared once more."""
-LAYOUT_STEP = 0.4
-"""The time in seconds of one step in this comparison."""
-LAYOUT_ROUNDS = 4
-"""The largest number of comparisons, of which the ratio is the median."""
-MIN_LAYOUT_GAIN = 0.03
-"""The least gain for which a memory format is taken that is not the default."""
+MAX_SECONDS, MAX_SHARE = 15.0, 0.02
+"""The most seconds at the start of a run, and the most as a share of the run's time.
+
+On a CPU they are those of the main thread: a busy machine takes up to BUSY times as long.
+"""
+BUSY = 2
+MIN_SECONDS = 1.0
+"""The time below which no choice is reliable; a run whose share is less keeps the defaults."""
+ROUNDS = 4
+"""The number of comparisons of two settings, of which the ratio is the median."""
+UNITS_PER_RUN = 80
+"""The number of timings that fit into the whole time; each is as long as its share, or one step."""
+MIN_GAIN = 0.03
+"""The least gain for which a default is left: the error of such a ratio."""
 DECISIVE = (
     *("workers", "worker_batch", "precision", "label_smoothing"),
     *("padding", "batching", "deterministic", "noise_scale"),
@@ -71,6 +82,8 @@ PATHS = ("root", "index", "skip_list", "skip")
 """The fields of the group data on which they do not depend."""
 MAX_MEMORY_SHARE = 0.85
 """The share of a GPU's memory that a micro-batch may take; loader and fragments need the rest."""
+NOT_POSSIBLE = math.inf
+"""The ratio of a setting that this process cannot compute, or has no time to compare."""
 
 
 def resolve_auto_fields(
@@ -79,44 +92,187 @@ def resolve_auto_fields(
     comm: Comm,
     device: torch.device,
 ) -> tuple[Recipe, list[str]]:
-    """Replace auto in workers_per_pass and channels_last by the fastest values, for all processes.
+    """Replace auto in the fields of TIMED by the fastest values, the same on all processes.
 
-    Returns the recipe and log lines about the choices; a recipe without auto is returned unchanged.
+    Returns the recipe and a log line about the choice; a recipe without auto is returned unchanged.
     A resumed run keeps the values that it was `started_with`, since its last bits depend on them;
     raises UsageError if it makes one micro-batch per step, and a noise scale needs two.
     """
-    only = _only_values(recipe)
-    lines: list[str] = []
-    for name in [each for each in TIMED if getattr(recipe, each) == AUTO]:
-        if name in only:
-            recipe = replace(recipe, **{name: only[name]})
-        elif name in started_with:
-            recipe = replace(recipe, **{name: started_with[name]})
-            lines.append(f"{name}={as_override(started_with[name])}, as in the saved run")
-    if lines:
-        check_world_size(recipe, comm.world_size)
-    unknown = [name for name in TIMED if getattr(recipe, name) == AUTO]
-    if not unknown:
-        return recipe, lines
-    record = ChoiceRecord(recipe, comm, device)
-    if cached := broadcast_from_rank0(comm, record.read):
-        lines += [f"{name}={as_override(cached[name])}, as timed before" for name in unknown]
-        return replace(recipe, **cached), [*lines, f"that choice: {record.file}"]
-    if recipe.workers_per_pass == AUTO:
-        recipe, line = _resolve_workers_per_pass(recipe, comm, device)
-        lines.append(line)
-    if recipe.channels_last == AUTO:
-        recipe, line = _resolve_channels_last(recipe, comm, device)
-        lines.append(line)
-    if comm.rank == 0:
-        record.write({name: getattr(recipe, name) for name in unknown})
-    return recipe, lines
+    if AUTO not in (getattr(recipe, name) for name in TIMED):
+        return recipe, []
+    choice = _Choice(recipe, comm, device)
+    if not choice.open_fields:
+        return choice.default, []
+    if started_with:
+        kept = kept_values(started_with)
+        kept = {name: kept.get(name, DEFAULTS[name]) for name in choice.open_fields}
+        if kept.get("threads"):  # on a machine with fewer cores
+            kept["threads"] = min(kept["threads"], _most_threads())
+        kept_recipe = replace(choice.default, **kept)
+        check_world_size(kept_recipe, comm.world_size)
+        return kept_recipe, [f"{_overrides(kept)}, as in the saved run"]
+    if recipe.is_short:
+        return choice.default, [choice.defaults_line()]
+    if broadcast_from_rank0(comm, lambda: recipe.total_steps <= choice.record.short_steps()):
+        return choice.default, [choice.defaults_line()]
+    if found := broadcast_from_rank0(comm, choice.record.read):
+        line = f"{_overrides(found)}, as timed before: {choice.record.file}"
+        return replace(choice.default, **found), [line]
+    return choice.time(MAX_SECONDS)
+
+
+def kept_values(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of TIMED in the recipe of a checkpoint, as far as they are possible."""
+    return {
+        name: saved[name]
+        for name, is_possible in _POSSIBLE.items()
+        if name in saved and is_possible(saved[name])
+    }
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+_POSSIBLE: dict[str, Callable[[Any], bool]] = {
+    "channels_last": lambda value: type(value) is bool,
+    "workers_per_pass": _is_count,
+    "threads": lambda value: value is None or _is_count(value),
+    "compile": lambda value: type(value) is bool,
+}
+"""Whether a value from a file is one that each field of TIMED can be set to."""
+DEFAULTS: dict[str, Any] = {
+    "channels_last": False,
+    "workers_per_pass": 1,
+    "threads": None,
+    "compile": False,
+}
+"""The values of TIMED with hardware=none, the defaults of the recipe."""
+
+
+def _overrides(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={as_override(value)}" for name, value in values.items())
+
+
+def _most_threads() -> int:
+    return choose_threads(None, cores(detect_launch()))
+
+
+class _Choice:
+    """The choice of a recipe's open fields, which all processes make together."""
+
+    def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
+        opened = [name for name in TIMED if getattr(recipe, name) == AUTO]
+        several = [name for name in opened if _has_choice(recipe, name, device)]
+        # Machines of a job may differ in cores.
+        self.open_fields = broadcast_from_rank0(comm, lambda: several)
+        """The fields that are auto and have several sensible values, in the order of TIMED."""
+        self.default = replace(recipe, **{name: DEFAULTS[name] for name in opened})
+        self.comm, self.device = comm, device
+        self.hosted = len(hosted_workers(self.default, comm.world_size, comm.rank))
+        if recipe.noise_scale and comm.world_size == 1:
+            # For a noise scale a step needs at least two micro-batches.
+            self.hosted = max(self.hosted // 2, 1)
+        self.record = ChoiceRecord(recipe, comm, device)
+
+    def defaults_line(self) -> str:
+        """Format the log line of a run that is too short to time anything."""
+        values = {name: DEFAULTS[name] for name in self.open_fields}
+        return f"{_overrides(values)}, the defaults, as the run is short"
+
+    def time(self, seconds: float, *, compiles: bool = False) -> tuple[Recipe, list[str]]:
+        """Time the candidates for the open fields, and record the fastest values."""
+        begin = time.perf_counter()
+        if self.comm.rank == 0:
+            most = f" for at most {seconds:g} s ({BUSY * seconds:g} on a busy machine)"
+            limit = most if math.isfinite(seconds) else ""
+            fields = ", ".join(self.open_fields)
+            messages.show(f"timing steps{limit}, to choose {fields}; hardware=none times none")
+        timer = StepTimer(self.default, self.hosted, self.device, seconds)
+        planned = max(self.comm.gather_objects(timer.probe(self.comm.world_size)))
+        if math.isfinite(seconds):
+            timer.seconds = min(seconds, MAX_SHARE * planned)
+        if timer.seconds < MIN_SECONDS:
+            broadcast_from_rank0(self.comm, self.record.write_short)
+            return self.default, [self.defaults_line()]
+        best, tried = self._descend(timer, compiles=compiles)
+        timer.close()
+        values = {name: getattr(best, name) for name in self.open_fields}
+        # Another job may have been faster: both keep its choice.
+        found: dict[str, Any] = broadcast_from_rank0(
+            self.comm, lambda: self.record.write(values, is_new=compiles)
+        )
+        ratios = ", ".join(tried) or "there was time for no comparison"
+        line = (
+            f"{_overrides(found)}, chosen in {time.perf_counter() - begin:.1f} s by the times of "
+            f"steps: {ratios}"
+        )
+        return replace(self.default, **found), [line]
+
+    def _descend(self, timer: "StepTimer", *, compiles: bool) -> tuple[Recipe, list[str]]:
+        """Return the fastest setting, with the ratio of each value that was compared with others.
+
+        Fields are decided one after the other. A setting that leaves the defaults in several fields
+        is compared with them once more: ratios of noise may multiply.
+        """
+        best, accepted, tried = self.default, 0, list[str]()
+        for name in self.open_fields:
+            if name == "compile" and not compiles:
+                continue
+            for value in self._candidates(name, best):
+                ratio = self._ratio(timer, best, replace(best, **{name: value}))
+                if ratio != NOT_POSSIBLE:
+                    of = as_override(getattr(best, name))
+                    tried.append(f"{name}={as_override(value)} {ratio:.2f} of {of}'s")
+                if ratio < 1 - MIN_GAIN:
+                    best, accepted = replace(best, **{name: value}), accepted + 1
+                elif name == "workers_per_pass":
+                    break  # larger ones would be slower, or do not fit
+        if accepted > 1:
+            ratio = self._ratio(timer, self.default, best)
+            if ratio == NOT_POSSIBLE:
+                return best, tried
+            tried.append(f"together {ratio:.2f} of the defaults'")
+            if ratio >= 1:
+                best = self.default
+        return best, tried
+
+    def _candidates(self, name: str, best: Recipe) -> Sequence[Any]:
+        """Return the values of a field of TIMED that are compared with its default, in order."""
+        match name:
+            case "workers_per_pass":
+                return [2**power for power in range(1, best.workers.bit_length())]
+            case "threads":
+                most, default = _most_threads(), cpu_threads(best, self.hosted)
+                values = sorted({1, (most + 1) // 2, most} - {default})
+                return broadcast_from_rank0(self.comm, lambda: values)
+        return [True]
+
+    def _ratio(self, timer: "StepTimer", current: Recipe, candidate: Recipe) -> float:
+        """Return the ratio of the process that gains least, since the others wait for it."""
+        # All processes measure at the same time, since those of a machine share caches and memory.
+        mine = timer.compare(current, candidate)
+        return max(ratio for ratio in self.comm.gather_objects(mine) if ratio is not None)
+
+
+def _has_choice(recipe: Recipe, name: str, device: torch.device) -> bool:
+    """Return whether several values of a field of TIMED are sensible for a recipe."""
+    workload = recipe.data.workload
+    match name:
+        case "channels_last":
+            return workload == "images"
+        case "workers_per_pass":
+            return recipe.strategy.is_synchronous  # else each worker pushes its own gradients
+        case "threads":
+            return device.type == "cpu" and _most_threads() > 1
+    return workload != "trees"  # the calls of a tree differ in every pass
 
 
 class ChoiceRecord:
     """The file in the user's cache with the values that were fastest for a network on a machine.
 
-    With it the same command makes the same choice again, and so the same bits.
+    With it the same command makes the same choice again, and so the same bits. It also has the
+    number of steps of a run that was too short to time anything, until another was timed.
     """
 
     def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
@@ -128,7 +284,7 @@ class ChoiceRecord:
             "data": {name: data[name] for name in data if name not in PATHS},
             "device": cpu() if device.type == "cpu" else device_name(device),
             "cores": cores(launch),
-            "threads": omp_num_threads(),
+            "omp_num_threads": omp_num_threads(),
             "processes": [comm.world_size, launch.local_size],
             "versions": [lsgd.__version__, torch.__version__],
         }
@@ -136,6 +292,7 @@ class ChoiceRecord:
         content = json.dumps(self.timed, sort_keys=True, default=str)
         name = hashlib.sha256(content.encode()).hexdigest()[:16]
         self.timed = json.loads(content)
+        self.steps = recipe.total_steps
         try:
             self.file: Path | None = cache_dir() / "autotune" / f"{name}.json"
         except UsageError:  # no home folder
@@ -143,173 +300,191 @@ class ChoiceRecord:
 
     def read(self) -> dict[str, Any]:
         """Return the recorded values by field; an empty dictionary if there are none."""
+        values = self._content().get("fastest")
+        opened = [name for name in TIMED if self.timed[name] == AUTO]
+        if not isinstance(values, dict) or any(name not in TIMED for name in values):
+            return {}
+        is_whole = values.keys() <= {*opened} and len(kept_values(values)) == len(values)
+        return values if is_whole else {}
+
+    def short_steps(self) -> int:
+        """Return the steps of the longest run that was found too short to time anything, or 0."""
+        steps: Any = self._content().get("short")
+        return int(steps) if _is_count(steps) else 0
+
+    def write_short(self) -> None:
+        """Record that a run of these steps is too short, so that it always keeps the defaults."""
+        self._write({"short": self.steps})
+
+    def write(self, values: dict[str, Any], *, is_new: bool) -> dict[str, Any]:
+        """Record the fastest values by field, unless another process has; return the recorded ones.
+
+        With `is_new` they replace others. Where the cache cannot be written, they are returned.
+        """
+        if not is_new and (others := self.read()):
+            return others
+        self._write({"short": self.short_steps(), "fastest": values})
+        return values
+
+    def _content(self) -> dict[str, Any]:
         if self.file is None:
             return {}
         try:
             found = parse_json(read_bounded(self.file))
-            values: dict[str, Any] = found["fastest"]
-            is_whole = found["timed"] == self.timed and all(
-                type(values[name]) is kind
-                for name, kind in (("workers_per_pass", int), ("channels_last", bool))
-                if self.timed[name] == AUTO
-            )
+            return found if found["timed"] == self.timed else {}
         except (OSError, ValueError, LookupError, TypeError):
             return {}
-        return values if is_whole else {}
 
-    def write(self, values: dict[str, Any]) -> None:
-        """Record the fastest values by field, unless the cache cannot be written."""
+    def _write(self, values: dict[str, Any]) -> None:
         if self.file is None:
             return
-        content = json.dumps({"fastest": values, "timed": self.timed}, indent=1)
+        content = json.dumps(values | {"timed": self.timed}, indent=1)
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.file) as file:
                 file.write(content.encode())
 
 
-def _only_values(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of TIMED in which this recipe has no choice, with their values."""
-    only: dict[str, Any] = {}
-    if not recipe.strategy.is_synchronous:
-        only["workers_per_pass"] = 1  # each worker pushes its own gradients
-    if recipe.data.workload != "images":
-        only["channels_last"] = False
-    return only
+@dataclass
+class StepTimer:
+    """Timings of forward and backward passes of this process, with throwaway models."""
 
+    default: Recipe
+    hosted: int
+    """The most workers of a step; 0 for a process that hosts none, and measures nothing."""
+    device: torch.device
+    seconds: float
+    """The limit of the whole choice in seconds."""
+    per_example: float = 0.0
+    """The time of an example in the default setting, in seconds."""
+    models: dict[tuple[Any, Any], tuple[Learner, Inputs]] = field(default_factory=dict)
+    """The models and their batches, by memory format and whether they are compiled."""
 
-def _resolve_workers_per_pass(
-    recipe: Recipe, comm: Comm, device: torch.device
-) -> tuple[Recipe, str]:
-    if comm.rank == 0:
-        messages.show("timing micro-batches of 1, 2, 4, … workers")
-    hosted = len(hosted_workers(recipe, comm.world_size, comm.rank))
-    if recipe.noise_scale and comm.world_size == 1:
-        hosted = max(hosted // 2, 1)  # for a noise scale a step needs at least two micro-batches
-    # All processes measure at the same time, since those of a machine share its caches and memory.
-    mine = measure_speeds(recipe, hosted, device)
-    _free_memory(device)
-    # A process that hosts no workers has measured nothing.
-    everyone = [speed_of for speed_of in comm.gather_objects(mine) if speed_of]
-    workers, speed = choose_workers_per_pass(everyone)
-    largest = max(everyone[0])
-    line = f"workers_per_pass={workers}: {speed / 1000:.1f} thousand examples/s, of 1 … {largest}"
-    return replace(recipe, workers_per_pass=workers), line
+    def __post_init__(self) -> None:
+        """Start the clock of the limit."""
+        self.begin, self.begin_on_wall = self._now(), time.perf_counter()
 
+    def probe(self, world_size: int) -> float:
+        """Time a step of one worker in the default setting; return the seconds of the whole run."""
+        if not self.hosted:
+            return 0.0
+        examples = self._fewest_examples()
+        for _ in range(2):  # the second time for as many as fit into a second
+            self._warm_up(self.default, 1, examples)
+            self.per_example = self._time(self.default, 1, examples, 1, self._now) / examples
+            most = int(min(self.default.worker_batch, 0.5 / self.per_example))
+            if most <= examples:
+                break
+            examples = most
+        run = self.default.examples(self.default.total_steps)
+        return self.per_example * run / world_size
 
-def _resolve_channels_last(recipe: Recipe, comm: Comm, device: torch.device) -> tuple[Recipe, str]:
-    if comm.rank == 0:
-        messages.show("timing steps in channels_last and channels first")
-    hosted = len(hosted_workers(recipe, comm.world_size, comm.rank))
-    mine = measure_layouts(recipe, hosted, device)
-    _free_memory(device)
-    ratios = [ratio for ratio in comm.gather_objects(mine) if ratio is not None]
-    is_chosen, ratio = choose_channels_last(ratios)
-    line = f"channels_last={as_override(is_chosen)}: {ratio:.2f} times the time of channels first"
-    return replace(recipe, channels_last=is_chosen), line
+    def compare(self, current: Recipe, candidate: Recipe) -> float | None:
+        """Return the time of a step in one setting, in multiples of that in the current one.
 
-
-def _free_memory(device: torch.device) -> None:
-    """Release the memory of the throwaway models, or a loader on the GPU could allocate none."""
-    if device.type != "cpu":
-        gc.collect()
-        empty_cache(device)
-
-
-def choose_workers_per_pass(everyone: list[dict[int, float]]) -> tuple[int, float]:
-    """Return the workers per micro-batch with which the slowest process is fastest, and its speed.
-
-    The slowest process counts, since the others wait for it. Only numbers that all processes have
-    timed are considered.
-    """
-    common = [w for w in everyone[0] if all(w in each for each in everyone)]
-    slowest = {w: min(each[w] for each in everyone) for w in common}
-    best = max(common, key=lambda w: slowest[w])
-    return best, slowest[best]
-
-
-def choose_channels_last(ratios: list[float]) -> tuple[bool, float]:
-    """Return whether channels_last is faster, and its time in multiples of channels first's.
-
-    `ratios` has these multiples of each process; the process that gains least decides. A gain of
-    less than MIN_LAYOUT_GAIN is no reason to leave the default format.
-    """
-    ratio = max(ratios)
-    return ratio < 1 - MIN_LAYOUT_GAIN, ratio
-
-
-def measure_speeds(recipe: Recipe, hosted: int, device: torch.device) -> dict[int, float]:
-    """Measure the training speed, in examples/s, of micro-batches of 1, 2, 4, … workers.
-
-    It ends at TIME_BUDGET, MIN_RELATIVE_SPEED or the memory of the device.
-    """
-    learner = _throwaway_learner(recipe, device)
-    inputs = learner.workload.inputs()
-    speed_of: dict[int, float] = {}
-    spent = 0.0
-    for workers in (2**power for power in range(hosted.bit_length())):
-        examples = workers * recipe.worker_batch
-        only = MicroBatch(0, np.arange(examples), range(workers))
-        _reset_memory(device)
+        On a CPU the times are those of the processor, of all threads or, if the settings differ in
+        their number, of the main thread: on an idle machine it is the time of the step, and other
+        programs hardly change it. Returns None without hosted workers.
+        """
+        if not self.hosted:
+            return None
+        workers = max(int(each.workers_per_pass) for each in (current, candidate))
+        unit = min(self.seconds, MAX_SECONDS) / UNITS_PER_RUN
+        # Fewer examples outgrow no caches, and are another shape to compile.
+        needs_all = (current.workers_per_pass, current.compile) != (
+            candidate.workers_per_pass,
+            candidate.compile,
+        )
+        examples = self.default.worker_batch
+        if not needs_all:  # the fewest images whose kernels take the time
+            affordable = int(4 * unit / (workers * self.per_example))
+            examples = min(examples, max(affordable, self._fewest_examples()))
+        step = workers * examples * self.per_example
+        repeats = max(1, int(unit / step))
+        expected = 2 * step + 2 * ROUNDS * repeats * step
+        if workers > self.hosted or self._spent(expected) > self.seconds:
+            return NOT_POSSIBLE
+        if needs_all and _may_exceed_memory(self.device):
+            return NOT_POSSIBLE
+        same = cpu_threads(current, self.hosted) == cpu_threads(candidate, self.hosted)
+        is_processor_time = self.device.type == "cpu" and same
+        clock = time.process_time if is_processor_time else self._now
         try:
-            task = StepTask(0, examples, workers, [only])
-            times = _times(learner, task, inputs, time.perf_counter)
+            self._warm_up(current, workers, examples)
+            _reset_memory(self.device)
+            self._warm_up(candidate, workers, examples)
+            if _exceeds_memory_share(self.device):
+                return NOT_POSSIBLE
+            ratios: list[float] = []
+            # In turns, so that a machine that becomes busy slows both.
+            while len(ratios) < ROUNDS:
+                new, old = (
+                    self._time(setting, workers, examples, repeats, clock)
+                    for setting in (candidate, current)
+                )
+                ratios.append(new / old)
+                if len(ratios) > 1 and self._spent() > self.seconds:
+                    break
         except torch.OutOfMemoryError:
-            if not speed_of:
-                raise
-            break
-        if speed_of and _exceeds_memory_share(device):
-            break
-        speed_of[workers] = examples / min(times)
-        spent += sum(times)
-        slower = speed_of[workers] < MIN_RELATIVE_SPEED * max(speed_of.values())
-        next_takes = 2 * sum(times)
-        if spent + next_takes > TIME_BUDGET or slower or _may_exceed_memory(device):
-            break
-    return speed_of
+            return NOT_POSSIBLE
+        return statistics.median(ratios)
 
+    def close(self) -> None:
+        """Release the memory of the throwaway models; a loader on a GPU could allocate none."""
+        self.models.clear()
+        gc.collect()
+        if self.device.type != "cpu":
+            empty_cache(self.device)
 
-def measure_layouts(recipe: Recipe, hosted: int, device: torch.device) -> float | None:
-    """Measure the time of a micro-batch in channels_last, in multiples of that in channels first.
+    def _now(self) -> float:
+        return time.thread_time() if self.device.type == "cpu" else time.perf_counter()
 
-    A micro-batch has the recipe's workers, and as many images of each as take LAYOUT_STEP seconds.
-    On a CPU the times are those of the processor, which other programs change less. Returns None
-    without hosted workers, and 1, which keeps channels first, if a GPU's memory cannot hold both.
-    """
-    if not hosted:
-        return None
-    try:
-        return _layout_ratio(recipe, hosted, device)
-    except torch.OutOfMemoryError:
-        return 1.0
+    def _spent(self, expected: float = 0.0) -> float:
+        """Return the seconds since the start plus those `expected`; on a busy machine half."""
+        spent = max(self._now() - self.begin, 1e-9)
+        busy = max(1.0, (time.perf_counter() - self.begin_on_wall) / spent / BUSY)
+        return busy * (spent + expected)
 
+    def _fewest_examples(self) -> int:
+        """Return the fewest examples of a worker in a step: 2 images, which BN accepts."""
+        all_of_them = self.default.worker_batch
+        return min(2, all_of_them) if self.default.data.workload == "images" else all_of_them
 
-def _layout_ratio(recipe: Recipe, hosted: int, device: torch.device) -> float:
-    begin = time.perf_counter()
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    workers = min(recipe.micro_batch_workers, hosted)
-    learners = {
-        layout: _throwaway_learner(replace(recipe, channels_last=layout), device)
-        for layout in (False, True)
-    }
-    inputs = learners[False].workload.inputs()
+    def _model(self, setting: Recipe) -> tuple[Learner, Inputs]:
+        key = (setting.channels_last, setting.compile)
+        if key not in self.models:
+            learner = _throwaway_learner(setting, self.device)
+            self.models[key] = learner, learner.workload.inputs()
+        return self.models[key]
 
-    def seconds(layout: bool, images: int) -> float:
-        examples = workers * images
-        only = MicroBatch(0, np.arange(examples), range(workers))
-        learner = learners[layout]
-        return min(_times(learner, StepTask(0, examples, workers, [only]), inputs, clock))
+    def _warm_up(self, setting: Recipe, workers: int, examples: int) -> None:
+        """Make a step that compiles and allocates."""
+        self._time(setting, workers, examples, 1, self._now)
 
-    few = min(2, recipe.worker_batch)  # the fewest images that BN accepts
-    affordable = int(few * LAYOUT_STEP / seconds(False, few))
-    images = min(recipe.worker_batch, max(few, affordable))
-    ratios: list[float] = []
-    # In turns, so that a machine that becomes busy slows both.
-    while len(ratios) < LAYOUT_ROUNDS:
-        ratios.append(seconds(True, images) / seconds(False, images))
-        if time.perf_counter() - begin > LAYOUT_BUDGET:
-            break
-    return statistics.median(ratios)
+    def _time(
+        self,
+        setting: Recipe,
+        workers: int,
+        examples: int,
+        repeats: int,
+        clock: Callable[[], float],
+    ) -> float:
+        """Return the mean seconds of steps, of these workers with `examples` of each."""
+        learner, inputs = self._model(setting)
+        if self.device.type == "cpu":
+            torch.set_num_threads(cpu_threads(setting, self.hosted))
+        per_pass = min(int(setting.workers_per_pass), workers)
+        micro_batches = [
+            MicroBatch(
+                0,
+                np.arange(first * examples, (first + some) * examples),
+                range(first, first + some),
+            )
+            for first in range(0, workers, per_pass)
+            for some in (min(per_pass, workers - first),)
+        ]
+        task = StepTask(0, workers * examples, workers, micro_batches)
+        return sum(_step_seconds(learner, task, inputs, clock) for _ in range(repeats)) / repeats
 
 
 def _throwaway_learner(recipe: Recipe, device: torch.device) -> Learner:
@@ -317,24 +492,22 @@ def _throwaway_learner(recipe: Recipe, device: torch.device) -> Learner:
 
     With a tiny lr nothing can diverge; a micro-batch costs the same with any strategy.
     """
-    settings: dict[str, Any] = {} if recipe.channels_last != AUTO else {"channels_last": False}
     timed = replace(
         recipe,
-        schedule=replace(recipe.schedule, reference_lr=1e-9),
+        schedule=Schedule(reference_lr=1e-9, milestones=[]),
         inputs=InputsSettings(loader="synthetic"),
         strategy=StrategySettings(),
-        **settings,
     )
     return Learner(timed, SingleComm(), device)
 
 
-def _times(
+def _step_seconds(
     learner: Learner, task: StepTask, inputs: Inputs, clock: Callable[[], float]
-) -> list[float]:
-    """Measure the seconds of a training step's forward and backward passes, up to three times.
+) -> float:
+    """Measure the seconds of a training step from its batches to its gradients.
 
-    They run from the task's batches to its gradients, after a warm-up. Work that is done once per
-    step, whatever its micro-batches, is left out: it would favour large ones.
+    Work that is done once per step, whatever its micro-batches, is left out: it would favour large
+    ones.
     """
     begin = end = 0.0
 
@@ -351,13 +524,9 @@ def _times(
             synchronize(learner.device)
             end = clock()
 
-    times: list[float] = []
     with reporting_phases(learner.strategy.phases(), listen):
-        train_step(learner, task, batches())  # warm-up: compiles and allocates
-        while len(times) < 3 and sum(times) < 1:
-            train_step(learner, task, batches())
-            times.append(end - begin)
-    return times
+        train_step(learner, task, batches())
+    return end - begin
 
 
 def _reset_memory(device: torch.device) -> None:
@@ -381,3 +550,37 @@ def _may_exceed_memory(device: torch.device) -> bool:
     if device.type != "cpu":
         return False
     return 2 * peak_memory() * detect_launch().local_size > memory_limit()
+
+
+def autotune(recipe: Recipe) -> None:
+    """Time all fields of a recipe that are auto, compile too, and record the fastest values.
+
+    Raises UsageError if none of them is auto.
+    """
+    device = pick_device(recipe.device, numa=recipe.numa)
+    with joined(recipe.comm, device) as comm:
+        check_world_size(recipe, comm.world_size)
+        choice = _Choice(recipe, comm, device)
+        if not choice.open_fields:
+            raise UsageError(
+                f"{' and '.join(TIMED)} of {recipe.name} are all given; leave one out, or write "
+                "hardware=auto"
+            )
+        _, lines = choice.time(math.inf, compiles=True)
+        if comm.rank == 0:
+            messages.show("\n".join([*lines, f"kept in {choice.record.file}"]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the `lsgd autotune` command line and return its exit code."""
+    about = (
+        "Time steps of a recipe on this machine, compiled ones too.\n"
+        "Later runs with hardware=auto, the default, take the fastest execution fields."
+    )
+    return run_command(
+        lambda: autotune(config.parse_recipe(argv, program="lsgd.autotune", about=about))
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

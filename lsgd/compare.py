@@ -25,7 +25,7 @@ from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
 from lsgd.recipe import differing_fields
 from lsgd.run.read import NotARunError, Run, read_run
-from lsgd.run.rows import MEASURED, PER_SECOND, WAITS, Row, RowReader
+from lsgd.run.rows import MEASURED, Row, RowReader, depends_on_hardware
 from lsgd.tables import markdown_table
 
 LAST_STEP_KEYS = {"epoch", "lr", "gradient_norm", "loss_scale", "skipped_steps"}
@@ -113,7 +113,7 @@ def is_not_compared(key: str) -> bool:
     """Return whether a metrics key depends on hardware or micro-batches and is not compared."""
     if key.removeprefix("train_") in NOISE_SCALE_KEYS:
         return True
-    return key in (*WAITS, "wire_bytes") or key.endswith(PER_SECOND)
+    return key == "wire_bytes" or depends_on_hardware(key)
 
 
 class ComparedRow(NamedTuple):

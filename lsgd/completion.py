@@ -21,6 +21,7 @@ OF_RECIPES = ("--recipes", "--fields")
 OF_RUNS = ("--explain", "--launch", "--jobs", "--print")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "audit": ("--explain", "--updates", "--rules", "--json"),
+    "autotune": OF_RECIPES,
     "check": OF_RECIPES,
     "compare": ("--explain", "--tolerance"),
     "demo": ("--explain",),

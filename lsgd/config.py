@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
 from threading import RLock
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -26,7 +26,7 @@ from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import (
     ConfigKeyError,
     MissingMandatoryValue,
@@ -52,7 +52,7 @@ from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.epoch_scaling import scale_epochs
-from lsgd.recipe.fields import all_fields, applies_to, as_before_values, group_of
+from lsgd.recipe.fields import AUTO, TIMED, all_fields, applies_to, as_before_values, group_of
 from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images, without_skipped
 from lsgd.recipe.overrides import (
     base_of_part,
@@ -228,6 +228,7 @@ class RecipeParser(Parser):
             "--fields", "PREFIX", "list the fields and groups that begin with PREFIX", field_list
         )
         trains = program == "lsgd.train"
+        self.is_tuned = trains or program == "lsgd.autotune"
         self.add_argument(
             "--recipe-dir",
             action=RecipeFolder,
@@ -244,7 +245,7 @@ class RecipeParser(Parser):
         """
         # Options may stand between overrides.
         arguments = self.parse_intermixed_args(argv)
-        recipe = load_recipe(arguments.words)
+        recipe = load_recipe(arguments.words, is_tuned=self.is_tuned)
         if arguments.cfg:
             print(to_yaml(recipe), end="")
             raise SystemExit(0)
@@ -276,16 +277,20 @@ def parse_recipe(argv: Sequence[str], *, program: str, about: str) -> Recipe:
     return recipe
 
 
-def load_recipe(overrides: Sequence[str]) -> Recipe:
+def load_recipe(overrides: Sequence[str], *, is_tuned: bool = False) -> Recipe:
     """Compose and check the recipe of overrides such as ["+recipe=bs8k", "workers=128"].
 
-    `target` is removed if the overrides change the published run in more than the seed. Raises
-    UsageError with one sentence that says what to write instead.
+    `target` is removed if the overrides change the published run in more than the seed. A recipe
+    that `is_tuned` has hardware=auto unless the overrides choose another. Raises UsageError with
+    one sentence that says what to write instead.
     """
     overrides = _canonical(overrides)
     own = own_recipe(overrides)
     try:
-        recipe = with_own_parts(recipe_from_mapping(_compose(overrides)), all_parts=True)
+        composed = _compose(overrides)
+        recipe = with_own_parts(recipe_from_mapping(composed), all_parts=True)
+        if is_tuned and all(key_and_value(word)[0] != "hardware" for word in overrides):
+            recipe = _with_default_hardware(recipe, composed)
     except UsageError as refusal:
         _refuse_epochs(refusal, overrides)
         raise (own.locate(refusal, overrides) if own else refusal) from None
@@ -294,6 +299,21 @@ def load_recipe(overrides: Sequence[str]) -> Recipe:
     if recipe.target and (inherits or not _is_as_published(recipe, overrides)):
         recipe = replace(recipe, target=None)
     return make_dry_run(recipe) if recipe.rehearse else recipe
+
+
+def _with_default_hardware(recipe: Recipe, given: Collection[Any]) -> Recipe:
+    """Set the fields that hardware=auto times, and nobody has given, to auto.
+
+    Unlike the preset's, these values do not take precedence over a recipe's. A short run, for which
+    nothing would be timed, keeps the defaults, and so does an asynchronous strategy, of which a
+    process that starts again cannot time steps together with the others.
+    """
+    if recipe.is_short or not recipe.strategy.is_synchronous:
+        return recipe
+    # The first two are timed in a network that is not compiled.
+    names = TIMED[2:] if recipe.compile is True else TIMED
+    opened: dict[str, Any] = {name: AUTO for name in names if name not in given}
+    return replace(recipe, **opened)
 
 
 def _refuse_epochs(refusal: UsageError, overrides: Sequence[str]) -> None:
@@ -363,7 +383,7 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     overrides = tuple(_expand_group_override(canonical(word)) for word in overrides)
     try:
         plain = values if isinstance(values, DictConfig) else OmegaConf.create(dict(values))
-        given = plain, _parse_overrides(overrides, text_keys())
+        given = _with_floats(plain), _with_floats(_parse_overrides(overrides, text_keys()))
         merged = OmegaConf.merge(_schema(Recipe), *given)
         if missing := [name for name in _required_groups() if not any(name in g for g in given)]:
             raise UsageError(missing_message(missing))
@@ -400,6 +420,31 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     return recipe
 
 
+def _with_floats(values: DictConfig) -> DictConfig:
+    """Return values of recipe fields with whole numbers as floats where fields have pairs of these.
+
+    OmegaConf converts a whole number in a list, but not in a list of lists. A list of augmentation
+    parts becomes the text that it is on the command line. Raises UsageError for an element that is
+    not a list.
+    """
+    changed = deepcopy(values)
+    parts = OmegaConf.select(values, "data.augmentation", throw_on_missing=False)
+    if isinstance(parts, ListConfig):
+        OmegaConf.update(changed, "data.augmentation", f"[{','.join(map(str, parts))}]")
+    for key, entry in all_fields(Recipe):
+        if entry.type not in (list[list[int]], list[list[float]]):
+            continue
+        rows = OmegaConf.select(values, key, throw_on_missing=False)
+        if not isinstance(rows, ListConfig):
+            continue
+        if not all(isinstance(row, ListConfig) for row in rows):
+            refuse_type(key, OmegaConf.to_container(rows))
+        if entry.type == list[list[float]]:
+            pairs = [[float(x) if type(x) is int else x for x in row] for row in rows]
+            OmegaConf.update(changed, key, pairs)
+    return changed
+
+
 def _check_loose_types(recipe: Recipe, sources: Sequence[Any]) -> None:
     """Raise UsageError for values of a wrong type that OmegaConf accepts.
 
@@ -416,6 +461,10 @@ def _check_loose_types(recipe: Recipe, sources: Sequence[Any]) -> None:
             elements = attrgetter(key)(recipe)
             if not all(isinstance(element, get_args(entry.type)) for element in elements):
                 refuse_type(key, elements)
+        if entry.type in (list[list[int]], list[list[float]]):
+            rows, (number,) = attrgetter(key)(recipe), get_args(get_args(entry.type)[0])
+            if not all(type(row) is list and {*map(type, row)} <= {number} for row in rows):
+                refuse_type(key, rows)
         # OmegaConf takes any number for true …
         for source in sources if entry.type is bool else ():
             group, _, name = key.rpartition(".")
@@ -1072,7 +1121,7 @@ def _refuse_several(word: str, overrides: Sequence[str]) -> NoReturn:
     key, value = key_and_value(word)
     refusal = f"'{word}' has several values and a run has one; write one"
     types = {name: entry.type for name, entry in all_fields(Recipe)}
-    if types.get(key) in (list[int], list[float], list[str]):
+    if get_origin(types.get(key)) is list:
         raise UsageError(f"{refusal}, or a list in brackets, {key}=[{value}]") from None
     if key == "recipe":
         raise UsageError(f"{refusal}, or train a study, which has several recipes") from None

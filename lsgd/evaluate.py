@@ -26,7 +26,7 @@ from lsgd.override_syntax import canonical
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 from lsgd.rules.averaging import mean_of_states
-from lsgd.rules.metric import METRICS
+from lsgd.rules.metric import named_metric
 from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
 from lsgd.scores import Scores
@@ -82,6 +82,8 @@ class _SavedModel(NamedTuple):
     data: Digests
     trained_crop: tuple[int, float]
     """The image size, in pixels (0 without images), and crop ratio of the run that saved them."""
+    epoch: int | None = None
+    """The epoch, from 0, of the last training step; None for weights without a run."""
 
 
 def _load(path: Path, overrides: Sequence[str]) -> _SavedModel:
@@ -98,7 +100,8 @@ def _load_checkpoint(path: Path, overrides: Sequence[str]) -> _SavedModel:
     )
     recipe, saved = load_trained(path, overrides, remedy=remedy, any_image_size=True)
     crop = trained_crop(saved)
-    return _SavedModel(recipe, str(path), saved.model, saved.parts, saved.data, crop)
+    epoch = recipe.epoch_before(saved.step)
+    return _SavedModel(recipe, str(path), saved.model, saved.parts, saved.data, crop, epoch)
 
 
 def _load_average(folder: Path, count: int, overrides: Sequence[str]) -> _SavedModel:
@@ -162,7 +165,9 @@ def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResu
     device = pick_device(recipe.device)
     choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
     with joined(recipe.comm, device) as comm:
-        trained = build_trained(recipe, saved.name, saved.weights, saved.parts, comm, device)
+        trained = build_trained(
+            recipe, saved.name, saved.weights, saved.parts, comm, device, saved.epoch
+        )
         inputs, here = open_consistent_inputs(comm, trained.workload.inputs)
         check_same_data(saved.data, here)
         watch = _progress_lines() if comm.rank == 0 else ignore_progress
@@ -204,9 +209,9 @@ def _format_scores(split: str, scores: Scores, classes: int) -> str:
     """
     kind, count = next(iter(scores.counts.items()))
     rates = [
-        METRICS[name].format_labelled(rate)
+        named_metric(name).format_labelled(rate)
         for name, rate in scores.metrics.items()
-        if name != "loss" and not METRICS[name].is_always_0(classes)
+        if name != "loss" and not named_metric(name).is_always_0(classes)
     ]
     text = ", ".join([*rates, f"loss {scores.metrics['loss']:.4f}"])
     return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"

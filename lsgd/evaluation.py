@@ -10,6 +10,7 @@ from torch import nn
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.inputs import Inputs
+from lsgd.inputs.sized import inputs_after
 from lsgd.job.preemption import LockstepRounds
 from lsgd.metric_sums import MetricSums
 from lsgd.scores import Scores
@@ -35,6 +36,10 @@ class EvaluableModel(Protocol):
     def device(self) -> torch.device:
         """The torch device that holds the network to evaluate."""
 
+    @property
+    def epoch(self) -> int | None:
+        """The epoch, from 0, after or in which the model is evaluated; None for the last one."""
+
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -44,6 +49,7 @@ class TrainedModel:
     model: nn.Module
     comm: Comm
     device: torch.device
+    epoch: int | None = None
 
 
 EvaluationProgress = Callable[[str, int, int], None]
@@ -72,6 +78,7 @@ def evaluate(
     workload, model = learner.workload, learner.model
     if not (splits := workload.evaluation_sets if sets is None else sets):
         return {}
+    inputs = inputs_after(inputs, learner.epoch)
     try:
         # Compiling for an evaluation would take longer than it saves.
         with torch.compiler.set_stance("force_eager"), workload.evaluation_mode(model, inputs):

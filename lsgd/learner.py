@@ -58,16 +58,16 @@ class Learner:
         self.workload = open_workload(recipe, device)
         self.model = self.workload.network().to(device)
         self.model.load_state_dict(start, strict=False)
-        if recipe.compile:
-            compile_children(self.model, graphs=recipe.cuda_graphs)
+        if recipe.compile is True:
+            shapes = len(recipe.training_sizes) * len(recipe.stages)
+            compile_children(self.model, graphs=recipe.cuda_graphs, shapes=shapes)
         self.metric_sums = MetricSums(len(self.workload.count_names), device)
         self.strategy = open_strategy(recipe, self.workload, self.model, comm, self.metric_sums)
         if optimizer is not None:
             # The settings of its parameter groups stay the recipe's own.
             self.strategy.restore(self.strategy.state() | {"state": dict(optimizer)}, 0)
         if device.type == "cpu":
-            numbers = recipe.values_per_micro_batch(len(self.strategy.hosted))
-            set_num_threads(choose_threads(numbers, cores(detect_launch())))
+            set_num_threads(cpu_threads(recipe, len(self.strategy.hosted)))
         lower = AUTOCAST_DTYPES.get(recipe.precision)
         if lower:
             check_autocast(self.model, device, lower)
@@ -84,6 +84,11 @@ class Learner:
     def next_step(self) -> int:
         """The number, from 0, of the next training step of the run."""
         return self.strategy.next_step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0, of the last training step, or of the first before it."""
+        return self.recipe.epoch_before(self.next_step)
 
     @property
     def micro_batches_per_step(self) -> int:
@@ -220,6 +225,13 @@ class Learner:
         self.epoch_metrics, self.evaluations = dict(saved.rates), dict(saved.evaluations)
 
 
+def cpu_threads(recipe: Recipe, hosted: int) -> int:
+    """Return the number of CPU threads of a process that hosts this number of workers."""
+    if isinstance(recipe.threads, int):
+        return recipe.threads
+    return choose_threads(recipe.values_per_micro_batch(hosted), cores(detect_launch()))
+
+
 def _finite(states: list[Any]) -> bool:
     """Return whether all tensors in nested dicts and lists have only finite elements."""
     # An infinity is the minimum or the maximum, and NaN makes both NaN; aminmax is 20 times as fast
@@ -248,13 +260,14 @@ def _has_code_of_its_own(module: nn.Module) -> bool:
     return not kind.__module__.startswith("torch.") and kind.forward is not nn.Module.forward
 
 
-def compile_children(model: nn.Module, *, graphs: bool = False) -> None:
+def compile_children(model: nn.Module, *, graphs: bool = False, shapes: int = 1) -> None:
     """Compile each child module of a model in place, and within a stage each residual block.
 
     The backward pass of a model that is compiled as a whole gives all gradients at its end, too
     late to overlap their all-reduce with it. A model without modules but torch's own, which torch
     does not compile, is compiled as a whole. With `graphs` a GPU replays the kernels of each child,
-    forward and backward, as CUDA graphs, one per shape.
+    forward and backward, as CUDA graphs, one per shape. `shapes` is the number of image and
+    minibatch sizes of the run, each of which is compiled once.
     """
     mode = "reduce-overhead" if graphs else None
     own = [part for part in model.modules() if part is not model and _has_code_of_its_own(part)]
@@ -264,7 +277,8 @@ def compile_children(model: nn.Module, *, graphs: bool = False) -> None:
     # All blocks share their code, which torch by default compiles 8 times before it runs it
     # eagerly: ResNet-50 has 8 kinds of blocks, and a step up to 4 micro-batch sizes. Not dynamic,
     # since torch would treat shapes that differ from block to block as unknown.
-    torch.compiler.config.recompile_limit = 64
+    torch.compiler.config.recompile_limit = 64 * shapes
+    torch.compiler.config.accumulated_recompile_limit = 256 * shapes
     for part in model.children():
         if any(True for _ in part.parameters()):
             part.compile(dynamic=False, mode=mode)

@@ -1,4 +1,4 @@
-"""Parts of one's own: optimizers, networks and loaders of other packages, by import path.
+"""Parts of one's own: optimizers, networks, workloads of other packages, by import path.
 
 A recipe names such a part as `package.module:Name`, or by the name of an entry point of an
 installed package. Only `import_part` imports: for a part that a command line or a recipe to train
@@ -14,6 +14,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -46,11 +47,13 @@ class PartKind:
     """The arguments that lsgd passes to a part that takes them, and that are not options."""
     prefix: str = ""
     """The beginning of the names of the fields of its options and source, where others are near."""
+    by_field: bool = False
+    """Whether a part is chosen by its field, such as metric.name, and not by its group."""
 
     @property
     def choice(self) -> str:
         """The key of the override that chooses a part, such as optim."""
-        return self.key if self.prefix else self.group
+        return self.key if self.by_field else self.group
 
     @property
     def group(self) -> str:
@@ -96,8 +99,25 @@ AUGMENTATION = PartKind(
     (),
     ("seed", "data"),
     prefix="augmentation_",
+    by_field=True,
 )
-KINDS = (OPTIMIZER, NETWORK, LOADER, SCHEDULE, AUGMENTATION)
+METRIC = PartKind(
+    "metric.name",
+    "lsgd.metric",
+    "lsgd.workloads.own_metric:ImageMetric",
+    (),
+    ("classes",),
+    by_field=True,
+)
+WORKLOAD = PartKind(
+    "data.workload",
+    "lsgd.workload",
+    "lsgd.workloads.own:OwnWorkload",
+    ("recipe", "device"),
+    prefix="workload_",
+    by_field=True,
+)
+KINDS = (OPTIMIZER, NETWORK, LOADER, SCHEDULE, AUGMENTATION, METRIC, WORKLOAD)
 
 
 @dataclass(frozen=True)
@@ -132,6 +152,11 @@ class OwnPart:
     def override(self) -> str:
         """The override that chooses this part, such as optim=mypackage.rules:Lion."""
         return f"{self.kind.choice}={self.path}"
+
+    @property
+    def made_class(self) -> Any:
+        """The class of what the part makes: itself, or what the function is annotated to return."""
+        return _made_class(self.make)
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Check options and add the defaults of all others that a recipe can hold.
@@ -216,6 +241,17 @@ def is_import_path(name: Any) -> bool:
     (True, False, False)
     """
     return bool(IMPORT_PATH.fullmatch(str(name)))
+
+
+def snake_case(path: str) -> str:
+    """Return the name of a part in small letters, by its import path.
+
+    >>> snake_case("mypackage.metrics:MacroF1Error"), snake_case("mypackage:RMSE")
+    ('macro_f1_error', 'rmse')
+    """
+    name = path.rpartition(":")[2]
+    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    return parts.strip("_").lower()
 
 
 def installed_parts(kind: PartKind) -> dict[str, str]:
@@ -306,11 +342,10 @@ def _check_kind(kind: PartKind, shown: str, target: Any) -> None:
     """
     base_module, _, base_name = kind.base.partition(":")
     base = getattr(importlib.import_module(base_module), base_name)
-    made = target
-    if inspect.isfunction(target):
-        made = _type_hints(target).get("return")
+    made = _made_class(target)
     if getattr(base, "_is_protocol", False):
-        methods = [each for each in vars(base) if not each.startswith("_")]
+        public = {name: each for name, each in vars(base).items() if not name.startswith("_")}
+        methods = [name for name, each in public.items() if inspect.isfunction(each)]
         lacking = [each for each in methods if not callable(getattr(made, each, None))]
         if inspect.isclass(made) and not lacking:
             return
@@ -320,11 +355,18 @@ def _check_kind(kind: PartKind, shown: str, target: Any) -> None:
     else:
         if inspect.isclass(made) and issubclass(made, base):
             return
-        what = f"is not a {base.__module__.removesuffix('.module').removesuffix('.optimizer')}."
-        what += base.__name__
+        module = base.__module__.removesuffix(".module").removesuffix(".optimizer")
+        if module.startswith("lsgd."):
+            module = "lsgd.parts"  # from which a package takes it
+        what = f"is not a {module}.{base_name}"
     raise UsageError(
         f"{shown} {what}; write a class that is one, or a function that is annotated to return one"
     )
+
+
+def _made_class(target: Any) -> Any:
+    """Return a class, or what a function is annotated to return."""
+    return _type_hints(target).get("return") if inspect.isfunction(target) else target
 
 
 def _options(shown: str, target: Any) -> tuple[dict[str, Option], bool]:
@@ -459,6 +501,17 @@ def _imports(source: bytes, package: str) -> Iterator[str]:
             base = ".".join([*parts, *([node.module] if node.module else [])])
             yield base
             yield from (f"{base}.{each.name}" for each in node.names)
+
+
+@contextmanager
+def refusing_errors(what: str) -> Iterator[None]:
+    """Convert an error of a part's code into UsageError; `what` says which part fails where."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what} ({type(error).__name__}: {first_line(error)}); fix it") from error
 
 
 def first_line(error: BaseException) -> str:

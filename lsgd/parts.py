@@ -1,9 +1,10 @@
 """The interfaces and types with which parts of one's own are written, such as loaders.
 
-An optimizer derives from torch.optim.Optimizer, a network from torch.nn.Module, and a loader has
-the methods of `Inputs`, a decay of the learning rate that of `LrDecay`, and an augmentation that of
-`Augmentation`. A recipe names them by their import path, such as optim=mypackage.rules:Lion, and
-their options by optim.options.NAME=VALUE. These names stay from version to version.
+An optimizer derives from torch.optim.Optimizer, a network from torch.nn.Module, and a workload from
+`OwnWorkload`. A loader has the methods of `Inputs`, a decay of the learning rate that of `LrDecay`,
+an augmentation that of `Augmentation`, and a metric those of `ImageMetric`. A recipe names them by
+their import path, such as optim=mypackage.rules:Lion, and their options by
+optim.options.NAME=VALUE. These names stay from version to version.
 
     >>> import numpy as np
     >>> draws = uniforms(np.array([7, 8]), seed=0, epoch=3)
@@ -16,21 +17,30 @@ their options by optim.options.NAME=VALUE. These names stay from version to vers
 import numpy as np
 from numpy.typing import NDArray
 
+from lsgd.comm import Comm
 from lsgd.errors import UsageError
 from lsgd.inputs import Augmentation, Batch, ExampleColumns, Inputs
-from lsgd.recipe import Data
+from lsgd.recipe import Data, Recipe
 from lsgd.rules import philox
 from lsgd.rules.sampler import MicroBatch
 from lsgd.rules.schedule import LrDecay
+from lsgd.workloads import CarriedState
+from lsgd.workloads.own import OwnWorkload
+from lsgd.workloads.own_metric import ImageMetric
 
 __all__ = [
     "Augmentation",
     "Batch",
+    "CarriedState",
+    "Comm",
     "Data",
     "ExampleColumns",
+    "ImageMetric",
     "Inputs",
     "LrDecay",
     "MicroBatch",
+    "OwnWorkload",
+    "Recipe",
     "UsageError",
     "uniforms",
 ]

@@ -15,6 +15,7 @@ from lsgd.errors import UsageError
 from lsgd.evaluation import TrainedModel
 from lsgd.inputs import ExampleColumns, Inputs, indexed_class_names
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
+from lsgd.inputs.sized import inputs_after
 from lsgd.own_parts import is_import_path
 from lsgd.recipe import CommSettings, InputsSettings, Recipe
 from lsgd.rules import augmentation, sampler
@@ -102,18 +103,23 @@ def load_class_names(path: Path, recipe: Recipe) -> list[str]:
 
 
 class LazyInputs:
-    """A data loader that opens the dataset only on request, for models that need no data."""
+    """A data loader that opens the dataset only on request, for models that need no data.
+
+    Training images have the size of the epoch after which the model was saved.
+    """
 
     name = "opened when asked for"
 
-    def __init__(self, open_inputs: Callable[[], Inputs], data: Digests) -> None:
-        self._open_inputs, self.data = open_inputs, data
+    def __init__(
+        self, open_inputs: Callable[[], Inputs], data: Digests, epoch: int | None = None
+    ) -> None:
+        self._open_inputs, self.data, self.epoch = open_inputs, data, epoch
 
     def open_inputs(self) -> Inputs:
         """Open the dataset; raise UsageError if it is not the data that the run trained on."""
         inputs, here = open_consistent_inputs(SingleComm(), self._open_inputs)
         check_same_data(self.data, here)
-        return inputs
+        return inputs_after(inputs, self.epoch)
 
     def columns(self) -> ExampleColumns:
         """Open the dataset and return the metadata columns of its examples."""
@@ -135,10 +141,12 @@ def build_trained(
     parts: dict[str, dict[str, Tensor]],
     comm: Comm,
     device: torch.device,
+    epoch: int | None = None,
 ) -> TrainedModel:
     """Build a recipe's network with loaded weights and carried state, ready for evaluation.
 
-    Raises UsageError, with `name` for the file, if the weights are those of another network.
+    `epoch` is that of the last training step. Raises UsageError, with `name` for the file, if the
+    weights are those of another network.
     """
     workload = open_workload(recipe, device)
     model = workload.network().to(device)
@@ -156,4 +164,4 @@ def build_trained(
     for part in workload.carried_states(model, hosted, comm):
         if part.name in parts:
             part.restore(parts[part.name])
-    return TrainedModel(workload, model, comm, device)
+    return TrainedModel(workload, model, comm, device, epoch)

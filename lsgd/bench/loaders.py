@@ -174,14 +174,14 @@ def plan_batches(recipe: Recipe, rounds: int, batches: int) -> list[list[MicroBa
 def micro_batches_of_step(recipe: Recipe, step: int) -> list[MicroBatch]:
     """Return the micro-batches of a step of the run on a single process."""
     epoch, step_of_epoch = recipe.locate_step(step)
-    workers = recipe.stage(epoch).workers
+    stage = recipe.stage(epoch)
     return sampler.step_micro_batches(
         _order(recipe.data.train_examples, recipe.seed, epoch),
         epoch=epoch,
         step=step_of_epoch,
-        workers=workers,
-        worker_batch=recipe.worker_batch,
-        hosted=range(workers),
+        workers=stage.workers,
+        worker_batch=stage.worker_batch,
+        hosted=range(stage.workers),
         workers_per_pass=recipe.micro_batch_workers,
     )
 

@@ -62,16 +62,18 @@ def _in_memory(data: Data) -> list[Observation]:
 
 def _of_files(recipe: Recipe) -> list[Observation]:
     side, kind = recipe.data.image_size, recipe.data.augmentation
-    windows = _windows(recipe) if kind in augmentation.FILE_AUGMENTATIONS else None
+    parts = augmentation.parts_of(kind)
+    windows = _windows(recipe) if "crop" in parts else None
+    more = [f", {part}" for part in parts if part not in ("crop", "flip", "colour")]
     is_full = kind == "fb_resnet_torch"
     resize = "bicubic" if is_full else "bilinear"
     as_stored = Observation("colour", "as stored", "as stored")
     ratio = recipe.data.crop_ratio
     crop = f"short side {round(side / ratio)}, centre {side}"
     return [
-        Observation("augmentation", str(windows or kind), windows),
+        Observation("augmentation", f"{windows or kind}{''.join(more)}", None if more else windows),
         Observation("resize", f"antialiased {resize}", {resize}),
-        _colour(recipe) if is_full else as_stored,
+        _colour(recipe) if "colour" in parts else as_stored,
         Observation("evaluation_crop", crop, ratio == augmentation.CROP_RATIO),
     ]
 
@@ -108,25 +110,37 @@ class CropSamples:
     aspect: tuple[float, float]
     flipped: float
     """The share of flipped images."""
+    epochs: int | None = None
+    """The number of first epochs with random crops; None for all."""
 
     def __str__(self) -> str:
         return (
             f"area {100 * self.area[0]:.0f} to {100 * self.area[1]:.0f} %, aspect "
             f"{self.aspect[0]:.2f} to {self.aspect[1]:.2f}, flip {self.flipped:.1f}"
-        )
+        ) + (f", for {self.epochs} epochs" if self.epochs else "")
 
     def has_min_area(self, share: float) -> bool:
-        """Return whether areas span `share` to 1, aspects 3/4 to 4/3, and half of the crops flip.
+        """Return whether areas span `share` to 1, aspects 3/4 to 4/3, and half of them flip."""
+        return self.has_ranges((share, 1.0), (3 / 4, 4 / 3))
+
+    def has_ranges(
+        self,
+        area: tuple[float, float],
+        aspect: tuple[float, float],
+        epochs: int | None = None,
+    ) -> bool:
+        """Return whether areas and aspects span these ranges for `epochs`, and half of them flip.
 
         Tolerances allow for a pixel and for the sampling error of ten thousand draws.
         """
         (least, most), (narrow, wide) = self.area, self.aspect
         return (
-            share - 0.002 < least < share + 0.01
-            and 0.97 < most <= 1.005
-            and 0.74 < narrow < 0.77
-            and 1.31 < wide < 1.35
+            area[0] - 0.002 < least < area[0] + 0.01
+            and area[1] - 0.03 < most <= area[1] + 0.005
+            and aspect[0] - 0.01 < narrow < aspect[0] + 0.02
+            and aspect[1] - 0.025 < wide < aspect[1] + 0.017
             and abs(self.flipped - 0.5) < 0.05
+            and self.epochs == epochs
         )
 
 
@@ -134,9 +148,20 @@ def _windows(recipe: Recipe) -> CropSamples:
     ids = np.arange(10_000)
     side = 10_000  # so large that whole pixels make no difference
     windows = augmentation.crop_windows(
-        np.full((len(ids), 2), side), ids, seed=recipe.seed, epoch=0
+        np.full((len(ids), 2), side),
+        ids,
+        seed=recipe.seed,
+        epoch=0,
+        area_range=recipe.data.crop_area,
+        aspect_range=recipe.data.crop_aspect,
     )
     width, height = windows[:, 2] / side, windows[:, 3] / side
     area, aspect = width * height, width / height
-    mirrored = augmentation.flip_mask(ids, seed=recipe.seed, epoch=0).mean()
-    return CropSamples((area.min(), area.max()), (aspect.min(), aspect.max()), float(mirrored))
+    flips = "flip" in augmentation.parts_of(recipe.data.augmentation)
+    mirrored = augmentation.flip_mask(ids, seed=recipe.seed, epoch=0).mean() if flips else 0.0
+    return CropSamples(
+        (area.min(), area.max()),
+        (aspect.min(), aspect.max()),
+        float(mirrored),
+        recipe.data.augmented_epochs,
+    )

@@ -5,6 +5,7 @@ other observations are relative to this reference: twice the minibatch has twice
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +38,8 @@ def observe(learner: Learner) -> list[Observation]:
         _peak(curve),
         _drops(recipe, curve),
         _decay(curve),
+        _by_epoch(recipe, curve),
+        _lr_curve(recipe, curve),
         _epochs(learner),
     ]
 
@@ -183,6 +186,36 @@ def _decay(curve: Curve) -> Observation:
     return Observation("decay", run, found)
 
 
+@dataclass(frozen=True)
+class LrByEpoch:
+    """The learning rate of every step of a run, with the epoch at which the step begins."""
+
+    epochs: NDArray[np.float64]
+    curve: Curve
+
+    def equals(self, lr: Callable[[float], float]) -> bool:
+        """Return whether the lr of every step is that of a function of its epoch, to 7 digits."""
+        expected = np.fromiter(map(lr, self.epochs.tolist()), float)
+        return np.allclose(self.curve, expected, rtol=1e-7, atol=1e-10)
+
+
+def _by_epoch(recipe: Recipe, curve: Curve) -> Observation:
+    epochs = np.fromiter(map(recipe.epoch, range(len(curve))), float)
+    return Observation(
+        "lr",
+        f"from {curve[0]:.4g} to {curve.max():.4g} at epoch {epochs[curve.argmax()]:.3g}, to "
+        f"{curve[-1]:.3g} in the last step",
+        LrByEpoch(epochs, curve),
+    )
+
+
+def _lr_curve(recipe: Recipe, curve: Curve) -> Observation:
+    """Observe the lr of every step, for sources that state it as a whole."""
+    steps = recipe.steps_per_epoch
+    run = f"{warmup_in_words(curve, steps)}, then {recipe.schedule.decay} to {curve[-1]:.3g}"
+    return Observation("lr_curve", run, Ramp(curve, steps))
+
+
 def _epochs(learner: Learner) -> Observation:
     epochs = [len(steps) for _, steps in learner.remaining_epochs()]
     whole = set(epochs) == {learner.recipe.steps_per_epoch}
@@ -235,7 +268,8 @@ def _lrs(recipe: Recipe, steps: NDArray[np.int64]) -> Curve:
 def _like(recipe: Recipe, batch: int) -> Recipe:
     """Return a copy of a recipe with one worker of `batch` images and 20-step epochs."""
     data = replace(recipe.data, train_examples=20 * batch)
-    return replace(recipe, workers=1, worker_batch=batch, data=data, batch_growth=BatchGrowth())
+    plain = replace(recipe, batch_growth=BatchGrowth(), batch_schedule=[])
+    return replace(plain, workers=1, worker_batch=batch, data=data)
 
 
 def _full(recipe: Recipe, batch: int) -> float:

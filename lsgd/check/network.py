@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from lsgd.check.observation import Observation
 from lsgd.learner import Learner
+from lsgd.models.blurpool import BlurredConv2d, BlurredMaxPool2d
+from lsgd.models.preactivation_resnet import PreActivationBottleneck
 from lsgd.vision import models
 
-BLOCKS = (models.resnet.Bottleneck, models.resnet.BasicBlock)
+BLOCKS = (models.resnet.Bottleneck, models.resnet.BasicBlock, PreActivationBottleneck)
 
 
 def observe(learner: Learner) -> list[Observation]:
@@ -20,6 +22,7 @@ def observe(learner: Learner) -> list[Observation]:
     return [
         _model(learner),
         *([_stride(model)] if _blocks(model) else []),
+        _blurpool(model),
         _conv_init(model),
         *([_fc_init(model)] if _linear(model) else []),
         *([_last_gamma(model)] if _last_norms(model) else []),
@@ -61,6 +64,14 @@ def _stride(model: nn.Module) -> Observation:
         "stride 2 in convolutions of " + " and ".join(f"{a} x {b}" for a, b in sorted(striding)),
         striding,
     )
+
+
+def _blurpool(model: nn.Module) -> Observation:
+    """Observe the strided layers that are blurred: all that could be, by kind."""
+    kinds = [type(module) for module in model.modules()]
+    convs, pools = kinds.count(BlurredConv2d), kinds.count(BlurredMaxPool2d)
+    run = f"{convs} convolutions and {pools} max-pools" if convs or pools else "none"
+    return Observation("blurpool", run, (convs, pools))
 
 
 def _conv_init(model: nn.Module) -> Observation:

@@ -20,7 +20,11 @@ def observe(learner: Learner) -> list[Observation]:
         _evaluation_epochs(recipe),
         _averaging(recipe),
         _growth(recipe),
+        _phases(recipe),
+        _image_sizes(recipe),
+        _mirror(recipe),
         _balance(recipe),
+        _mixing(recipe),
         _metric(learner),
     ]
 
@@ -64,6 +68,29 @@ def _averaging(recipe: Recipe) -> Observation:
     return Observation("averaging", run, name)
 
 
+def _phases(recipe: Recipe) -> Observation:
+    """Observe the epoch, the workers and the images of a worker from which a minibatch holds."""
+    phases = [(stage.epoch, stage.workers, stage.worker_batch) for stage in recipe.stages]
+    run = ", ".join(f"{k} x {n} from {epoch}" for epoch, k, n in phases)
+    return Observation("phases", f"{run}, in epochs", phases)
+
+
+def _image_sizes(recipe: Recipe) -> Observation:
+    """Observe the sizes of training images, each with the first epoch that has it."""
+    sizes = [recipe.training_size(epoch) for epoch in range(recipe.epochs)]
+    changes = [(e, size) for e, size in enumerate(sizes) if not e or size != sizes[e - 1]]
+    shown = ", ".join(f"{size} from {epoch}" for epoch, size in changes[:3])
+    return Observation(
+        "image_sizes", f"{shown}{', …' * (len(changes) > 3)}, in pixels and epochs", changes
+    )
+
+
+def _mirror(recipe: Recipe) -> Observation:
+    mirrors = recipe.evaluation.mirror
+    run = "logits are the mean with those of the mirror image" if mirrors else "none"
+    return Observation("mirror", run, mirrors)
+
+
 def _balance(recipe: Recipe) -> Observation:
     run = {
         "none": "none",
@@ -72,6 +99,13 @@ def _balance(recipe: Recipe) -> Observation:
     }
     how = recipe.data.balance
     return Observation("balance", run[how], how)
+
+
+def _mixing(recipe: Recipe) -> Observation:
+    """Observe by which methods training images are mixed with each other."""
+    alphas = {"mixup": recipe.data.mixup, "CutMix": recipe.data.cutmix}
+    used = [f"{name} of alpha {alpha:g}" for name, alpha in alphas.items() if alpha]
+    return Observation("mixing", " or ".join(used) or "none", bool(used))
 
 
 def _growth(recipe: Recipe) -> Observation:

@@ -12,6 +12,7 @@ from lsgd.models import DTYPES
 from lsgd.recipe import Optim, Recipe
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import RunningStatistics
+from lsgd.rules.lamb import ADAPTED_DECAY
 from lsgd.strategy.allreduce import AllReduce
 
 
@@ -27,7 +28,10 @@ def observe(learner: Learner) -> list[Observation]:
         *([_batchnorm_decay(learner)] if has_norms else []),
         _momentum(recipe),
         *([_lars(learner)] if recipe.optim.name == "lars" else []),
+        *(_lamb(learner) if recipe.optim.name == "lamb" else []),
+        *([_rmsprop_warmup(recipe.optim)] if recipe.optim.name == "rmsprop_warmup" else []),
         _smoothing(recipe),
+        _loss(recipe),
         *([_running_average(learner)] if has_norms else []),
         _precision(learner),
         _compression(learner),
@@ -79,13 +83,19 @@ class WeightDecayGroups:
 
 def _is_decoupled(learner: Learner) -> bool:
     groups = _allreduce(learner).optimizer.param_groups
-    return any(group.get("decoupled_weight_decay") for group in groups)
+    return any(
+        group.get("decoupled_weight_decay") or optim.DECOUPLED_DECAY in group for group in groups
+    )
 
 
 def _decays(learner: Learner) -> dict[nn.Parameter, float]:
     """Return the weight decay of each optimized parameter, whether SGD or LARS applies it."""
     return {
-        parameter: float(group["weight_decay"] + group.get(optim.LARS_DECAY, 0.0))
+        parameter: float(
+            group["weight_decay"]
+            + group.get(ADAPTED_DECAY, 0.0)
+            + learner.recipe.optim.weight_decay * (group.get(optim.DECOUPLED_DECAY, 0.0) > 0)
+        )
         for group in _allreduce(learner).optimizer.param_groups
         for parameter in group["params"]
     }
@@ -117,17 +127,52 @@ def _momentum(recipe: Recipe) -> Observation:
 
 
 def _lars(learner: Learner) -> Observation:
-    rule, of_norms = learner.recipe.optim, _of_norms(learner)
-    kinds = frozenset(
-        "norms" if p in of_norms else "weights" if p.dim() > 1 else "biases"
-        for group in _allreduce(learner).optimizer.param_groups
-        if optim.LARS_DECAY in group
-        for p in group["params"]
-    )
+    rule, kinds = learner.recipe.optim, _adapted_kinds(learner)
     run = f"as equation ({_equation(rule)}), {_lookahead(rule)}, m = {rule.momentum:g}, "
     run += f"trust {rule.trust:g}, eps {rule.eps:g}, of {' and '.join(sorted(kinds, reverse=True))}"
-    found = Lars(_equation(rule), rule.nesterov, rule.momentum, rule.trust, rule.eps, kinds)
+    if rule.ratio_decay is not None:
+        run += f", with decay {rule.ratio_decay:g} in the ratio"
+    found = Lars(
+        _equation(rule),
+        rule.nesterov,
+        rule.momentum,
+        rule.trust,
+        rule.eps,
+        kinds,
+        rule.ratio_decay,
+    )
     return Observation("lars", run, found)
+
+
+def _adapted_kinds(learner: Learner) -> frozenset[str]:
+    """Return the kinds of tensors that LARS or LAMB scales: weights, biases, norms."""
+    of_norms = _of_norms(learner)
+    return frozenset(
+        "norms" if p in of_norms else "weights" if p.dim() > 1 else "biases"
+        for group in _allreduce(learner).optimizer.param_groups
+        if ADAPTED_DECAY in group
+        for p in group["params"]
+    )
+
+
+def _lamb(learner: Learner) -> list[Observation]:
+    rule, kinds = learner.recipe.optim, _adapted_kinds(learner)
+    corrected = "with" if rule.bias_correction else "without"
+    run = f"beta {rule.momentum:g} and {rule.beta2:g}, eps {rule.eps:g}, {corrected} bias "
+    run += f"correction, of {' and '.join(sorted(kinds, reverse=True)) or 'no tensor'}"
+    found = LambSettings((rule.momentum, rule.beta2), rule.eps, rule.bias_correction, kinds)
+    limit = rule.clip_norm
+    clipped = "none" if limit is None else f"the mean of all workers, to norm {limit:g}"
+    return [Observation("lamb", run, found), Observation("clip_norm", clipped, limit)]
+
+
+def _rmsprop_warmup(rule: Optim) -> Observation:
+    found = RMSpropWarmupSettings(
+        rule.momentum, rule.beta2, rule.eps, rule.rms_lr, rule.beta_center, rule.beta_period
+    )
+    run = f"mu {rule.momentum:g} and {rule.beta2:g}, eps {rule.eps:g}, lr {rule.rms_lr:g} of "
+    run += f"RMSprop, center {rule.beta_center:g} and period {rule.beta_period:g} epochs"
+    return Observation("rmsprop_warmup", run, found)
 
 
 def _equation(rule: Optim) -> int:
@@ -161,12 +206,43 @@ class Lars:
     eps: float
     adapts: frozenset[str]
     """The kinds of tensors whose gradient is scaled: weights, biases, norms."""
+    ratio_decay: float | None = None
+    """The weight decay in the denominator of the ratio; None for that of the weights."""
+
+
+@dataclass(frozen=True)
+class LambSettings:
+    """The update rule of LAMB that a recipe has."""
+
+    betas: tuple[float, float]
+    eps: float
+    bias_correction: bool
+    adapts: frozenset[str]
+    """The kinds of tensors whose update is scaled: weights, biases, norms."""
+
+
+@dataclass(frozen=True)
+class RMSpropWarmupSettings:
+    """The change from RMSprop to momentum SGD that a recipe has."""
+
+    mu1: float
+    mu2: float
+    eps: float
+    rms_lr: float
+    center: float
+    period: float
 
 
 def _smoothing(recipe: Recipe) -> Observation:
     share = recipe.label_smoothing
     run = f"{share:g} of a label is spread over all classes" if share else "none"
     return Observation("label_smoothing", run, share)
+
+
+def _loss(recipe: Recipe) -> Observation:
+    over = recipe.bce_over_classes if recipe.loss == "bce" else ""
+    run = f"binary cross-entropy, {over} over classes" if over else "cross-entropy"
+    return Observation("loss", run, (recipe.loss, over))
 
 
 def _running_average(learner: Learner) -> Observation:

@@ -267,9 +267,18 @@ def describe(comm: Comm, device: Device) -> str:
     return line
 
 
+RERUN = "the checkpoint is intact, so rerun the same command with its run_dir to resume"
+"""The fix in the message of a lost process of a job that lsgd runs itself."""
+RESTART = "start all processes of the program again, from its last checkpoint"
+"""The fix in the message of a lost process of a program that has connected its own processes."""
+
+
 @contextmanager
-def communicating(*errors: type[Exception]) -> Iterator[None]:
-    """Time a call of a communication library, and convert these errors of it into PeerLostError."""
+def communicating(*errors: type[Exception], fix: str = RERUN) -> Iterator[None]:
+    """Time a call of a communication library, and convert these errors of it into PeerLostError.
+
+    `fix` ends the message of that error.
+    """
     begin = perf_counter()
     try:
         yield
@@ -279,8 +288,7 @@ def communicating(*errors: type[Exception]) -> Iterator[None]:
         why = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
         raise PeerLostError(
             f"another process has exited, or the network has failed ({why}); its own message "
-            "says why; the checkpoint is intact, so rerun the same command with its run_dir to "
-            "resume"
+            f"says why; {fix}"
         ) from None
     finally:
         _wait_time.seconds += perf_counter() - begin

@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 import torch.distributed as dist
 from torch import Tensor
 
-from lsgd.comm import communicating
+from lsgd.comm import RESTART, communicating
 
 T = TypeVar("T")
 
@@ -21,6 +21,8 @@ class GroupComm:
     library = "torch.distributed"
     group: dist.ProcessGroup | None = None
     """The process group; None for the default one of the moment."""
+    fix = RESTART
+    """The fix in the message of a lost process."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -31,21 +33,21 @@ class GroupComm:
 
         The returned function waits for it.
         """
-        with communicating(RuntimeError):
+        with communicating(RuntimeError, fix=self.fix):
             work = dist.all_reduce(tensor, group=self.group, async_op=True)
-        return partial(wait_for, work)
+        return partial(wait_for, work, self.fix)
 
     def broadcast_object(self, value: T) -> T:
         """Broadcast the value of process 0, pickled, and return it on every process."""
         values = [value]
-        with communicating(RuntimeError):
+        with communicating(RuntimeError, fix=self.fix):
             dist.broadcast_object_list(values, group=self.group, group_src=0)
         return values[0]
 
     def gather_objects(self, value: T) -> list[T]:
         """Gather the values of all processes, pickled; return them in rank order on all."""
         values: list[T | None] = [None] * self.world_size
-        with communicating(RuntimeError):
+        with communicating(RuntimeError, fix=self.fix):
             dist.all_gather_object(values, value, group=self.group)
         return cast(list[T], values)
 
@@ -53,7 +55,7 @@ class GroupComm:
         """Leave the group open, since somebody else opened it."""
 
 
-def wait_for(work: dist.Work) -> None:
-    """Wait for the end of a collective call or message; raises PeerLostError."""
-    with communicating(RuntimeError):
+def wait_for(work: dist.Work, fix: str) -> None:
+    """Wait for the end of a collective call or message; raises PeerLostError with this fix."""
+    with communicating(RuntimeError, fix=fix):
         work.wait()

@@ -21,7 +21,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
 
-from lsgd.comm import communicating
+from lsgd.comm import RERUN, RESTART, communicating
 from lsgd.errors import UsageError
 from lsgd.job.network import hostname, hostname_problem, list_interfaces
 
@@ -78,6 +78,9 @@ def _reach_horovodrun(timeout: float) -> None:
 class InitialisedHorovodComm:
     """Communicator of the processes of a job that have called Horovod's `init` themselves."""
 
+    fix = RESTART
+    """The fix in the message of a lost process."""
+
     def __init__(self) -> None:
         controller = "MPI" if hvd.mpi_built() and hvd.mpi_enabled() else "Gloo"
         self.library = f"Horovod ({controller}{', NCCL' if hvd.nccl_built() else ''})"
@@ -85,24 +88,24 @@ class InitialisedHorovodComm:
 
     def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
         """Start an in-place all-reduce; Horovod matches the sums of all processes by `name`."""
-        with communicating(HorovodInternalError):
+        with communicating(HorovodInternalError, fix=self.fix):
             handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name)
 
         def wait() -> None:
-            with communicating(HorovodInternalError):
+            with communicating(HorovodInternalError, fix=self.fix):
                 hvd.synchronize(handle)
 
         return wait
 
     def broadcast_object(self, value: T) -> T:
         """Broadcast the value of process 0, pickled, and return it on every process."""
-        with communicating(HorovodInternalError):
+        with communicating(HorovodInternalError, fix=self.fix):
             received: T = hvd.broadcast_object(value, root_rank=0, name="object")
         return received
 
     def gather_objects(self, value: T) -> list[T]:
         """Gather the values of all processes, pickled; return them in rank order on all."""
-        with communicating(HorovodInternalError):
+        with communicating(HorovodInternalError, fix=self.fix):
             values: list[T] = hvd.allgather_object(value, name="objects")
         return values
 
@@ -112,6 +115,8 @@ class InitialisedHorovodComm:
 
 class HorovodComm(InitialisedHorovodComm):
     """Communicator of the processes of a job, which it joins over Horovod."""
+
+    fix = RERUN
 
     def __init__(self, *, timeout: float, join_timeout: float) -> None:
         _reach_horovodrun(join_timeout)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from lsgd.comm import communicating
+from lsgd.comm import RERUN, communicating
 from lsgd.comm.group import GroupComm, wait_for
 from lsgd.comm.pair import ProcessPair, open_pairs
 from lsgd.errors import UsageError
@@ -30,6 +30,8 @@ WATCHDOG = 60.0
 
 class TorchComm(GroupComm):
     """Communicator of the processes of a job, which it joins over torch.distributed."""
+
+    fix = RERUN
 
     def __init__(
         self, launch: Launch, *, device: torch.device, timeout: float, join_timeout: float
@@ -87,13 +89,13 @@ class TorchComm(GroupComm):
         """Start sending a CPU tensor to another process over gloo."""
         with communicating(RuntimeError):
             work = cast(dist.Work, dist.isend(tensor, receiver, tag=tag))
-        return partial(wait_for, work)
+        return partial(wait_for, work, self.fix)
 
     def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
         """Start receiving a CPU tensor from another process over gloo, in place."""
         with communicating(RuntimeError):
             work = cast(dist.Work, dist.irecv(tensor, sender, tag=tag))
-        return partial(wait_for, work)
+        return partial(wait_for, work, self.fix)
 
     def broadcast_object(self, value: T) -> T:
         """Broadcast the value of process 0, pickled, and return it on every process."""

@@ -8,9 +8,9 @@ import yaml
 import lsgd
 from lsgd import config
 from lsgd.export.network import ExportedNetwork
+from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.recipe import Data
-from lsgd.rules.augmentation import FILE_AUGMENTATIONS
-from lsgd.rules.metric import METRICS, TOP1
+from lsgd.rules.metric import TOP1, named_metric
 from lsgd.sanitizing import sanitize
 from lsgd.tables import escape_markdown, markdown_table
 
@@ -185,7 +185,7 @@ def _loading(exported: ExportedNetwork) -> str:
 def _images(data: Data) -> str:
     size, numbers = data.image_size, f"mean {data.mean} and standard deviation {data.std}"
     each = f"Pixels in [0, 1] are normalised by {numbers} of each channel."
-    if data.augmentation not in FILE_AUGMENTATIONS:
+    if data.name in IN_MEMORY_DATASETS:
         return f"Images of {size} x {size}, whole. {each}"
     way = "bicubic" if data.augmentation == "fb_resnet_torch" else "bilinear"
     return (
@@ -201,7 +201,7 @@ def _scores(exported: ExportedNetwork) -> str:
     known = [
         (metric, rate)
         for key, rate in rates.items()
-        if not (metric := METRICS[key.removeprefix("val_")]).is_always_0(recipe.data.classes)
+        if not (metric := named_metric(key.removeprefix("val_"))).is_always_0(recipe.data.classes)
     ]
     rows = [[metric.label_on("validation"), metric.format_value(rate)] for metric, rate in known]
     lower = ", in bfloat16" if recipe.evaluation.bfloat16 else ""

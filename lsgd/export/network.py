@@ -72,13 +72,16 @@ class ExportedNetwork:
         }[recipe.averaging.name]
         measures = recipe.measures_bn and worker_batch_norms(self.network)
         measured = ", BN statistics measured with them" if measures else ""
-        return f"{weights} after step {self.checkpoint.step}{measured}"
+        mirrors = ", evaluated as the mean over an image and its mirror image"
+        mirrored = mirrors * recipe.evaluation.mirror
+        return f"{weights} after step {self.checkpoint.step}{measured}{mirrored}"
 
     @property
     def is_torchvision_model(self) -> bool:
         """Whether torchvision builds the same network from its name and number of classes alone."""
         options = builder_options(self.recipe) if self.recipe.model.is_from_library else {}
-        return type(self.network).__module__.startswith("torchvision.models.") and not options
+        plain = not options and self.recipe.model.blurpool == "none"
+        return type(self.network).__module__.startswith("torchvision.models.") and plain
 
     @property
     def constructor_code(self) -> str:
@@ -113,7 +116,7 @@ def load_exported_network(
     choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
     trained = build_trained(recipe, str(path), saved.model, saved.parts, SingleComm(), device)
     workload, network = trained.workload, trained.workload.network()
-    inputs = LazyInputs(workload.inputs, saved.data)
+    inputs = LazyInputs(workload.inputs, saved.data, recipe.epoch_before(saved.step))
     with torch.no_grad(), workload.evaluation_mode(trained.model, inputs):
         network.load_state_dict(trained.model.state_dict())
     network = network.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]

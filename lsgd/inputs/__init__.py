@@ -68,18 +68,19 @@ class Inputs(Protocol):
 def prefetch_limit(recipe: Recipe) -> int:
     """Return how many micro-batches a recipe's data loader may prefetch beyond the current one.
 
-    The number depends on this machine's cores and on whether DALI is installed. For a loader of the
-    user's own it is inputs.prefetch.
+    The number depends on this machine's cores and on whether DALI is installed. For a loader or a
+    workload of the user's own it is inputs.prefetch.
     """
     settings = recipe.inputs
-    if settings.is_own:
+    if settings.is_own or recipe.data.is_own_workload:
         return settings.prefetch
     if settings.loader in ("memory", "synthetic") or recipe.data.name in IN_MEMORY_DATASETS:
         return 0
     if recipe.data.workload != "images":
         return 0
     decoders = settings.decoders if settings.decoders is not None else cores(detect_launch())
-    if settings.loader == "torchvision" or not is_dali_installed():
+    is_torchvision = settings.loader == "torchvision" or _has_policy(recipe.data)
+    if is_torchvision or not is_dali_installed():
         return decoders * settings.prefetch
     from lsgd.inputs.dali import READ_AHEAD
 
@@ -152,12 +153,29 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
 
     Raises UsageError if the dataset is missing or differs from the recipe.
     """
+    inputs = _open_at_one_size(recipe, device)
+    if "erasing" in augmentation.parts_of(recipe.data.augmentation):
+        from lsgd.inputs.augmented import AugmentedInputs, RandomErasing
+
+        inputs = AugmentedInputs(inputs, RandomErasing(recipe.data, seed=recipe.seed))
+    if not recipe.image_sizes.points:
+        return inputs
+    from lsgd.inputs.sized import SizedInputs
+
+    return SizedInputs(inputs, recipe)
+
+
+def _open_at_one_size(recipe: Recipe, device: "torch.device") -> Inputs:
+    """Open a recipe's data loader, with images of data.image_size unless a micro-batch has another.
+
+    Raises UsageError if the dataset is missing or differs from the recipe.
+    """
     if is_import_path(recipe.data.augmentation):
         from lsgd.inputs.augmented import AugmentedInputs, open_augmentation
 
         own = open_augmentation(recipe, device)
         plain = replace(recipe.data, augmentation="none")
-        return AugmentedInputs(open_inputs(replace(recipe, data=plain), device), own)
+        return AugmentedInputs(_open_at_one_size(replace(recipe, data=plain), device), own)
     data, settings = recipe.data, recipe.inputs
     root = data_folder(data)
     loader = settings.loader
@@ -166,7 +184,7 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
             "memory"
             if data.name in IN_MEMORY_DATASETS
             else "dali"
-            if is_dali_installed()
+            if is_dali_installed() and not _has_policy(data)
             else "torchvision"
         )
     _check_kind(data, settings, loader, device)
@@ -202,7 +220,7 @@ def _open_folder(recipe: Recipe, device: "torch.device", loader: str) -> Inputs:
             folder = FolderInputs(
                 data, indexes, settings, seed=recipe.seed, device=device, decoders=decoders
             )
-            if settings.loader == "auto":
+            if settings.loader == "auto" and not _has_policy(data):
                 folder.name += f" (DALI is faster: {install_command('dali')})"
             return folder
         case "dali":
@@ -215,9 +233,10 @@ def _open_folder(recipe: Recipe, device: "torch.device", loader: str) -> Inputs:
                 seed=recipe.seed,
                 device=device,
                 decoders=decoders,
-                largest_batch=max(_most_workers(recipe) * recipe.worker_batch, recipe.val_batch),
+                largest_batch=max(_largest_micro_batch(recipe), recipe.val_batch),
                 # auto is decided after the loader is open; the workload converts the images then.
                 channels_last=recipe.channels_last is True,
+                sizes_change=bool(recipe.image_sizes.points),
             )
     raise ValueError(loader)
 
@@ -263,15 +282,21 @@ def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
     return made
 
 
-def _most_workers(recipe: Recipe) -> int:
-    """Return the largest number of virtual workers whose images one micro-batch can hold.
+def _largest_micro_batch(recipe: Recipe) -> int:
+    """Return the largest number of images that one micro-batch of training can hold.
 
     workers_per_pass=auto is decided after the loader is open, so it counts as all workers: DALI
     allocates memory by the actual size of the micro-batches.
     """
     if recipe.workers_per_pass == AUTO:
-        return max(stage.workers for stage in recipe.stages)
-    return recipe.micro_batch_workers
+        return max(stage.batch_size for stage in recipe.stages)
+    n = max(stage.worker_batch for stage in recipe.stages)
+    return recipe.micro_batch_workers * n
+
+
+def _has_policy(data: Data) -> bool:
+    """Return whether the augmentation has a policy, which DALI cannot apply from given draws."""
+    return bool({*augmentation.POLICIES} & {*augmentation.parts_of(data.augmentation)})
 
 
 def is_dali_installed() -> bool:
@@ -322,20 +347,26 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
                 f"inputs={loader} reads image folders, and {data.name} is not one; write "
                 "inputs=memory"
             )
-        if data.augmentation == "shift_flip":
+        parts = augmentation.parts_of(data.augmentation)
+        if "shift" in parts:
             raise UsageError(
-                "data.augmentation=shift_flip is for small images in memory; write crop_flip, "
-                f"fb_resnet_torch or none for {data.name}"
+                f"data.augmentation={data.augmentation} shifts, which is for small images in "
+                f"memory; write crop_flip, fb_resnet_torch, none or parts of these for {data.name}"
             )
         if data.channels not in (1, 3):
             raise UsageError(
                 f"data.channels={data.channels}, and image files give 3 or, as grey, 1; write "
                 "data.channels=3 or data.channels=1"
             )
-        if data.channels == 1 and data.augmentation == "fb_resnet_torch":
+        if data.channels == 1 and {"colour", *augmentation.POLICIES} & {*parts}:
             raise UsageError(
-                "data.augmentation=fb_resnet_torch changes colours, which images of "
+                f"data.augmentation={data.augmentation} changes colours, which images of "
                 "data.channels=1 do not have; write data.augmentation=crop_flip"
+            )
+        if loader == "dali" and {*augmentation.POLICIES} & {*parts}:
+            raise UsageError(
+                f"data.augmentation={data.augmentation} has a policy of torchvision, which DALI "
+                "cannot apply from given draws; write inputs=torchvision"
             )
     if loader == "dali" and not is_dali_installed():
         raise UsageError(

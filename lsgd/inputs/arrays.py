@@ -78,9 +78,14 @@ def load_arrays(data: Data, root: Path) -> tuple[ImageArrays, ImageArrays]:
         ("image_size", train.images.shape[2]),
     ):
         if number != (expected := getattr(data, name)):
+            is_of_each = name in ("channels", "image_size")
             raise UsageError(
-                f"data.{name}={expected} but {data.name} at {root} has {number}; complete it, or "
-                f"write data.{name}={number} for another trajectory"
+                f"data.{name}={expected} but {data.name} at {root} has {number}"
+                + (
+                    f", and its images are used as they are; write data.{name}={number}"
+                    if is_of_each
+                    else f"; complete it, or write data.{name}={number} for another trajectory"
+                )
             )
     return train, validation
 

@@ -1,15 +1,19 @@
-"""Training images of any loader, changed by an augmentation of the user's own."""
+"""Training images of any loader, changed on the device: erased, or by the user's own code."""
 
 from collections.abc import Iterable, Iterator
 from itertools import tee
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from lsgd.errors import UsageError
 from lsgd.inputs import Augmentation, Batch, ExampleColumns, Inputs
+from lsgd.job.device import arrays_to_device
 from lsgd.own_parts import AUGMENTATION, first_line, imported_part
-from lsgd.recipe import Recipe
+from lsgd.recipe import Data, Recipe
+from lsgd.rules.augmentation import erased_windows, parts_in_epoch
 from lsgd.rules.sampler import MicroBatch
 
 
@@ -36,6 +40,27 @@ class AugmentedInputs:
     def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Yield the images and labels of each evaluation micro-batch as the loader has them."""
         return self.inputs.evaluation(passes)
+
+
+class RandomErasing:
+    """An augmentation that sets a random window of some images to 0, the mean of their pixels."""
+
+    def __init__(self, data: Data, *, seed: int) -> None:
+        self.data, self.seed = data, seed
+
+    def augment(self, images: Tensor, examples: NDArray[np.int64], epoch: int) -> Tensor:
+        """Return the images (images, channels, height, width) with their erased windows."""
+        data = self.data
+        if not parts_in_epoch(data.augmentation, epoch, data.augmented_epochs):
+            return images
+        side, draw = images.shape[-1], {"seed": self.seed, "epoch": epoch}
+        windows = erased_windows(side, examples, probability=data.erase_probability, **draw)
+        edges = arrays_to_device(windows, images.device).T[..., None]
+        left, top, right, bottom = edges  # each (images, 1)
+        at = torch.arange(side, device=images.device)
+        rows, columns = (at >= top) & (at < bottom), (at >= left) & (at < right)
+        erased = rows[:, :, None] & columns[:, None, :]
+        return images.masked_fill(erased[:, None], 0)
 
 
 def open_augmentation(recipe: Recipe, device: torch.device) -> Augmentation:

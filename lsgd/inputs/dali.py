@@ -34,6 +34,7 @@ from lsgd.inputs.index import ImageIndex, index_columns
 from lsgd.job.device import arrays_to_device, is_nvidia, to_device
 from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
+from lsgd.rules.augmentation import parts_in_epoch, parts_of
 from lsgd.rules.sampler import MicroBatch
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
@@ -44,7 +45,7 @@ _Feed = tuple[list[NDArray[np.uint8]], *tuple[NDArray[Any], ...]]
 """The inputs of DALI's pipeline for a batch, one entry for each image.
 
 They are path or content, the window's corner and shape, the region's begin and end, whether the
-image is mirrored, and the matrices of `recolour` if colours change.
+image is mirrored, the matrices of `recolour` if colours change, and the image's size if sizes do.
 """
 
 
@@ -62,9 +63,11 @@ class DaliInputs:
         decoders: int,
         largest_batch: int,
         channels_last: bool,
+        sizes_change: bool = False,
     ) -> None:
         self.data, self.seed, self.device = data, seed, device
-        self.recolours = data.augmentation == "fb_resnet_torch"
+        self.sizes_change = sizes_change
+        self.recolours = "colour" in parts_of(data.augmentation)
         self.indexes = indexes
         self.on_gpu = is_nvidia(device)
         decodes_on_gpu = self.on_gpu and settings.decode_on != "cpu"
@@ -100,9 +103,12 @@ class DaliInputs:
 
     def _graph(self, settings: InputsSettings, decodes_on_gpu: bool) -> tuple[Any, Any]:
         """Build DALI's graph of decoding and augmentation; return its images and file lengths."""
-        file, corner, shape, begin, end, mirror, *colours = fn.external_source(
-            source=self._next, num_outputs=9 if self.recolours else 6, batch=True
+        file, corner, shape, begin, end, mirror, *others = fn.external_source(
+            source=self._next, num_outputs=6 + 3 * self.recolours + self.sizes_change, batch=True
         )
+        region: dict[str, Any] = {"roi_start": begin, "roi_end": end}
+        if self.sizes_change:
+            *others, region["size"] = others
         if not self.in_shards:
             # Not mapped: truncating a mapped file while it is read kills the process.
             file = fn.io.file.read(file, dont_use_mmap=True)
@@ -111,11 +117,11 @@ class DaliInputs:
         window = decode(
             file, corner, shape, on_gpu=decodes_on_gpu, hardware=hardware, sixteen_bits=grey
         )
-        pixels = resize(window, self.data, roi_start=begin, roi_end=end)
+        pixels = resize(window, self.data, **region)
         if self.on_gpu and not decodes_on_gpu:
             pixels = pixels.gpu()  # as 8 bits, a quarter of their size as float32
         if self.recolours:
-            pixels = recolour(pixels, *colours)
+            pixels = recolour(pixels, *others)
         if grey:
             pixels = fn.coord_transform(pixels, M=(augmentation.GREY / 257).tolist())
         layout = "HWC" if self.channels_last else "CHW"
@@ -170,26 +176,32 @@ class DaliInputs:
             yield first, feed.result()
 
     def _feed(self, each: MicroBatch) -> "_Feed":
-        index, ids = self._index_of(each), each.examples
+        index, ids, side = self._index_of(each), each.examples, each.side or self.data.image_size
         try:
             sizes = index.sizes(ids)
             files = self._files(index, ids)
         except InputFailedError as error:
             raise explain_read_error(error, each, index) from None
-        colours = np.tile(augmentation.IDENTITY_COLOURS, (len(ids), 1))
-        if each.epoch is not None and self.data.augmentation in augmentation.FILE_AUGMENTATIONS:
-            draw = {"seed": self.seed, "epoch": each.epoch}
-            windows = augmentation.crop_windows(sizes, ids, **draw)
-            mirror = augmentation.flip_mask(ids, **draw)
+        data = self.data
+        parts = parts_in_epoch(data.augmentation, each.epoch, data.augmented_epochs)
+        draw: dict[str, Any] = {"seed": self.seed, "epoch": each.epoch or 0}
+        if "crop" in parts:
+            ranges: dict[str, Any] = {
+                "area_range": data.crop_area,
+                "aspect_range": data.crop_aspect,
+            }
+            windows = augmentation.crop_windows(sizes, ids, **draw, **ranges)
             regions = np.concatenate((np.zeros(sizes.shape), windows[:, 2:]), axis=1)
-            if self.recolours:
-                colours = augmentation.colour_transforms(ids, **draw)
         else:
             windows = np.concatenate((np.zeros_like(sizes), sizes), axis=1)
-            mirror = np.zeros(len(ids), bool)
-            regions = augmentation.evaluation_regions(
-                sizes, self.data.image_size, self.data.crop_ratio
-            )
+            regions = augmentation.evaluation_regions(sizes, side, data.crop_ratio)
+        flips = "flip" in parts
+        mirror = augmentation.flip_mask(ids, **draw) if flips else np.zeros(len(ids), bool)
+        colours = (
+            augmentation.colour_transforms(ids, **draw)
+            if "colour" in parts
+            else np.tile(augmentation.IDENTITY_COLOURS, (len(ids), 1))
+        )
         return (
             files,
             _rows_first(windows[:, :2], np.int32),
@@ -198,6 +210,7 @@ class DaliInputs:
             _rows_first(regions[:, :2] + regions[:, 2:], np.float32),
             mirror.astype(np.int32),
             *(_matrices(colours) if self.recolours else ()),
+            *([np.full(sizes.shape, side, np.float32)] if self.sizes_change else []),
         )
 
     def _files(self, index: ImageIndex, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
@@ -357,10 +370,13 @@ def error_summary(error: RuntimeError) -> str:
 
 
 def resize(window: Any, data: Data, **region: Any) -> Any:
-    """Build DALI's operator that resizes decoded images, or a region of each, to the input size."""
+    """Build DALI's operator that resizes decoded images, or a region of each, to the input size.
+
+    A `size` in the region is another one for each image.
+    """
     return fn.resize(
         window,
-        size=(data.image_size, data.image_size),
+        size=region.pop("size", (data.image_size, data.image_size)),
         interp_type=types.INTERP_CUBIC
         if data.augmentation == "fb_resnet_torch"
         else types.INTERP_TRIANGULAR,

@@ -9,10 +9,11 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,11 @@ from lsgd.inputs.index import ImageIndex
 from lsgd.job.starting import enable_gc
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
+from lsgd.rules.augmentation import POLICIES, parts_in_epoch, parts_of
 from lsgd.rules.sampler import MicroBatch
+
+if TYPE_CHECKING:
+    from lsgd.inputs.policy import AugmentationPolicy
 
 Pixels: TypeAlias = NDArray[Any]
 """Images in memory, shape (images, height, width, channels), with values of 0 to 255."""
@@ -49,11 +54,23 @@ class ImageFiles:
     def __init__(self, data: Data, indexes: Mapping[str, ImageIndex], *, seed: int) -> None:
         self.side, self.augmentation, self.seed = data.image_size, data.augmentation, seed
         self.channels, self.crop_ratio = data.channels, data.crop_ratio
+        self.augmented_epochs = data.augmented_epochs
+        self.ranges: dict[str, Any] = {
+            "area_range": data.crop_area,
+            "aspect_range": data.crop_aspect,
+        }
         self.indexes = indexes
+        self.data = data
+
+    @cached_property
+    def policy(self) -> "AugmentationPolicy | None":
+        """The policy of the augmentation, or None; it is made in the process that uses it."""
+        return open_policy(self.data)
 
     def shape(self, each: MicroBatch) -> tuple[int, ...]:
         """Return the shape (images, height, width, channels) of a micro-batch's decoded pixels."""
-        return len(each.examples), self.side, self.side, self.channels
+        side = each.side or self.side
+        return len(each.examples), side, side, self.channels
 
     @property
     def dtype(self) -> type[np.generic]:
@@ -75,23 +92,39 @@ class ImageFiles:
     def _decode(
         self, index: ImageIndex, each: MicroBatch, pixels: Pixels
     ) -> NDArray[np.float64] | None:
-        ids, bicubic = each.examples, self.augmentation == "fb_resnet_torch"
+        ids, side = each.examples, each.side or self.side
+        bicubic = self.augmentation == "fb_resnet_torch"
         shape = pixels.shape[1:]
-        if each.epoch is None or self.augmentation not in augmentation.FILE_AUGMENTATIONS:
-            for i, example in enumerate(ids):
-                whole = load_image(index, example, channels=self.channels)
-                image = centre_crop(whole, self.side, crop_ratio=self.crop_ratio, bicubic=bicubic)
-                pixels[i] = np.asarray(image).reshape(shape)
-            return None
-        draw = {"seed": self.seed, "epoch": each.epoch}
-        windows = augmentation.crop_windows(index.sizes(ids), ids, **draw)
-        flips = augmentation.flip_mask(ids, **draw)
+        parts = parts_in_epoch(self.augmentation, each.epoch, self.augmented_epochs)
+        draw: dict[str, Any] = {"seed": self.seed, "epoch": each.epoch or 0}
+        crops, flips = "crop" in parts, "flip" in parts
+        windows = (
+            augmentation.crop_windows(index.sizes(ids), ids, **draw, **self.ranges) if crops else ()
+        )
+        mirrored = augmentation.flip_mask(ids, **draw) if flips else np.zeros(len(ids), bool)
+        policy = self.policy if {*parts} & {*POLICIES} else None
+        seeds = augmentation.policy_seeds(ids, **draw) if policy else ()
         for i, example in enumerate(ids):
             whole = load_image(index, example, channels=self.channels)
-            image = crop(whole, windows[i], self.side, bicubic=bicubic)
-            image = flip_horizontally(image) if flips[i] else image
+            if crops:
+                image = crop(whole, windows[i], side, bicubic=bicubic)
+            else:
+                image = centre_crop(whole, side, crop_ratio=self.crop_ratio, bicubic=bicubic)
+            image = flip_horizontally(image) if mirrored[i] else image
+            image = policy.apply(image, seeds[i]) if policy else image
             pixels[i] = np.asarray(image).reshape(shape)
-        return augmentation.colour_transforms(ids, **draw) if bicubic else None
+        return augmentation.colour_transforms(ids, **draw) if "colour" in parts else None
+
+
+def open_policy(data: Data) -> "AugmentationPolicy | None":
+    """Make the policy of a recipe's augmentation, or return None if it has none."""
+    names = [part for part in parts_of(data.augmentation) if part in POLICIES]
+    if not names:
+        return None
+    # Imported here, since it imports torch, which other decoders do without.
+    from lsgd.inputs.policy import AugmentationPolicy
+
+    return AugmentationPolicy(names[0], data.rand_operations, data.rand_magnitude)
 
 
 class SharedPixelBuffer:

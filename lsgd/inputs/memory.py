@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from lsgd.errors import UsageError
 from lsgd.inputs import Batch, ExampleColumns
 from lsgd.inputs.arrays import load_arrays
-from lsgd.inputs.pixels import Normalise
+from lsgd.inputs.decoder import open_policy
+from lsgd.inputs.pixels import Normalise, resize
 from lsgd.job.device import arrays_to_device, to_device_together
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
@@ -26,7 +27,8 @@ class MemoryInputs:
     """A data loader of a small image dataset held as 8-bit pixels in the device's memory."""
 
     def __init__(self, data: Data, root: Path, *, seed: int, device: torch.device) -> None:
-        if data.augmentation in augmentation.FILE_AUGMENTATIONS:
+        parts = augmentation.parts_of(data.augmentation)
+        if {"crop", "colour"} & {*parts}:
             raise UsageError(
                 f"data.augmentation={data.augmentation} is for image folders; write shift_flip or "
                 f"none for {data.name}"
@@ -38,7 +40,8 @@ class MemoryInputs:
         self.val_images = torch.from_numpy(np.ascontiguousarray(validation.images)).to(device)
         self.val_labels = torch.from_numpy(validation.labels).to(device)
         self.normalise = Normalise(data, device)
-        self.shifts = data.augmentation == "shift_flip"
+        self.augmentation, self.augmented_epochs = data.augmentation, data.augmented_epochs
+        self.policy = open_policy(data)
         self.seed = seed
         self.repeats = data.balance == "sampler"
 
@@ -53,18 +56,27 @@ class MemoryInputs:
         return {name: values.cpu().numpy() for name, values in held.items()}
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """Yield each training micro-batch's images, shifted and flipped per recipe, and labels."""
+        """Yield each training micro-batch's images, augmented per recipe, and labels."""
         for each in passes:
             count = len(self.train_labels)
             numbers = [each.examples % count if self.repeats else each.examples]
-            if self.shifts and each.epoch is not None:
-                numbers += self._places(each.examples, each.epoch)
+            parts = augmentation.parts_in_epoch(
+                self.augmentation, each.epoch, self.augmented_epochs
+            )
+            draw = {"seed": self.seed, "epoch": each.epoch or 0}
+            if {"shift", "flip"} & {*parts}:
+                numbers += self._places(each.examples, parts, **draw)
             ids, *places = to_device_together(
                 [torch.from_numpy(array) for array in numbers], self.train_labels.device
             )
             images = self.train_images[ids]
             if places:
                 images = _moved(images, *places)
+            if self.policy and {*augmentation.POLICIES} & {*parts}:
+                seeds = augmentation.policy_seeds(each.examples, **draw)
+                images = torch.stack(list(map(self.policy.apply, images, seeds)))
+            if each.side:
+                images = resize(images.float(), each.side)
             yield self.normalise(images), self.train_labels[ids]
 
     def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
@@ -73,15 +85,21 @@ class MemoryInputs:
             ids = arrays_to_device(each.examples, self.val_labels.device)
             yield self.normalise(self.val_images[ids]), self.val_labels[ids]
 
-    def _places(self, examples: NDArray[np.int64], epoch: int) -> list[NDArray[np.int64]]:
+    def _places(
+        self, examples: NDArray[np.int64], parts: tuple[str, ...], **draw: int
+    ) -> list[NDArray[np.int64]]:
         """Draw shifts and flips; return the rows and columns of padded pixels that they select.
 
         Both have the shape (images, side).
         """
         side = self.train_images.shape[-1]
-        corners = augmentation.crop_corners(examples, PADDING, seed=self.seed, epoch=epoch)
-        flips = augmentation.flip_mask(examples, seed=self.seed, epoch=epoch)
-        read = np.where(flips[:, None], np.arange(side)[::-1], np.arange(side))
+        corners = np.full((len(examples), 2), PADDING)
+        if "shift" in parts:
+            corners = augmentation.crop_corners(examples, PADDING, **draw)
+        read = np.broadcast_to(np.arange(side), (len(examples), side))
+        if "flip" in parts:
+            flips = augmentation.flip_mask(examples, **draw)
+            read = np.where(flips[:, None], np.arange(side)[::-1], np.arange(side))
         return [corners[:, :1] + np.arange(side), corners[:, 1:] + read]
 
 

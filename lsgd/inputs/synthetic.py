@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from lsgd.inputs import Batch, ExampleColumns
+from lsgd.inputs.pixels import resize
 from lsgd.job.device import arrays_to_device
 from lsgd.recipe import Data
 from lsgd.rules.sampler import MicroBatch
@@ -22,6 +23,7 @@ class SyntheticInputs:
         shape = (DISTINCT_IMAGES, data.channels, data.image_size, data.image_size)
         # On the device, so that a benchmark measures the training and not the loader.
         self.images = torch.randn(shape, generator=generator).to(device)
+        self.resized: dict[int, torch.Tensor] = {}
         self.classes = data.classes
         self.train_examples = data.train_examples
         self.repeats = data.balance == "sampler"
@@ -36,7 +38,15 @@ class SyntheticInputs:
             repeats = self.repeats and each.split == "train"
             examples = each.examples % self.train_examples if repeats else each.examples
             ids = arrays_to_device(examples, self.images.device)
-            yield self.images[ids % DISTINCT_IMAGES], ids % self.classes
+            yield self._images(each.side)[ids % DISTINCT_IMAGES], ids % self.classes
+
+    def _images(self, side: int) -> torch.Tensor:
+        """Return all distinct images, resized to another side unless it is 0."""
+        if not side:
+            return self.images
+        if side not in self.resized:
+            self.resized = {side: resize(self.images, side)}  # one size at a time
+        return self.resized[side]
 
     def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Yield random images and labels of each evaluation micro-batch, as in training."""

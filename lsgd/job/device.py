@@ -26,7 +26,7 @@ from torch import Tensor, get_num_threads
 from lsgd.errors import UsageError
 from lsgd.job.launcher import cores, detect_launch
 from lsgd.job.numa import bind_near_device, pci_address
-from lsgd.job.system import bind_to, usable_cores
+from lsgd.job.system import bind_to, peak_memory, usable_cores
 from lsgd.metric_sums import widest_float
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -204,6 +204,20 @@ def peak_device_memory(device: torch.device) -> int:
     if device.type == "mps":
         return int(torch.mps.driver_allocated_memory())
     return int(_module(device.type).max_memory_reserved(device))
+
+
+def memory_statistics(device: torch.device) -> dict[str, float]:
+    """Return the peak of this process's memory, in MiB, and of a GPU its allocation retries.
+
+    On the CPU it is the peak of resident memory since the process started, and on a GPU that of the
+    memory which torch has reserved since the last reset. A retry follows an allocation that found
+    no memory: torch frees its cache and tries again. Nothing waits for the device.
+    """
+    peak = peak_memory() if device.type == "cpu" else peak_device_memory(device)
+    found = {"peak_memory_mb": peak / 2**20}
+    if device.type == "cuda":
+        found["memory_retries"] = torch.cuda.memory_stats(device)["num_alloc_retries"]
+    return found
 
 
 def total_device_memory(device: torch.device) -> int:

@@ -47,10 +47,28 @@ def make_network(recipe: Recipe) -> nn.Module:
             hidden=recipe.model.hidden,
             seed=recipe.seed,
         )
+        _change_network(model, recipe)
     freeze_parameters(model, recipe)
     if recipe.optim.head_lr is not None:
         _set_head_lr(model, recipe, recipe.optim.head_lr)
     return model.to(DTYPES[recipe.precision], memory_format=memory_format(recipe))  # type: ignore[call-overload,no-any-return]
+
+
+def _change_network(model: nn.Module, recipe: Recipe) -> None:
+    """Apply the recipe's choices of blurred strides, initial gammas and the last layer's bias."""
+    settings = recipe.model
+    if settings.blurpool != "none":
+        from lsgd.models.blurpool import blur_strides
+
+        blur_strides(model, settings.blurpool)
+    if settings.gamma == "uniform":
+        # Of another generator than the other weights, which stay those of gamma 1.
+        generator = torch.Generator().manual_seed(recipe.seed)
+        for layer in worker_batch_norms(model):
+            nn.init.uniform_(layer.weight, generator=generator)
+    if settings.last_bias:
+        *_, last = (module for module in model.modules() if isinstance(module, nn.Linear))
+        nn.init.constant_(last.bias, settings.last_bias)
 
 
 def head_parameters(recipe: Recipe) -> tuple[str, ...]:
@@ -160,12 +178,14 @@ def make_model(
     """
     # Imported here, since torchvision takes a second to import and few callers build a network.
     from lsgd.models.lenet import LeNet5
+    from lsgd.models.preactivation_resnet import PreActivationResNet50
     from lsgd.models.small_resnet import SmallResNet
     from lsgd.vision import models
 
     norm = WorkerBatchNorm2d
     makers = {
         "resnet50": partial(models.resnet50, num_classes=classes, norm_layer=norm),
+        "resnet50_v2": partial(PreActivationResNet50, classes),
         "resnet101": partial(models.resnet101, num_classes=classes, norm_layer=norm),
         "resnet20": partial(SmallResNet, classes, channels=channels, blocks=3, width=16),
         "small_resnet": partial(SmallResNet, classes, channels=channels, blocks=1, width=8),
@@ -220,6 +240,7 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
     """
     from lsgd.models.crf import CRF
     from lsgd.models.lstm import INIT_BOUND
+    from lsgd.models.preactivation_resnet import PreActivationBottleneck
     from lsgd.vision import models
 
     generator = torch.Generator().manual_seed(seed)
@@ -247,7 +268,7 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
                 _check_without_parameters(module)
     for module in model.modules():
         match module:
-            case models.resnet.Bottleneck():
+            case models.resnet.Bottleneck() | PreActivationBottleneck():
                 nn.init.constant_(module.bn3.weight, last_gamma)
             case models.resnet.BasicBlock():
                 nn.init.constant_(module.bn2.weight, last_gamma)

@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any, TypeVar
@@ -69,6 +70,10 @@ def check_library_network(recipe: Recipe) -> None:
     network = network.to("meta").train()
     versions = {path: buffer._version for path, buffer in network.named_buffers()}
     _check_logits(_probe(network, watched, recipe), recipe)
+    for side in {*recipe.training_sizes} - {recipe.data.image_size}:
+        sized = replace(recipe, data=replace(recipe.data, image_size=side))
+        with torch.no_grad():
+            _check_logits(_call_on_images(network, sized), sized)
     for layer, path in drawing.items():
         if set(watched.calls.get(layer, [PROBE_IMAGES])) != {PROBE_IMAGES}:
             raise UsageError(

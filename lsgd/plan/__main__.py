@@ -96,11 +96,16 @@ def plan(argv: Sequence[str]) -> None:
     recipe, options = _command_line().parse(overrides)
     remedy = "a short run of it with profile=true shows where its time goes"
     check_supported(recipe, "lsgd.plan", remedy, workloads=("images",), strategies=("allreduce",))
-    check_constant_batch(recipe, "lsgd.plan")
     gpus = _gpus(sizes, recipe)
     points = _points(recipe, options)
     if points is None:
         check_world_size(recipe, gpus)
+    else:
+        check_constant_batch(recipe, "lsgd.plan --to")
+    if recipe.has_phases and options.out:
+        raise UsageError(
+            "--out draws the steps of one size, and this run has phases of others; leave it out"
+        )
     draw = plotter("draw" if points is None else "draw_arrivals") if options.out else None
     step = _measured(recipe, options)
     with create_output_folder(options.out) as folder:
@@ -132,12 +137,18 @@ def _of_the_recipe(
     machine: ModelledCluster, recipe: Recipe, nodes: int, gpus: int
 ) -> tuple[str, tuple[object, ...]]:
     """Estimate a recipe's run; return the report's text and the arguments of its plot."""
+    from lsgd.plan.memory import memory_line
+
+    if recipe.has_phases:
+        from lsgd.plan.phases import largest_phase, phase_report, plan_phases
+
+        planned = plan_phases(machine, recipe, gpus)
+        memory = memory_line(largest_phase(planned), gpus)
+        return phase_report(machine, recipe, nodes, planned, memory=memory), ()
     shown = gpu_counts(machine.gpus_per_server, gpus)
     fixed = [estimate_run(machine, recipe, count) for count in shown]
     growing = [estimate_one_worker_per_gpu(machine, recipe, count) for count in shown]
     is_paper = paper.is_paper_setup(machine, recipe)
-    from lsgd.plan.memory import memory_line
-
     memory = memory_line(recipe, gpus)
     text = report(machine, recipe, nodes, fixed, growing, memory=memory, is_paper=is_paper)
     return text, (recipe.name, fixed, growing, recipe.workers)

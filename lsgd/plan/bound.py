@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from lsgd.job.gpus import GPUS as DATA_SHEETS
 from lsgd.plan.hardware import Constant
 from lsgd.plan.processes import read_recipe_and_processes, tabulated_workers
 from lsgd.profile.traffic import (
@@ -43,16 +44,14 @@ class Gpu:
     """The peak of bfloat16 products, or of float16 without bfloat16 support, TFLOP/s."""
 
 
-def _gpu(name: str, bandwidth: float, float32: float, lower: float) -> Gpu:
-    speeds = (Constant(value, "TFLOP/s", SHEET) for value in (float32, lower))
-    return Gpu(name, Constant(bandwidth, "TB/s", SHEET), *speeds)
-
-
-GPUS = (
-    _gpu("V100 SXM2", 0.9, 15.7, 125),
-    _gpu("A100 SXM 80 GB", 2.039, 19.5, 312),
-    _gpu("H100 SXM", 3.35, 67, 989),
-    _gpu("H200 SXM", 4.8, 67, 989),
+GPUS = tuple(
+    Gpu(
+        sheet.name,
+        Constant(sheet.bandwidth, "TB/s", SHEET),
+        Constant(sheet.float32, "TFLOP/s", SHEET),
+        Constant(sheet.lower, "TFLOP/s", SHEET),
+    )
+    for sheet in DATA_SHEETS
 )
 LAUNCH = Constant(5, "µs", "assumed: the host time of eager torch for an operator")
 PUBLISHED = Constant(

@@ -34,7 +34,7 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
         ("data.channels", run.recipe.data.channels, recipe.data.channels),
         ("precision", run.recipe.precision, recipe.precision),
         ("channels_last", run_layout(run), _word(recipe.channels_last)),
-        ("compile", _word(run.recipe.compile), _word(recipe.compile)),
+        ("compile", _logged(run, "compile", run.recipe.compile), _word(recipe.compile)),
     ):
         if theirs != ours:
             raise UsageError(
@@ -78,8 +78,13 @@ def _word(value: bool | str) -> str:
 
 def run_layout(run: Run) -> str:
     """Return a run's channels_last, from its recipe or, if that has auto, from its log."""
-    found = re.search(r"channels_last=(true|false)", str(run.start.get("machine")))
-    return found[1] if found else _word(run.recipe.channels_last)
+    return _logged(run, "channels_last", run.recipe.channels_last)
+
+
+def _logged(run: Run, name: str, value: bool | str) -> str:
+    """Return the value of a field that a run has logged for auto, or else that of its recipe."""
+    found = re.search(rf"\b{name}=(true|false)", str(run.start.get("machine")))
+    return found[1] if found else _word(value)
 
 
 def _pass(recipe: Recipe, machine: str) -> int:

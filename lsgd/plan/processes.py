@@ -1,11 +1,12 @@
 """The command-line arguments and micro-batch sizes of plans of one training step."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.job.command import integer_from
-from lsgd.recipe import Recipe
+from lsgd.recipe import ImageSizes, Recipe
 from lsgd.recipe.checks import check_constant_batch, check_supported, check_world_size
 from lsgd.recipe.fields import AUTO
 
@@ -18,7 +19,8 @@ def read_recipe_and_processes(
 ) -> tuple[Recipe, int]:
     """Parse the recipe and --processes from the command line of a planning subcommand.
 
-    Raises UsageError, with this remedy, for an unsupported recipe, and for too many processes.
+    Where the size of training images changes, it is the largest one. Raises UsageError, with this
+    remedy, for an unsupported recipe, and for too many processes.
     """
     program = f"lsgd.plan {name}"
     line = RecipeParser(program=program, about=about)
@@ -35,6 +37,9 @@ def read_recipe_and_processes(
     check_constant_batch(recipe, program)
     check_world_size(recipe, options.processes)
     check_not_dry_run(recipe)
+    if recipe.image_sizes.points:  # the largest images take the most memory and time
+        data = replace(recipe.data, image_size=max(recipe.training_sizes))
+        recipe = replace(recipe, data=data, image_sizes=ImageSizes())
     return recipe, options.processes
 
 

@@ -9,7 +9,7 @@ from lsgd.plan.step import ModelledCluster
 from lsgd.plan.table import constants, duration, run_time
 from lsgd.plan.time_to_target import TargetPlan, cheapest, fastest, plan_to_target
 from lsgd.recipe import Recipe
-from lsgd.recipe.published_points import PublishedPoints
+from lsgd.recipe.published_points import PublishedPoints, points_of_paper
 from lsgd.tables import markdown_table
 
 
@@ -19,10 +19,11 @@ def find_points(accuracy: float, recipe: Recipe) -> PublishedPoints:
     Raises UsageError if there are none, or if they belong to another network, dataset or image
     size.
     """
-    ladders = [points for points in config.load_all_points() if points.rate == "top1_error"]
+    known = points_of_paper(config.load_all_points(), recipe.paper)
+    ladders = [points for points in known if points.rate == "top1_error"]
     for points in ladders:
         if math.isclose(points.target, 100 - accuracy, abs_tol=1e-9):
-            return _checked(points, accuracy, recipe)
+            return _checked(points.for_recipe(recipe.name), accuracy, recipe)
     there = ", ".join(f"{100 - each.target:g} ({_network(each)})" for each in ladders)
     raise UsageError(
         f"no convergence points are known for {accuracy:g} % top-1 accuracy; write --to with "

@@ -93,7 +93,7 @@ class ImageClassifier:
 
         Raises UsageError if the data are missing, or are not those that the run was trained on.
         """
-        inputs = LazyInputs(self.workload.inputs, self.checkpoint.data).open_inputs()
+        inputs = self._lazy_inputs().open_inputs()
         passes = self.workload.evaluation_micro_batches("val", 0, 1)
         parts: list[Tensor] = []
         with self._evaluation_mode(inputs):
@@ -136,11 +136,14 @@ class ImageClassifier:
         """Return the probability of each class for normalised images, shape (images, classes)."""
         return self.workload.logits(self.trained.model, images).float().softmax(1)
 
+    def _lazy_inputs(self) -> LazyInputs:
+        return LazyInputs(self.workload.inputs, self.checkpoint.data, self.trained.epoch)
+
     @contextmanager
     def _evaluation_mode(self, inputs: Inputs | None = None) -> Iterator[None]:
         """Set the network to evaluation, with this loader or one that is opened if it is needed."""
         model, workload = self.trained.model, self.workload
-        inputs = inputs or LazyInputs(workload.inputs, self.checkpoint.data)
+        inputs = inputs or self._lazy_inputs()
         eager = torch.compiler.set_stance("force_eager")
         with torch.inference_mode(), eager, workload.evaluation_mode(model, inputs):
             model.eval()
@@ -171,6 +174,9 @@ def load_classifier(path: Path, overrides: Sequence[str]) -> ImageClassifier:
         )
     device = pick_device(recipe.device)
     choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
-    trained = build_trained(recipe, str(path), saved.model, saved.parts, SingleComm(), device)
+    epoch = recipe.epoch_before(saved.step)
+    trained = build_trained(
+        recipe, str(path), saved.model, saved.parts, SingleComm(), device, epoch
+    )
     numbers = [str(label) for label in range(recipe.data.classes)]
     return ImageClassifier(recipe, saved, trained, load_class_names(path, recipe) or numbers)

@@ -21,6 +21,7 @@ from lsgd.recipe.retention import newest_steps, spread_steps
 from lsgd.recipe.settings import (
     LIBRARIES,
     MODELS,
+    OWN_NETWORK,
     PADDINGS,
     PAPERS,
     TARGET_DATA,
@@ -32,6 +33,7 @@ from lsgd.recipe.settings import (
     Data,
     EarlyStopping,
     Evaluation,
+    ImageSizes,
     InputsSettings,
     Model,
     Optim,
@@ -44,11 +46,12 @@ from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.recipe.wording import UNITS
 from lsgd.rules import evaluation_interval, sampler, schedule
 from lsgd.rules.early_stopping import EarlyStop, early_stop
-from lsgd.rules.metric import METRICS, TOP1, Metric
+from lsgd.rules.metric import METRICS, OWN_NAME, TOP1, Metric, named_metric
 
 __all__ = [
     "LIBRARIES",
     "MODELS",
+    "OWN_NETWORK",
     "PADDINGS",
     "PAPERS",
     "TARGET_DATA",
@@ -62,6 +65,7 @@ __all__ = [
     "DifferingField",
     "EarlyStopping",
     "Evaluation",
+    "ImageSizes",
     "InputsSettings",
     "Model",
     "Optim",
@@ -76,9 +80,16 @@ __all__ = [
 ]
 
 
+MIN_TIMED_STEPS, MIN_TIMED_VALUES = 200, 1e8
+"""The fewest steps of a run, and the fewest pixel values in them, for hardware=auto to time steps.
+
+On two cores a small ResNet trains 1e8 pixel values in 15 seconds.
+"""
+
+
 @dataclass(frozen=True)
 class Stage:
-    """A range of a run's epochs with a constant number of workers and a constant batch size.
+    """A range of a run's epochs with constant numbers of workers and of examples of each.
 
     `steps_before` and `examples_before` are those of all earlier epochs.
     """
@@ -86,6 +97,8 @@ class Stage:
     epoch: int
     """The first epoch of the stage, counted from 0."""
     workers: int
+    worker_batch: int
+    """The number of examples of a worker in a step."""
     batch_size: int
     """The number of examples of an update."""
     steps_per_epoch: int
@@ -129,7 +142,12 @@ class Recipe(RunSettings):
     @property
     def most_processes(self) -> int:
         """The largest number of processes of a run: one per worker and per separate server."""
-        return self.workers + self.strategy.server_processes
+        return self.fewest_workers + self.strategy.server_processes
+
+    @property
+    def fewest_workers(self) -> int:
+        """The smallest number of workers of a step, if the batch changes."""
+        return min([self.workers, *(workers for _, workers, _ in self.batch_schedule)])
 
     @property
     def batch_size(self) -> int:
@@ -201,6 +219,34 @@ class Recipe(RunSettings):
         images = workers * self.worker_batch
         return images * self.data.channels * self.data.image_size**2
 
+    def training_size(self, epoch: int) -> int:
+        """Return the side of the training images of an epoch, in pixels."""
+        sizes = self.image_sizes
+        if not sizes.points:
+            return self.data.image_size
+        return schedule.size_by_points(epoch, sizes.points, sizes.multiple)
+
+    @cached_property
+    def training_sizes(self) -> tuple[int, ...]:
+        """The distinct sides of training images over the run, in the order of their epochs."""
+        points = self.image_sizes.points  # from the last one on the size stays
+        epochs = min(self.epochs, math.ceil(points[-1][0]) + 1) if points else 1
+        return tuple(dict.fromkeys(map(self.training_size, range(epochs))))
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether the minibatch changes, or training images have another size than evaluated."""
+        return len(self.stages) > 1 or self.training_sizes != (self.data.image_size,)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the run is too short for hardware=auto to time any steps before it."""
+        images = self.data.workload == "images"
+        values = self.data.channels * self.data.image_size**2 if images else math.inf
+        examples = self.examples(self.total_steps)
+        is_small = examples * values < MIN_TIMED_VALUES
+        return self.rehearse or self.total_steps < MIN_TIMED_STEPS or is_small
+
     @property
     def keeps_tail(self) -> bool:
         """Whether the last N mod kn examples of an epoch are kept as a smaller step."""
@@ -226,21 +272,24 @@ class Recipe(RunSettings):
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """S, the number of training steps of one epoch (of the first, if the batch grows)."""
+        """S, the number of training steps of one epoch (of the first, if the batch changes)."""
         return self.stages[0].steps_per_epoch
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of the run: ranges of epochs of one batch size, several if the batch grows."""
+        """The stages of the run: ranges of epochs of one batch size, several if it changes."""
         stages: list[Stage] = []
-        for epoch in (0, *self.batch_growth.milestones):
-            factor, before = self.batch_growth.factor_in(epoch), stages[-1:]
-            size, examples = self.batch_size * factor, self.train_examples
+        growth, k, n = self.batch_growth, self.workers, self.worker_batch
+        grown = [[epoch, k * growth.factor_in(epoch), n] for epoch in growth.milestones]
+        for epoch, workers, worker_batch in [[0, k, n], *grown, *self.batch_schedule]:
+            before, examples = stages[-1:], self.train_examples
+            size = workers * worker_batch if epoch else self.batch_size
             steps = sampler.steps_per_epoch(examples, size, keeps_tail=self.keeps_tail)
             stages.append(
                 Stage(
                     epoch=epoch,
-                    workers=self.workers * factor,
+                    workers=workers,
+                    worker_batch=worker_batch,
                     batch_size=size,
                     steps_per_epoch=steps,
                     examples_per_epoch=examples if self.keeps_tail else steps * size,
@@ -267,6 +316,10 @@ class Recipe(RunSettings):
         epochs, of_epoch = divmod(step - stage.steps_before, stage.steps_per_epoch)
         return stage.epoch + epochs, of_epoch
 
+    def epoch_before(self, step: int) -> int:
+        """Return the epoch, from 0, of the last step before `step`, or of the first step."""
+        return self.locate_step(max(0, step - 1))[0]
+
     @property
     def total_steps(self) -> int:
         """The number of training steps of the whole run."""
@@ -292,12 +345,22 @@ class Recipe(RunSettings):
 
         A local step is at a fraction of a step.
         """
-        left = 1.0 if self.schedule.decay == "steps" else self._decay_left(step)
-        return schedule.learning_rate(self.epoch(step), remaining_decay=left, **self._schedule_rule)
+        if self.schedule.per == "epoch":
+            step = self.first_step(int(self.epoch(step)))
+        left = 1.0 if self.schedule.decay in ("steps", "points") else self._decay_left(step)
+        rule = self._schedule_rule
+        if self.batch_schedule:
+            rule = rule | {"batch_size": self.stage(self.epoch(step)).batch_size}
+        return schedule.learning_rate(self.epoch(step), remaining_decay=left, **rule)
 
     @property
     def scaled_lr(self) -> float:
-        """The full learning rate, scaled for the minibatch: after the warmup, before any decay."""
+        """The full learning rate, scaled for the minibatch: after the warmup, before any decay.
+
+        Of an lr by points it is the highest.
+        """
+        if self.schedule.points:
+            return max(lr for _, lr in self.schedule.points)
         return schedule.scaled_lr(
             self.lr_batch,
             reference_lr=self.schedule.reference_lr,
@@ -317,10 +380,11 @@ class Recipe(RunSettings):
 
     @property
     def warms_up(self) -> bool:
-        """Whether the learning-rate schedule has a warmup for this recipe's batch size."""
+        """Whether the learning-rate schedule has a warmup for this recipe's batch sizes."""
         rule = self.schedule
+        early = [row for row in self.batch_schedule if row[0] < rule.warmup_epochs]
         return schedule.has_warmup(
-            self.lr_batch,
+            max([self.lr_batch, *(workers * n for _, workers, n in early)]),
             reference_batch=rule.reference_batch,
             warmup=rule.warmup,
             warmup_start=rule.warmup_start,
@@ -344,13 +408,15 @@ class Recipe(RunSettings):
         """Yield each remaining epoch of the run with its remaining steps; `step` is the first.
 
         A dry run makes a few steps of the whole run: the first two, one in the middle of the
-        warmup, the one at its end, and one on each side of the first drop and of each growth.
+        warmup, the one at its end, and one on each side of the first drop, of each point of the lr
+        and of each other minibatch.
         """
         run = range(step, self.total_steps)
         if self.rehearse:
             warmup = self.schedule.warmup_epochs
             changes = [(self.schedule.milestones or [self.epochs])[0]]
-            changes += self.batch_growth.milestones
+            changes += [epoch for epoch, _ in self.schedule.points]
+            changes += [stage.epoch for stage in self.stages[1:]]
             sides = [self._first_step(epoch) - back for epoch in changes for back in (1, 0)]
             at = {0, 1, self._first_step(warmup / 2), self._first_step(warmup), *sides}
             steps = sorted(s for s in at if s in run)
@@ -396,13 +462,18 @@ class Recipe(RunSettings):
         if self.keep_best is None:
             return []
         by_step = {self._end(epoch - 1): metrics for epoch, metrics in epochs.items()}
-        return METRICS[self.keep_best].best_first(by_step | dict(evaluations))
+        return named_metric(self.keep_best).best_first(by_step | dict(evaluations))
 
     def _end(self, epoch: int) -> int:
         """Return the number of steps of the run at the end of an epoch, counted from 0."""
         if self.rehearse:
             return dict(self.epochs_from(0))[epoch][-1] + 1
         return self.first_step(epoch + 1)
+
+    def knows_metric(self, name: str) -> bool:
+        """Return whether a metric of this name may be in the rows of the run."""
+        is_own = self.data.is_own_workload and OWN_NAME.fullmatch(name) is not None
+        return name in METRICS or name == self.metric.own_name or is_own
 
     def final_metric(self, rate: Metric) -> Metric:
         """Return the definition of the run's final metric, given its workload's default metric."""
@@ -422,7 +493,7 @@ class Recipe(RunSettings):
         """Return where the run was stopped early by its patience, by its metrics by epoch."""
         if self.stop.patience is None:
             return None
-        stop = early_stop(rates, METRICS[self.stop.metric].key, self.stop.patience)
+        stop = early_stop(rates, named_metric(self.stop.metric).key, self.stop.patience)
         return stop if stop and stop.epoch < self.epochs else None
 
     def describe_early_stop(self, rates: Mapping[int, Mapping[str, Any]]) -> str:
@@ -430,11 +501,13 @@ class Recipe(RunSettings):
         return wording.describe_early_stop(self, stop) if (stop := self.early_stop(rates)) else ""
 
     def drops_in(self, epoch: int) -> bool:
-        """Return whether the lr drops at a milestone within this epoch, or at its end.
+        """Return whether the lr drops or jumps within this epoch, or at its end.
 
         Epochs are counted from 0.
         """
-        return any(epoch < milestone <= epoch + 1 for milestone in self.schedule.milestones)
+        rule = self.schedule
+        changes = (*rule.milestones, *schedule.jumps(rule.points))
+        return any(epoch < change <= epoch + 1 for change in changes)
 
     def kept_checkpoints(self, saved: Collection[int]) -> set[int]:
         """Return those steps whose checkpoints the run keeps, of all that it has saved."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.own_parts import FORM, KINDS, is_import_path
-from lsgd.recipe import MODELS, BatchGrowth, Optim, Recipe, Schedule
+from lsgd.recipe import MODELS, OWN_NETWORK, BatchGrowth, Optim, Recipe, Schedule
 from lsgd.recipe.fields import (
     AUTO,
     WORKLOAD,
@@ -24,7 +24,7 @@ from lsgd.recipe.fields import (
     relevances,
 )
 from lsgd.recipe.strategies import StrategySettings
-from lsgd.rules.metric import METRICS
+from lsgd.rules.metric import OWN_NAME, named_metric
 
 MOST_WORKERS = 2**14
 """The largest number of workers whose events fit into the 16-bit codes of lsgd.strategy.order."""
@@ -40,6 +40,8 @@ def check_recipe(recipe: Recipe) -> None:
     _check_bn_statistics(recipe)
     _check_start(recipe)
     _check_optim(recipe.optim)
+    _check_decoupled(recipe)
+    _check_own_network(recipe)
     _check_own_parts(recipe)
     _check_fused(recipe)
     _check_float16(recipe)
@@ -48,12 +50,14 @@ def check_recipe(recipe: Recipe) -> None:
     _check_strategy(recipe)
     _check_tail(recipe)
     _check_growth(recipe)
-    if recipe.workers_per_pass == AUTO and recipe.compile:
+    _check_batch_schedule(recipe)
+    _check_image_sizes(recipe)
+    if recipe.workers_per_pass == AUTO and recipe.compile is True:
         raise UsageError(
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
             "with another number; write one, such as workers_per_pass=8"
         )
-    if recipe.channels_last == AUTO and recipe.compile:
+    if recipe.channels_last == AUTO and recipe.compile is True:
         raise UsageError(
             "channels_last=auto times a model that is not compiled, and compile=true may be faster "
             "in the other format; write channels_last=true or false"
@@ -92,7 +96,15 @@ def _check_model(recipe: Recipe) -> None:
     This check runs first, since the messages of all others would assume the wrong workload.
     """
     workload, model = recipe.data.workload, recipe.model.name
-    one_of(*MODELS)["one_of"].enforce("data.workload", workload)
+    one_of(*MODELS, own=True)["one_of"].enforce("data.workload", workload)
+    if recipe.data.is_own_workload != (model == OWN_NETWORK):
+        raise UsageError(
+            f"data.workload={workload} makes its network itself, and this is model.name={model}; "
+            f"write model: {{name: {OWN_NETWORK}}}, and `override /model: null` in `defaults`"
+            if recipe.data.is_own_workload
+            else f"model.name={OWN_NETWORK} is the network of a workload of your own, and this is "
+            f"data.workload={workload}; write model={' or '.join(MODELS[workload])}"
+        )
     for other, models in MODELS.items():
         if model in models and other != workload:
             raise UsageError(
@@ -160,10 +172,15 @@ def _check_optim(optim: Optim) -> None:
             "optim.nesterov=true looks ahead along the momentum, and optim.momentum=0 leaves none; "
             "write optim.nesterov=false"
         )
-    if name.startswith("adam") and not optim.momentum:
+    if name in ("adam", "adamw", "lamb") and not optim.momentum:
         raise UsageError(
             f"optim.momentum=0 is beta1 of optim.name={name}, and keeps no mean of gradients; "
             "write optim.momentum=0.9"
+        )
+    if name == "rmsprop_warmup" and not optim.momentum:
+        raise UsageError(
+            "optim.momentum=0 leaves no momentum that has both parts of the update of "
+            "optim.name=rmsprop_warmup; write optim.momentum=0.9"
         )
     if name != "lars" and not optim.eps:
         raise UsageError(
@@ -175,6 +192,29 @@ def _check_optim(optim: Optim) -> None:
             f"optim.clip_norm={optim.clip_norm:g} is not for optim.equation=10, which is compared "
             "with the paper's updates; write optim.equation=9, or leave optim.clip_norm out"
         )
+
+
+def _check_decoupled(recipe: Recipe) -> None:
+    """Raise UsageError for a decoupled decay of SGD where no process updates whole models."""
+    if recipe.optim.decay == "decoupled" and recipe.strategy.name != "allreduce":
+        raise UsageError(
+            "optim.decay=decoupled shrinks the weights of one model before each update, and "
+            f"strategy={recipe.strategy.name} has parts of it, or several; write "
+            "strategy=allreduce, or optim.decay=gradient"
+        )
+
+
+def _check_own_network(recipe: Recipe) -> None:
+    """Raise UsageError for changes of lsgd's networks with the network of a library."""
+    model = recipe.model
+    if not model.is_from_library:
+        return
+    for key, usual in (("gamma", "ones"), ("blurpool", "none"), ("last_bias", 0.0)):
+        if (value := getattr(model, key)) != usual:
+            raise UsageError(
+                f"model.{key}={as_override(value)} is for the networks of lsgd, and this is "
+                f"model={model.name}; leave it out, or write model=resnet50"
+            )
 
 
 def _check_own_parts(recipe: Recipe) -> None:
@@ -206,6 +246,7 @@ def _check_fused(recipe: Recipe) -> None:
     for key, value, possible in (
         ("optim.name", optim.name, ("sgd", "lars")),
         ("optim.equation", optim.equation, (9,)),
+        ("optim.decay", optim.decay, ("gradient",)),
         ("precision", recipe.precision, ("float32", "tf32", "bfloat16", "float16")),
         ("device", recipe.device, ("auto", "cuda")),
         ("strategy.name", recipe.strategy.name, ("allreduce", "local")),
@@ -256,7 +297,7 @@ WORKLOAD_METRICS = {
 
 
 def _check_goal(recipe: Recipe) -> None:
-    rule, goal, rates = recipe.evaluation, recipe.metric, WORKLOAD_METRICS[recipe.data.workload]
+    rule, goal, rates = recipe.evaluation, recipe.metric, _metric_names(recipe)
     if rule.offset >= rule.epochs and rule.offset:
         if rule.is_within_epochs:
             raise UsageError(
@@ -278,7 +319,7 @@ def _check_goal(recipe: Recipe) -> None:
             raise UsageError(
                 f"{key} is not a metric of these runs; write one of {', '.join(rates)}"
             )
-        highest = METRICS[name].upper_bound
+        highest = named_metric(name).upper_bound
         if not 0 <= target <= (math.inf if highest is None else highest):
             raise UsageError(
                 f"{key}={target:g} can never be reached, or always is; write a number of 0 or more"
@@ -286,8 +327,10 @@ def _check_goal(recipe: Recipe) -> None:
             )
     for key, metric in (("keep_best", recipe.keep_best), ("stop.metric", recipe.stop.metric)):
         if metric is not None and metric not in rates:
+            of_rows = metric.removeprefix("val_") in rates
             raise UsageError(
                 f"{key}={metric} is not a metric of these runs; write one of {', '.join(rates)}"
+                + ", which are of the validation set" * of_rows
             )
     if recipe.stop.metric != "loss" and recipe.stop.patience is None:
         raise UsageError(
@@ -297,8 +340,22 @@ def _check_goal(recipe: Recipe) -> None:
     if goal.stop and not targets:
         raise UsageError(
             "metric.stop=true has no target to stop at; write one, such as "
-            f"metric.epochs_to={{{rates[1]}: 24.1}}"
+            f"metric.epochs_to={{{rates[min(1, len(rates) - 1)]}: 24.1}}"
         )
+
+
+def _metric_names(recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of the metrics that each evaluation of a recipe computes.
+
+    Those of a workload of the user's own are what it was asked for, since
+    lsgd.recipe.part_sources checks them once the workload is imported.
+    """
+    if not recipe.data.is_own_workload:
+        own = recipe.metric.own_name
+        return WORKLOAD_METRICS[recipe.data.workload] + ((own,) if own else ())
+    goal = recipe.metric
+    named = {*goal.epochs_to, *goal.steps_to, recipe.stop.metric, recipe.keep_best or "loss"}
+    return ("loss", *(name for name in sorted(named - {"loss"}) if OWN_NAME.fullmatch(name)))
 
 
 def _check_averaging(recipe: Recipe) -> None:
@@ -353,11 +410,18 @@ def _check_workload(recipe: Recipe) -> None:
             _check_images(recipe)
         case "language":
             _check_language(recipe)
-        case "trees" if recipe.compile:
+        case "trees" if recipe.compile is True:
             raise UsageError(
                 "compile=true is for one forward pass, and the number of calls of a tree differs "
                 "in every pass; leave it out"
             )
+    if recipe.data.is_own_workload:
+        if recipe.inputs.loader != AUTO:
+            raise UsageError(
+                f"inputs={recipe.inputs.loader} has no effect with data.workload={workload}, which "
+                "opens its examples itself; leave it out"
+            )
+        return
     if workload != "images" and recipe.inputs.loader not in (AUTO, "memory", "synthetic"):
         raise UsageError(
             f"inputs={recipe.inputs.loader} is for images; write inputs=memory, or "
@@ -400,6 +464,13 @@ def _check_images(recipe: Recipe) -> None:
                 f"data.skip has {image!r}; name each image once, by its path below the root, such "
                 "as train/n01440764/n01440764_10026.JPEG"
             )
+    for key, most in (("crop_area", 1.0), ("crop_aspect", math.inf)):
+        ends = getattr(data, key)
+        if len(ends) != 2 or not ends[0] <= ends[1] <= most:
+            raise UsageError(
+                f"data.{key}={as_override(ends)} has to be the least and the largest value; write "
+                "[least,largest]" + ", both at most 1" * (key == "crop_area")
+            )
     if not len(data.mean) == len(data.std) == data.channels:
         grey = (
             "; write data.mean=[0.449] data.std=[0.226], ImageNet's in grey, or those of the data"
@@ -408,7 +479,7 @@ def _check_images(recipe: Recipe) -> None:
             f"data.mean and data.std need {data.channels} numbers each, one per channel, and have "
             f"{len(data.mean)} and {len(data.std)}{grey * (data.channels == 1)}"
         )
-    if model in ("resnet50", "resnet101") and data.channels not in (1, 3):
+    if model in ("resnet50", "resnet50_v2", "resnet101") and data.channels not in (1, 3):
         raise UsageError(
             f"model={model} takes images of 3 channels or 1 and {data.name} has {data.channels}; "
             "write model=small_resnet or model=resnet20"
@@ -423,6 +494,8 @@ def _check_images(recipe: Recipe) -> None:
 def _check_schedule(recipe: Recipe) -> None:
     rule = recipe.schedule
     _check_milestones("schedule.milestones", rule.milestones, recipe.epochs)
+    _check_within_run("schedule.points", rule.points, recipe.epochs)
+    _check_lr_by_points(recipe)
     _check_decay(rule)
     first, why = min([*rule.milestones, recipe.epochs]), "the lr drops or the run ends"
     if rule.decay_steps is not None and rule.decay_steps < first * recipe.steps_per_epoch:
@@ -433,19 +506,58 @@ def _check_schedule(recipe: Recipe) -> None:
             f"{first:g}, where {why}; write a number above 0 and up to "
             f"{first:g}, or schedule.warmup=none"
         )
+    if recipe.optim.name == "rmsprop_warmup" and recipe.warms_up and rule.warmup_start == 0:
+        raise UsageError(
+            "schedule.warmup_start=0 is an lr by which optim.name=rmsprop_warmup would divide; "
+            "write a number above 0, or leave it out"
+        )
 
 
-def _check_milestones(key: str, milestones: Sequence[float], epochs: int) -> None:
-    """Raise UsageError for milestones outside of the run, or not in ascending order."""
-    shown = as_override(list(milestones))
+def _check_milestones(key: str, milestones: Sequence[float], epochs: int, shown: str = "") -> None:
+    """Raise UsageError for milestones outside of the run, or not in ascending order.
+
+    `shown` is the override in messages, by default the milestones.
+    """
+    shown = shown or f"{key}={as_override(list(milestones))}"
     for milestone in milestones:
         if not 0 < milestone < epochs:
             raise UsageError(
-                f"{key}={shown} has {milestone:g}, which is outside a run of {epochs} epochs; "
+                f"{shown} has {milestone:g}, which is outside a run of {epochs} epochs; "
                 f"write {key}=[…] between 0 and {epochs}, or write more epochs"
             )
     if sorted(set(milestones)) != list(milestones):
-        raise UsageError(f"{key}={shown} does not rise; write each once, in order")
+        raise UsageError(f"{shown} does not rise; write each once, in order")
+
+
+def _check_within_run(key: str, points: Sequence[Sequence[float]], epochs: int) -> None:
+    """Raise UsageError for points whose epoch is beyond the end of the run."""
+    if points and points[-1][0] > epochs:
+        raise UsageError(
+            f"{key}={as_override(points)} has epoch {points[-1][0]:g}, which is outside a run of "
+            f"{epochs} epochs; write epochs up to {epochs}, or write more epochs"
+        )
+
+
+def _check_lr_by_points(recipe: Recipe) -> None:
+    """Raise UsageError for an lr by points that lacks them, or settings that it does not use."""
+    rule, optim = recipe.schedule, recipe.optim
+    if rule.decay != "points":
+        return
+    if not any(lr for _, lr in rule.points):
+        raise UsageError(
+            f"schedule.points={as_override(rule.points)} has no lr above 0; write pairs of epoch "
+            "and lr, such as schedule.points=[[0,0.1],[5,3.2],[90,0]]"
+        )
+    for key, value, unused in (
+        ("schedule.scaling", rule.scaling, "none"),
+        ("schedule.warmup", rule.warmup, "none"),
+        ("optim.head_lr", optim.head_lr, None),
+    ):
+        if value != unused:
+            raise UsageError(
+                f"{key}={as_override(value)} has no effect with schedule=points, whose pairs are "
+                f"the lr itself; write {key}={as_override(unused)}"
+            )
 
 
 def _check_decay(rule: Schedule) -> None:
@@ -461,6 +573,38 @@ def _check_decay(rule: Schedule) -> None:
             f"schedule.milestones={as_override(rule.milestones)}; write as many, or [] for powers "
             "of schedule.gamma"
         )
+
+
+def _check_batch_schedule(recipe: Recipe) -> None:
+    phases, strategy = recipe.batch_schedule, recipe.strategy.name
+    if not phases:
+        return
+    shown = f"batch_schedule={as_override(phases)}"
+    _check_milestones("batch_schedule", [phase[0] for phase in phases], recipe.epochs, shown)
+    if recipe.batch_growth.milestones:
+        raise UsageError(
+            f"{shown} and batch_growth.milestones="
+            f"{as_override(recipe.batch_growth.milestones)} both change the minibatch; write one"
+        )
+    if strategy != "allreduce":
+        raise UsageError(
+            f"{shown} gives a run other workers, and those of strategy={strategy} stay the same; "
+            "write strategy=allreduce, or leave it out"
+        )
+    examples = recipe.train_examples
+    for epoch, workers, n in phases:
+        if workers * n > examples:
+            raise UsageError(
+                f"{shown} has a batch_size of {workers * n} from epoch {epoch} on ({workers} "
+                f"workers x {n}), which is more than the {examples} training examples; write fewer "
+                "workers"
+            )
+        if recipe.keeps_tail and examples % (workers * n) % n == 1:
+            raise UsageError(
+                f"tail=keep with {shown} leaves one worker of the last step with a single image "
+                f"from epoch {epoch} on, and BN needs two; write tail=drop or another worker_batch"
+            )
+    _refuse_timing(recipe, f"{shown} changes the micro-batches within the run")
 
 
 def _check_growth(recipe: Recipe) -> None:
@@ -488,6 +632,44 @@ def _check_growth(recipe: Recipe) -> None:
             f"more than the {recipe.train_examples} training examples; write fewer milestones or a "
             "smaller factor"
         )
+
+
+def _check_image_sizes(recipe: Recipe) -> None:
+    sizes, inputs = recipe.image_sizes, recipe.inputs
+    if not sizes.points:
+        if sizes.multiple != 1:
+            raise UsageError(
+                f"image_sizes.multiple={sizes.multiple} has no effect without image_sizes.points; "
+                "write pairs of epoch and size, such as image_sizes.points=[[11,160],[13,192]]"
+            )
+        return
+    shown = f"image_sizes.points={as_override(sizes.points)}"
+    _check_within_run("image_sizes.points", sizes.points, recipe.epochs)
+    if not all(recipe.training_sizes):
+        raise UsageError(
+            f"{shown} with image_sizes.multiple={sizes.multiple} rounds a size to 0; write a "
+            "smaller multiple"
+        )
+    if recipe.model.name == "lenet5":
+        raise UsageError(
+            f"{shown} is for networks that take images of any size, and model=lenet5 takes 28 x "
+            "28; write another model, such as model=small_resnet"
+        )
+    if inputs.is_own:
+        raise UsageError(
+            f"{shown} needs a loader of lsgd, and inputs={inputs.loader} has one size; leave it out"
+        )
+    _refuse_timing(recipe, f"{shown} changes the size of images within the run")
+
+
+def _refuse_timing(recipe: Recipe, change: str) -> None:
+    """Raise UsageError for fields that are timed when training starts, for a run that changes."""
+    for key, fixed in (("workers_per_pass", "8"), ("channels_last", "true")):
+        if getattr(recipe, key) == AUTO:
+            raise UsageError(
+                f"{key}=auto is timed with one micro-batch, and {change}; write a value, such as "
+                f"{key}={fixed}"
+            )
 
 
 def _check_tail(recipe: Recipe) -> None:
@@ -530,10 +712,15 @@ def _check_strategy(recipe: Recipe) -> None:
         )
     if strategy.sparse_rows:
         _check_sparse_rows(recipe.optim)
-    if recipe.optim.name == "lars" and name not in ("allreduce", "local"):
+    if recipe.optim.name in ("lars", "lamb") and name not in ("allreduce", "local"):
         raise UsageError(
-            f"optim.name=lars needs the norm of each whole tensor, and with strategy={name} no "
-            "process has more than a part; write strategy=allreduce or local"
+            f"optim.name={recipe.optim.name} needs the norm of each whole tensor, and with "
+            f"strategy={name} no process has more than a part; write strategy=allreduce or local"
+        )
+    if recipe.optim.name == "rmsprop_warmup" and name not in ("allreduce", "local"):
+        raise UsageError(
+            "optim.name=rmsprop_warmup changes its rule with the epoch of an update, and with "
+            f"strategy={name} a server updates by the lr alone; write strategy=allreduce or local"
         )
     if recipe.noise_scale and name != "allreduce":
         raise UsageError(
@@ -663,7 +850,9 @@ def check_world_size(recipe: Recipe, world_size: int) -> None:
     """
     if world_size > recipe.most_processes:
         servers = recipe.strategy.server_processes
-        shared = f"workers={recipe.workers}" + (f" and strategy.servers={servers}" * (servers > 0))
+        shared = f"workers={recipe.fewest_workers}" + (
+            f" and strategy.servers={servers}" * (servers > 0)
+        )
         most = recipe.most_processes
         raise UsageError(
             f"{world_size} processes cannot share {shared}; start {most}" + " or fewer" * (most > 1)
@@ -718,6 +907,12 @@ def check_supported(
 
 def check_constant_batch(recipe: Recipe, command: str) -> None:
     """Raise UsageError if a recipe's batch size grows, for commands that allow one size only."""
+    if recipe.batch_schedule:
+        raise UsageError(
+            f"{command} supports steps of one size, and batch_schedule="
+            f"{as_override(recipe.batch_schedule)} makes others; write batch_schedule=[] and the "
+            "workers= and worker_batch= of a phase"
+        )
     if recipe.batch_growth.milestones:
         raise UsageError(
             f"{command} supports steps of one size, and batch_growth.milestones="

@@ -25,6 +25,10 @@ def scale_epochs(recipe: Recipe, epochs: int) -> list[str]:
         # The warmup must not pass the first drop, which may have been rounded down.
         warmup = min(float(f"{rule.warmup_epochs * ratio:.2g}"), first)
         settings["schedule.warmup_epochs"] = (rule.warmup_epochs, warmup)
+    points = _moved_points(rule.points, ratio)
+    settings["schedule.points"] = ([list(point) for point in rule.points], points)
+    sizes = recipe.image_sizes.points
+    settings["image_sizes.points"] = ([list(point) for point in sizes], _moved_points(sizes, ratio))
     if rule.decay_steps is not None:
         settings["schedule.decay_steps"] = (
             rule.decay_steps,
@@ -34,6 +38,9 @@ def scale_epochs(recipe: Recipe, epochs: int) -> list[str]:
     settings["batch_growth.milestones"] = ([*growth.milestones], [*grown])
     if not grown:  # checks refuse a factor without milestones
         settings["batch_growth.factor"] = (growth.factor, BatchGrowth.factor)
+    moved = _moved([row[0] for row in recipe.batch_schedule], ratio, epochs)
+    phases = [[epoch, *recipe.batch_schedule[place][1:]] for epoch, place in moved.items()]
+    settings["batch_schedule"] = ([list(row) for row in recipe.batch_schedule], phases)
     return [f"{key}={_shown(new)}" for key, (old, new) in settings.items() if new != old]
 
 
@@ -44,6 +51,21 @@ def _moved(milestones: Sequence[float], ratio: float, epochs: int) -> dict[int, 
     """
     moved = {round(milestone * ratio): place for place, milestone in enumerate(milestones)}
     return {epoch: place for epoch, place in moved.items() if 0 < epoch < epochs}
+
+
+def _moved_points(points: Sequence[Sequence[float]], ratio: float) -> list[list[float]]:
+    """Return points of (epoch, value) with their epochs times `ratio`, whole ones rounded.
+
+    Of more than two that fall on one epoch the first and the last are kept.
+    """
+    moved: list[list[float]] = []
+    for epoch, value in points:
+        at = float(f"{epoch * ratio:.6g}")
+        at = round(at) if float(epoch).is_integer() else at
+        if len(moved) > 1 and moved[-2][0] == at:
+            moved.pop()
+        moved.append([at, value])
+    return moved
 
 
 def _shown(value: Any) -> str:

@@ -16,10 +16,10 @@ from typing import Any, get_args
 
 from lsgd.errors import UsageError
 from lsgd.own_parts import FORM, is_import_path
-from lsgd.rules import evaluation_interval
+from lsgd.rules import augmentation, evaluation_interval
 
 AUTO = "auto"
-TIMED = ("workers_per_pass", "channels_last")
+TIMED = ("channels_last", "workers_per_pass", "threads", "compile")
 """The execution fields whose `auto` lsgd.autotune replaces by the fastest value."""
 MOST = 10**9
 """The default upper limit of a number in a recipe; larger ones overflow where they are used."""
@@ -81,7 +81,7 @@ class Relevance:
         required = default if self.required is MISSING else self.required
         # For a field of TIMED, auto asks for the fastest value; if unused it has only one.
         is_open = key in TIMED and value == AUTO
-        if chosen in self.choices or value == required or is_open:
+        if _is_among(chosen, self.choices) or value == required or is_open:
             return
         other = f"{_choice(self.key)}={as_override(chosen)}"
         if self.key == WORKLOAD:
@@ -104,6 +104,37 @@ def only_for(
     may depend on several other fields.
     """
     return {f"only_for {key}": Relevance(key, choices, required, override or _choice(key))}
+
+
+@dataclass(frozen=True)
+class PartRelevance(Relevance):
+    """The augmentation parts with any of which a recipe field is used; see only_with_part."""
+
+    @property
+    def description(self) -> str:
+        """The parts in a few words, such as augmentation with crop."""
+        return f"augmentation with {self._parts}"
+
+    @property
+    def _parts(self) -> str:
+        names = [part for choice in self.choices for part in augmentation.parts_of(choice)]
+        return "any part" if len(names) == len(augmentation.PARTS) else " or ".join(names)
+
+    def enforce(self, key: str, value: Any, default: Any, chosen: Any) -> None:
+        """Raise UsageError if a field is set although the `chosen` augmentation lacks the parts."""
+        used = {f"[{part}]" for part in augmentation.parts_of(chosen)}
+        if value == default or used & {*self.choices}:
+            return
+        raise UsageError(
+            f"{key}={as_override(value)} has no effect with {self.key}={chosen}; leave it out, or "
+            f"write an augmentation with {self._parts}"
+        )
+
+
+def only_with_part(*parts: str) -> FieldMetadata:
+    """Return metadata of a recipe field that is used with any of these parts of an augmentation."""
+    key, choices = "data.augmentation", tuple(f"[{part}]" for part in parts)
+    return {f"only_for {key}": PartRelevance(key, choices, MISSING, key)}
 
 
 def _choice(key: str) -> str:
@@ -145,6 +176,33 @@ def one_of(*choices: Any, within: tuple[str, ...] = (), own: bool = False) -> Fi
             raise UsageError(f"{key}={value} is unknown; write one of {', '.join(known)}")
 
     return {"one_of": FieldLimit(", ".join(known), limit)}
+
+
+def augmentation_parts() -> FieldMetadata:
+    """Return metadata that limits a recipe field to an augmentation: a name, or a list of parts.
+
+    It may also be the import path of one of the user's own.
+    """
+    names, parts = augmentation.NAMED, augmentation.PARTS
+    known = f"{', '.join(names)}, {FORM}, or parts of [{','.join(parts)}]"
+
+    def limit(key: str, value: Any) -> None:
+        if value in names or is_import_path(value):
+            return
+        if not value.startswith("["):
+            raise UsageError(f"{key}={value} is unknown; write one of {known}")
+        given = augmentation.parts_of(value)
+        if [*given] != [part for part in parts if part in given] or not given:
+            raise UsageError(
+                f"{key}={value} is not possible; write some of [{','.join(parts)}] in this order, "
+                "in which they are applied"
+            )
+        if len({*given} & {*augmentation.POLICIES}) > 1:
+            raise UsageError(
+                f"{key}={value} has two policies; write {' or '.join(augmentation.POLICIES)}"
+            )
+
+    return {"one_of": FieldLimit(f"{', '.join(names)}, {FORM}, list of parts", limit)}
 
 
 def is_within(value: str, libraries: tuple[str, ...]) -> bool:
@@ -212,10 +270,12 @@ def at_least(least: int, most: float = MOST) -> FieldMetadata:
 def at_least_or(least: int, word: str) -> FieldMetadata:
     """Return metadata that limits a recipe field to a word or a whole number from `least` on.
 
-    The largest number is MOST.
+    The largest number is MOST. None is a value of its own.
     """
 
     def limit(key: str, value: Any) -> None:
+        if value is None:
+            return
         if value != word and (isinstance(value, str) or value < least):
             raise UsageError(f"{key}={value} is not possible; write {least} or more, or {word}")
         if value != word and value > MOST:
@@ -267,6 +327,57 @@ def finite() -> FieldMetadata:
                 )
 
     return {"finite": FieldLimit("finite", limit)}
+
+
+def points_by_epoch(least: float) -> FieldMetadata:
+    """Return metadata that limits a recipe field to pairs of epoch and value in order of epochs.
+
+    Epochs are 0 or more, values at least `least`, and at most two pairs have the same epoch. That
+    the epochs are within the run is another check.
+    """
+
+    def limit(key: str, value: Any) -> None:
+        shown = f"{key}={as_override(value)}"
+        for pair in value:
+            if len(pair) != 2 or not (0 <= pair[0] <= MOST and least <= pair[1] <= MOST):
+                raise UsageError(
+                    f"{shown} has {as_override(pair)}, which is not a pair of an epoch and a "
+                    f"number from {least:g} on; write [[EPOCH,NUMBER],…]"
+                )
+        epochs = [pair[0] for pair in value]
+        if sorted(epochs) != epochs:
+            raise UsageError(f"{shown} is not in the order of its epochs; write it in order")
+        for one, two, three in zip(value, value[1:], value[2:], strict=False):
+            if one[0] == three[0]:
+                raise UsageError(
+                    f"{shown} has three pairs of epoch {one[0]:g}, of which {as_override(two)} "
+                    "has no effect; write at most two, the numbers before and after the jump"
+                )
+
+    return {"points_by_epoch": FieldLimit(f"[epoch, {least:g} or more] in order", limit)}
+
+
+def phases_by_epoch() -> FieldMetadata:
+    """Return metadata that limits a recipe field to phases [epoch, workers, worker_batch].
+
+    Their epochs ascend from 1 on. That the last one is within the run is another check.
+    """
+
+    def limit(key: str, value: Any) -> None:
+        shown = f"{key}={as_override(value)}"
+        for row in value:
+            if len(row) != 3 or row[0] < 1 or row[1] < 1 or row[2] < 2 or max(row) > MOST:
+                raise UsageError(
+                    f"{shown} has {as_override(row)}, which is not an epoch from 1 on, workers "
+                    "from 1 on and a worker_batch from 2 on; write [[EPOCH,WORKERS,WORKER_BATCH],…]"
+                )
+        epochs = [row[0] for row in value]
+        if sorted(set(epochs)) != epochs:
+            raise UsageError(
+                f"{shown} is not in the order of its epochs; write each once, in order"
+            )
+
+    return {"phases_by_epoch": FieldLimit("[epoch, workers, worker_batch] in order", limit)}
 
 
 def folder_name() -> FieldMetadata:
@@ -357,7 +468,12 @@ def flatten(values: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]
 def applies_to(entry: Field[Any], workload: str) -> bool:
     """Return whether a recipe field exists for this workload."""
     relevance = entry.metadata.get(f"only_for {WORKLOAD}")
-    return relevance is None or workload in relevance.choices
+    return relevance is None or _is_among(workload, relevance.choices)
+
+
+def _is_among(chosen: Any, choices: tuple[Any, ...]) -> bool:
+    """Return whether a choice is one of several, among which FORM means any of the user's own."""
+    return chosen in choices or (FORM in choices and is_import_path(chosen))
 
 
 def default(entry: Field[Any]) -> Any:

@@ -460,7 +460,10 @@ def bases(file: OwnFile) -> Iterator[tuple[int, str]]:
 
 
 def _check_choice(file: OwnFile, line: int, entry: Node) -> None:
-    """Raise UsageError unless an entry of `defaults` is `override /GROUP: CHOICE`."""
+    """Raise UsageError unless an entry of `defaults` is `override /GROUP: CHOICE`.
+
+    null is the choice of nothing, where the recipe's file has all fields of the group.
+    """
     pairs = entry.value if isinstance(entry, MappingNode) else []
     key, value = pairs[0] if len(pairs) == 1 else (None, None)
     found = re.fullmatch(r"override /(\w+)", key.value) if isinstance(key, ScalarNode) else None
@@ -469,7 +472,8 @@ def _check_choice(file: OwnFile, line: int, entry: Node) -> None:
         file.refuse(
             line, "defaults takes recipes and choices of groups; write - override /data: digits"
         )
-    if value.value not in (known := paths.yaml_names(folder)):
+    is_none = value.tag.endswith(":null")
+    if not is_none and value.value not in (known := paths.yaml_names(folder)):
         hint = did_you_mean(value.value, known)
         file.refuse(line, f"{found[1]}: {value.value} does not exist; {hint}")
 

@@ -9,16 +9,20 @@ from lsgd.errors import UsageError
 from lsgd.override_syntax import key_and_value
 from lsgd.own_parts import (
     KINDS,
+    METRIC,
     OPTIMIZER,
     SCHEDULE,
+    WORKLOAD,
     OwnPart,
     PartKind,
     first_line,
     import_part,
     installed_parts,
     is_import_path,
+    snake_case,
 )
 from lsgd.recipe import Recipe
+from lsgd.rules.metric import METRICS, OWN_NAME
 
 
 def with_own_parts(
@@ -49,7 +53,48 @@ def with_own_parts(
             _check_weight_decay(part, recipe.optim.weight_decay)
         if kind is SCHEDULE:
             _check_decay(part, recipe)
+        if kind is METRIC:
+            _check_metric_name(part, snake_case(path))
+        if kind is WORKLOAD:
+            _check_metric_names(part, recipe)
     return recipe
+
+
+def _check_metric_name(part: OwnPart, name: str) -> None:
+    """Raise UsageError if a metric's name in rows is that of a metric of lsgd's, or not plain."""
+    if name in METRICS or not OWN_NAME.fullmatch(name):
+        raise UsageError(
+            f"{part.override} would have the name {name!r} in rows, which "
+            f"{'lsgd has itself' if name in METRICS else 'is not of plain letters'}; rename it"
+        )
+
+
+def _check_metric_names(part: OwnPart, recipe: Recipe) -> None:
+    """Raise UsageError unless a workload names its metrics, and all that the recipe asks for."""
+    names = getattr(part.made_class, "metric_names", ())
+    if not isinstance(names, tuple) or not names or not all(map(_is_metric_name, names)):
+        raise UsageError(
+            f"{part.override} has metric_names={names!r}; write a tuple of names in small letters, "
+            "such as ('mean_error',), of which the first judges a run"
+        )
+    goal = recipe.metric
+    named = {
+        **{f"metric.epochs_to.{name}": name for name in goal.epochs_to},
+        **{f"metric.steps_to.{name}": name for name in goal.steps_to},
+        "stop.metric": recipe.stop.metric,
+        "keep_best": recipe.keep_best or "loss",
+    }
+    for key, name in named.items():
+        if name not in ("loss", *names):
+            shown = key if key.endswith(name) else f"{key}={name}"
+            raise UsageError(
+                f"{shown} is not a metric of {part.override}; write one of "
+                f"{', '.join(('loss', *names))}"
+            )
+
+
+def _is_metric_name(name: Any) -> bool:
+    return isinstance(name, str) and bool(OWN_NAME.fullmatch(name)) and name != "loss"
 
 
 def _check_decay(part: OwnPart, recipe: Recipe) -> None:

@@ -1,7 +1,8 @@
 """Published convergence points: the epochs to one target by minibatch size."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lsgd.errors import UsageError
@@ -38,6 +39,8 @@ class PublishedPoint:
     """The number of images per BN statistic; None if unknown."""
     source: str = ""
     """The source of this point, if it differs from that of the other points."""
+    recipe: str = ""
+    """The recipe with the settings of this point, if several points have its minibatch size."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,16 @@ class PublishedPoints:
     """The number of epochs between evaluations."""
     offset: int = 0
     """The first evaluated epoch; 0 for `every`."""
+    paper: str = ""
+    """The `paper` of the recipes that these points are for; empty for recipes of any paper."""
+
+    def for_recipe(self, name: str) -> "PublishedPoints":
+        """Return these points with one per minibatch size: that of a recipe, or else the first."""
+        by_size: dict[int, PublishedPoint] = {}
+        for point in self.points:
+            if point.batch_size not in by_size or point.recipe == name:
+                by_size[point.batch_size] = point
+        return replace(self, points=list(by_size.values()))
 
     @property
     def grid(self) -> EvaluationEpochs:
@@ -95,8 +108,14 @@ def check_points(points: PublishedPoints) -> None:
                 f"{where} {len(point.epochs)} of the 3 runs that a judgement needs at least; write "
                 f"the epochs of all runs, or a label of {' or '.join(DISPLAYED_LABELS)}"
             )
-    sizes = [point.batch_size for point in points.judged]
+    sizes = [(p.batch_size, p.recipe) for p in points.points if p.label in JUDGED_LABELS]
     if not sizes or len(set(sizes)) < len(sizes):
         raise UsageError(
             f"points {points.name}: no minibatch to judge by, or one of them twice; write each once"
         )
+
+
+def points_of_paper(points: Iterable[PublishedPoints], paper: str) -> list[PublishedPoints]:
+    """Return the points for recipes of a paper: first its own, then those for any recipe."""
+    own = [each for each in points if each.paper in (paper, "")]
+    return sorted(own, key=lambda each: each.paper != paper)

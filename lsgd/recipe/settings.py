@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lsgd.own_parts import is_import_path
+from lsgd.own_parts import FORM, is_import_path, snake_case
 from lsgd.recipe.fields import (
     AUTO,
     EXECUTION,
@@ -25,6 +25,7 @@ from lsgd.recipe.fields import (
     at_least,
     at_least_or,
     at_most,
+    augmentation_parts,
     below,
     evaluation_places,
     finite,
@@ -33,39 +34,56 @@ from lsgd.recipe.fields import (
     not_empty,
     one_of,
     only_for,
+    only_with_part,
+    phases_by_epoch,
+    points_by_epoch,
     set_names,
     some_of,
 )
 from lsgd.recipe.retention import VERIFY
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.rules import evaluation_interval, schedule
-from lsgd.rules.augmentation import CROP_RATIO
-from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
+from lsgd.rules.augmentation import AREA, ASPECT, CROP_RATIO, PARTS
+from lsgd.rules.metric import METRICS, OWN_NAME, TOP1, Metric, TimeToTarget, named_metric
 
 MODELS = {
-    "images": ("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5"),
+    "images": ("resnet50", "resnet50_v2", "resnet101", "resnet20", "small_resnet", "lenet5"),
     "language": ("lstm",),
     "tagging": ("bilstm", "bilstm_crf"),
     "trees": ("treelstm", "childsum"),
 }
 """The networks that can be trained on each workload."""
+OWN_NETWORK = "own"
+"""The name of the network of a workload of the user's own, which makes it itself."""
 LIBRARIES = ("torchvision", "timm")
 """The libraries whose image networks can be trained, by a name such as timm/convnext_atto."""
 UNCHANGED_BY_ROLES = re.compile(r"(torchvision|timm)/(wide_)?resne(t|xt)\d+[a-dt]?(_\d+x\d+d|_2)?")
 """A pattern for library networks whose treatment did not change when parameter roles came in.
 Initialisation and weight decay used to depend on the classes of layers. For these networks the
 roles decide the same."""
-PAPERS = ("goyal2017", "hoffer2017", "lars2017", "mlperf", "nado2021", "nus")
+PAPERS = (
+    *("akiba2017", "algoperf", "cloudtpu", "diu", "dle", "ffcv", "flax", "fujitsu", "gluon"),
+    *("goyal2017", "haiku", "hoffer2017", "intel", "lamb2020", "lars2017", "mlperf", "mlperf05"),
+    *("mlperf06", "mosaic", "nado2021", "nus", "nus_lamb", "torchvision"),
+)
 """The papers whose rules lsgd.check verifies, each in a file of lsgd/check/papers."""
+MEAN_SQUARE = ("adam", "adamw", "lamb", "rmsprop_warmup")
+"""The optimizers that divide by the root of a mean of squared gradients."""
 TRACKERS = ("mlflow", "wandb")
 """The experiment trackers that lsgd.track supports, by the name of their package."""
+BLURS = ("none", "convolutions", "all")
+"""The choices of layers that a network blurs."""
 PADDINGS = ("global", "batch", "bucket", "packed", "per_sentence")
 IMAGES, LANGUAGE, TAGGING, TREES = (only_for(WORKLOAD, workload) for workload in MODELS)
 TEXT = only_for(WORKLOAD, "language", "tagging", "trees")
 TAGGING_AND_TREES = only_for(WORKLOAD, "tagging", "trees")
 """Metadata of fields that exist for some workloads only."""
-SMOOTH = only_for("schedule.decay", *schedule.DECAYS[1:], override="schedule")
+SMOOTH = only_for("schedule.decay", *schedule.SMOOTH_DECAYS, override="schedule")
 """Metadata of the settings of a smooth decay of the lr."""
+
+
+CROPPED = only_with_part("crop")
+"""Metadata of the settings of random crops of image files."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +110,14 @@ class Data:
     """The standard deviation of each channel, for pixels in [0, 1]."""
     augmentation: str = field(
         default="",
-        metadata=IMAGES | one_of("none", "shift_flip", "crop_flip", "fb_resnet_torch", own=True),
+        metadata=IMAGES | augmentation_parts(),
     )
-    """The augmentation of training images.
+    """The augmentation of training images: a name, or a list of parts.
     crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips. fb_resnet_torch
     does the same, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
-    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips. An
-    augmentation of your own, package.module:Name, changes images that are loaded with none."""
+    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips. A
+    list, such as [crop,flip,trivial_augment,erasing], has these parts alone, with a bilinear
+    resize. One of your own, package.module:Name, changes images that are loaded with none."""
     augmentation_options: dict[str, Any] = field(
         default_factory=dict, metadata=IMAGES | added_later({})
     )
@@ -123,6 +142,41 @@ class Data:
     )
     """The side of the centre crop of an evaluated image over its resized short side.
     It is for files of images; 0.875 resizes to 256 pixels for a crop of 224."""
+    crop_area: list[float] = field(
+        default_factory=lambda: [*AREA],
+        metadata=IMAGES | CROPPED | added_later([*AREA]) | above_0(),
+    )
+    """The least and the largest share of an image's area in a random crop, as in [0.05, 1]."""
+    crop_aspect: list[float] = field(
+        default_factory=lambda: [*ASPECT],
+        metadata=IMAGES | CROPPED | added_later([*ASPECT]) | above_0(),
+    )
+    """The least and the largest ratio of the width of a random crop to its height."""
+    augmented_epochs: int | None = field(
+        default=None, metadata=IMAGES | only_with_part(*PARTS) | added_later(None) | at_least(1)
+    )
+    """The number of first epochs with augmentation; None for all epochs.
+    Images of later epochs are resized and cropped as in an evaluation."""
+    rand_operations: int = field(
+        default=2,
+        metadata=IMAGES | only_with_part("rand_augment") | added_later(2) | at_least(1, 14),
+    )
+    """The number of operations that RandAugment applies to an image."""
+    rand_magnitude: int = field(
+        default=9,
+        metadata=IMAGES | only_with_part("rand_augment") | added_later(9) | at_least(0, 30),
+    )
+    """The magnitude of RandAugment's operations: 0, for none, to 30, as in torchvision."""
+    erase_probability: float = field(
+        default=0.1,
+        metadata=IMAGES
+        | only_with_part("erasing")
+        | added_later(0.1)
+        | above_0()
+        | at_most(1, "is more than all images; write a number up to 1"),
+    )
+    """The share of training images in which a window is erased, i.e. set to the mean colour.
+    Its area is 2 to 33 % of the image, its aspect 0.3 to 3.3 (Zhong et al. 2017)."""
     balance: str = field(
         default="none",
         metadata=IMAGES | added_later("none") | one_of("none", "weights", "sampler"),
@@ -131,10 +185,24 @@ class Data:
     weights multiplies the training loss of an image of class c by N / (K N_c), for N images of
     which N_c are of class c, and K classes; the mean weight is 1. sampler draws N images per epoch
     with replacement, each of a class drawn uniformly. Evaluation is not balanced."""
-    workload: str = field(default="images", metadata=added_later("images") | one_of(*MODELS))
+    mixup: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | at_least(0, 1))
+    """The alpha of mixup, or 0: two images are added by the shares of a Beta(alpha, alpha) draw.
+    The draw is one per worker and step, and the pairs are of one worker (Zhang et al. 2018).
+    train_top1 and train_top5 count an image's own label alone."""
+    cutmix: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | at_least(0, 1))
+    """The alpha of CutMix, or 0: a window of another image of the worker replaces its pixels.
+    (Yun et al. 2019). With mixup too, each is drawn half of the time."""
+    workload: str = field(
+        default="images", metadata=added_later("images") | one_of(*MODELS, own=True)
+    )
     """The workload, which decides what the model predicts.
     images: the class of an image. language: the next word of a text. tagging: the tag of each word
-    of a sentence. trees: the class of each node of a parsed sentence."""
+    of a sentence. trees: the class of each node of a parsed sentence. A workload of your own is
+    named by its import path, package.module:Name."""
+    workload_options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
+    """The options of a workload of your own, completed by their defaults."""
+    workload_source: str = field(default="", metadata=added_later(""))
+    """The SHA-256 of the source of a workload of your own, which lsgd computes."""
     test_examples: int = field(default=0, metadata=TEXT | at_least(0))
     """The number of sentences, trees or tokens in the test set, or 0 without a test set."""
     window: int = field(default=0, metadata=LANGUAGE | at_least(1))
@@ -154,6 +222,11 @@ class Data:
     )
     """The share of training words replaced by the unknown word, drawn per epoch and sentence."""
 
+    @property
+    def is_own_workload(self) -> bool:
+        """Whether the workload is from a package of the user's."""
+        return is_import_path(self.workload)
+
 
 @dataclass(frozen=True)
 class Model:
@@ -161,12 +234,18 @@ class Model:
 
     name: str = field(
         metadata=one_of(
-            *(name for names in MODELS.values() for name in names), within=LIBRARIES, own=True
+            *(name for names in MODELS.values() for name in names),
+            OWN_NETWORK,
+            within=LIBRARIES,
+            own=True,
         )
     )
     """The name of a network of lsgd for this workload, or torchvision/NAME or timm/NAME.
-    A network of your own is named by its import path, package.module:Name."""
-    last_gamma: float = field(default=0.0, metadata=IMAGES | finite())
+    A network of your own is named by its import path, package.module:Name. own is the network that
+    a workload of your own makes."""
+    last_gamma: float = field(
+        default=0.0, metadata=IMAGES | only_for("model.gamma", "ones") | finite()
+    )
     """The initial gamma of the last norm layer of every residual block.
     0 is the value of Goyal et al. 2017, section 5.1; 1 is the other row of table 2b."""
     hidden: int = field(
@@ -174,6 +253,17 @@ class Model:
         metadata=IMAGES | only_for("model.name", "lenet5") | added_later(120) | at_least(1),
     )
     """The units of LeNet-5's first fully connected layer."""
+    gamma: str = field(
+        default="ones", metadata=IMAGES | added_later("ones") | one_of("ones", "uniform")
+    )
+    """The initial gamma of all other norm layers: ones, or uniform in (0, 1) as in MosaicML's code.
+    With uniform the last gammas are uniform too."""
+    blurpool: str = field(default="none", metadata=IMAGES | added_later("none") | one_of(*BLURS))
+    """The layers that are blurred by [1, 2, 1] in both directions (Zhang 2019).
+    convolutions are those with a stride and 16 or more input channels, before which it is done;
+    all includes max-pooling, whose stride the blur takes."""
+    last_bias: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | finite())
+    """The initial bias of the last layer, such as -ln K for binary cross-entropy of K classes."""
     options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | added_later({}))
     """Further keyword arguments for a library's network, such as {drop_path_rate: 0.1}.
     For a network of your own they are its options, completed by their defaults."""
@@ -243,18 +333,19 @@ class Optim:
 
     momentum: float = field(
         default=0.9,
-        metadata=only_for("optim.name", "sgd", "lars", "adam", "adamw", required=0.0)
+        metadata=only_for("optim.name", "sgd", "lars", *MEAN_SQUARE, required=0.0)
         | at_least(0)
         | below(1, "keeps all that has been; write a number below 1"),
     )
-    """The momentum of SGD, or beta1 of Adam and AdamW."""
+    """The momentum of SGD, or beta1 of Adam, AdamW and LAMB, or mu1 of rmsprop_warmup."""
     nesterov: bool = field(
         default=True, metadata=only_for("optim.name", "sgd", "lars", required=False)
     )
     """Whether SGD uses Nesterov momentum, as PyTorch defines it."""
     weight_decay: float = field(default=1e-4, metadata=at_least(0))
     """The weight decay of convolution and fc weights and of the fc bias; BN has none.
-    It is added to the gradient, except with adamw, which subtracts lr times decay times weight."""
+    It is added to the gradient. adamw subtracts lr times decay times weight instead, and so does
+    optim.decay=decoupled. lamb adds it to the direction of the update, before the ratio."""
     equation: int = field(default=9, metadata=only_for("optim.name", "sgd", "lars") | one_of(9, 10))
     """The equation of the paper that updates the momentum buffer, 9 or 10.
     9, as in PyTorch, keeps the lr outside the momentum; 10 has it inside."""
@@ -265,23 +356,26 @@ class Optim:
     """Whether momentum is corrected when the lr changes (remark 2 of the paper)."""
     name: str = field(
         default="sgd",
-        metadata=added_later("sgd") | one_of("sgd", "lars", "adam", "adamw", "adagrad", own=True),
+        metadata=added_later("sgd") | one_of("sgd", "lars", *MEAN_SQUARE, "adagrad", own=True),
     )
-    """The optimizer: sgd, lars, adam, adamw, adagrad, or one of your own, package.module:Name.
-    adamw is Adam whose weight decay is decoupled from the gradient. lars is momentum SGD whose
-    gradient is scaled for each tensor. With equation 9 it keeps the lr outside the momentum; with
-    10 inside, as the paper of LARS and MLPerf do."""
+    """The optimizer, such as sgd, or one of your own, package.module:Name.
+    sgd, lars, adam, adamw, adagrad, lamb and rmsprop_warmup are lsgd's. adamw is Adam whose weight
+    decay is decoupled from the gradient. lars is momentum SGD whose gradient is scaled for each
+    tensor. With equation 9 it keeps the lr outside the momentum; with 10 inside, as the paper of
+    LARS and MLPerf do. lamb scales the update of adamw for each tensor. rmsprop_warmup changes from
+    RMSprop to momentum SGD in the first epochs (Akiba et al. 2017)."""
     beta2: float = field(
         default=0.999,
-        metadata=only_for("optim.name", "adam", "adamw")
+        metadata=only_for("optim.name", *MEAN_SQUARE)
         | added_later(0.999)
         | at_least(0)
         | below(1, "keeps the first gradient's square for ever; write a number below 1"),
     )
-    """The beta2 of Adam and AdamW, the decay rate of the mean of squared gradients."""
+    """The beta2 of Adam, AdamW and LAMB, the decay rate of the mean of squared gradients.
+    With rmsprop_warmup it is mu2."""
     eps: float = field(
         default=1e-8,
-        metadata=only_for("optim.name", "lars", "adam", "adamw", "adagrad")
+        metadata=only_for("optim.name", "lars", *MEAN_SQUARE, "adagrad")
         | added_later(1e-8)
         | at_least(0),
     )
@@ -293,18 +387,57 @@ class Optim:
         default=0.001, metadata=only_for("optim.name", "lars") | added_later(0.001) | above_0()
     )
     """LARS' trust coefficient, eta: at lr 1, the largest ratio of a step to the tensor's norm."""
+    ratio_decay: float | None = field(
+        default=None, metadata=only_for("optim.name", "lars") | added_later(None) | at_least(0)
+    )
+    """The weight decay in the denominator of LARS' ratio; None for weight_decay.
+    It applies to tensors that decay."""
     adapts: str = field(
         default="weights",
-        metadata=only_for("optim.name", "lars") | added_later("weights") | one_of("weights", "all"),
+        metadata=only_for("optim.name", "lars", "lamb")
+        | added_later("weights")
+        | one_of("weights", "decayed", "all"),
     )
-    """The tensors whose gradient LARS scales: weights, or all.
-    weights excludes BN and biases, as MLPerf does. The other tensors are updated by plain momentum
-    SGD."""
+    """The tensors that LARS or LAMB scales: weights, decayed or all.
+    weights excludes BN and biases, as MLPerf does. decayed means those with weight decay, as timm
+    and apex have it. LARS updates the other tensors by momentum SGD, and LAMB by AdamW."""
+    bias_correction: bool = field(
+        default=True, metadata=only_for("optim.name", "lamb") | added_later(True)
+    )
+    """Whether LAMB corrects both means for their start at 0, as Adam does.
+    timm and apex do; the code of its authors does not."""
+    rms_lr: float = field(
+        default=3e-4,
+        metadata=only_for("optim.name", "rmsprop_warmup") | added_later(3e-4) | above_0(),
+    )
+    """The lr of the RMSprop part of rmsprop_warmup, eta_RMSprop, whatever the lr of SGD."""
+    beta_center: float = field(
+        default=10.0,
+        metadata=only_for("optim.name", "rmsprop_warmup") | added_later(10.0) | at_least(0),
+    )
+    """The epoch at which half of rmsprop_warmup's update is momentum SGD."""
+    beta_period: float = field(
+        default=5.0,
+        metadata=only_for("optim.name", "rmsprop_warmup") | added_later(5.0) | above_0(),
+    )
+    """The epochs of the transition; half of them after beta_center all is momentum SGD."""
     head_lr: float | None = field(default=None, metadata=IMAGES | added_later(None) | above_0())
     """The schedule.reference_lr of the last layer; None for that of all other layers.
     At every step its lr is head_lr / reference_lr times that of the other layers."""
     decay_bias: bool = field(default=True, metadata=added_later(True))
-    """Whether weight decay applies to biases; it never applies to gamma and beta of BN."""
+    """Whether weight decay applies to biases; that of norms is decay_norm."""
+    decay_norm: bool = field(default=False, metadata=added_later(False))
+    """Whether weight decay applies to gamma and beta of norms, and to what a network excludes."""
+    decay: str = field(
+        default="gradient",
+        metadata=only_for("optim.name", "sgd")
+        | only_for("optim.equation", 9)
+        | added_later("gradient")
+        | one_of("gradient", "decoupled"),
+    )
+    """The weight decay of sgd: in the gradient, or decoupled from it.
+    decoupled multiplies a weight by 1 - weight_decay lr / (full lr) before each update, as
+    MosaicML's code does: the full lr is the scaled one, or the highest of schedule.points."""
     fused: str = field(default="torch", metadata=EXECUTION | one_of("torch", "apex"))
     """The source of fused kernels for sgd and lars by equation 9: PyTorch or NVIDIA's apex.
     apex has to be installed. The two agree except for the last bits, and a run may be resumed with
@@ -358,7 +491,8 @@ class Schedule:
         default="steps", metadata=added_later("steps") | one_of(*schedule.DECAYS, own=True)
     )
     """The decay of the lr after the warmup: at the milestones (steps), or smooth, to end_lr.
-    A decay of your own is named by its import path, package.module:Name."""
+    points is the whole lr, without scaling and warmup. A decay of your own is named by its import
+    path, package.module:Name."""
     power: float = field(
         default=2.0,
         metadata=only_for("schedule.decay", "polynomial", override="schedule")
@@ -370,6 +504,18 @@ class Schedule:
     """The lr at the end of a smooth decay and after it."""
     decay_steps: int | None = field(default=None, metadata=SMOOTH | added_later(None) | at_least(1))
     """The step of the run at which a smooth decay ends; None for the last step."""
+    per: str = field(default="step", metadata=added_later("step") | one_of("step", "epoch"))
+    """The interval at which the lr changes: step or epoch.
+    With epoch it is constant in an epoch: the warmup has in epoch e, counted from 0, the lr that it
+    otherwise has at the end of this epoch, and the decay the one that it has at its start."""
+    points: list[list[float]] = field(
+        default_factory=list,
+        metadata=only_for("schedule.decay", "points", override="schedule")
+        | added_later([])
+        | points_by_epoch(0),
+    )
+    """Pairs of epoch and lr, such as [[0,0.1],[2,1.7],[16,0]], between which the lr is linear.
+    Two pairs of one epoch are a jump. The lr is that of the run's own minibatch, not scaled."""
     options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
     """The options of a decay of your own, completed by their defaults."""
     source: str = field(default="", metadata=added_later(""))
@@ -400,6 +546,10 @@ class Evaluation:
     """Whether evaluation runs its forward passes in bfloat16, by autocast.
     Training does so with precision=bfloat16. Otherwise evaluation runs in the precision of the
     parameters."""
+
+    mirror: bool = field(default=False, metadata=IMAGES | added_later(False))
+    """Whether the logits of an evaluated image are the mean with those of its mirror image.
+    An evaluation then takes two forward passes."""
 
     @property
     def is_within_epochs(self) -> bool:
@@ -445,6 +595,11 @@ class Averaging:
         metadata=IMAGES | only_for("averaging.name", "ema") | added_later(100.0) | above_0(),
     )
     """The half-life of a weight in the ema, in updates."""
+    every: int = field(
+        default=1,
+        metadata=IMAGES | only_for("averaging.name", "ema") | added_later(1) | at_least(1),
+    )
+    """The number of updates after each of which the ema is moved, by as many updates' share."""
     epochs: int = field(
         default=6,
         metadata=IMAGES | only_for("averaging.name", "last") | added_later(6) | at_least(1),
@@ -470,6 +625,22 @@ class BatchGrowth:
 
 
 @dataclass(frozen=True)
+class ImageSizes:
+    """The settings of training images whose size changes with the epoch.
+
+    Evaluated images keep data.image_size and data.crop_ratio.
+    """
+
+    points: list[list[float]] = field(
+        default_factory=list, metadata=IMAGES | added_later([]) | points_by_epoch(1)
+    )
+    """Pairs of epoch and side in pixels, such as [[11,160],[13,192]], linear between them.
+    Two pairs of one epoch are a jump. All images of an epoch have the size of its beginning."""
+    multiple: int = field(default=1, metadata=IMAGES | added_later(1) | at_least(1))
+    """The multiple of pixels to which a size is rounded, to the even one of two equally near."""
+
+
+@dataclass(frozen=True)
 class TimeToTargetSettings:
     """The settings of a run's final metric: a metric at its end, or its time to a target metric."""
 
@@ -479,13 +650,30 @@ class TimeToTargetSettings:
     """A metric and its target; the final metric is the number of steps to reach it."""
     stop: bool = field(default=False, metadata=added_later(False))
     """Whether the run stops at the evaluation that reaches the target."""
+    name: str = field(
+        default="workload",
+        metadata=IMAGES | added_later("workload") | one_of("workload", own=True),
+    )
+    """The metric of evaluations that judges the run: that of the workload, or one of your own.
+    One of your own is named by its import path, package.module:Name, and in rows by the name in
+    small letters: MacroError is macro_error."""
+    options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | added_later({}))
+    """The options of a metric of your own, completed by their defaults."""
+    source: str = field(default="", metadata=IMAGES | added_later(""))
+    """The SHA-256 of the source of a metric of your own, which lsgd computes."""
+
+    @property
+    def own_name(self) -> str | None:
+        """The name in rows of a metric of the user's own; None without one that has such a name."""
+        name = snake_case(self.name) if is_import_path(self.name) else ""
+        return name if OWN_NAME.fullmatch(name) else None
 
     def final_metric(self, rate: Metric, first_step: Callable[[int], int]) -> Metric:
         """Return the definition of a run's final metric: the time to its target, or a given one."""
         for counted, targets in (("epochs", self.epochs_to), ("steps", self.steps_to)):
             for name, target in targets.items():
                 return TimeToTarget.for_metric(
-                    METRICS[name], target, time_unit=counted, first_step=first_step
+                    named_metric(name), target, time_unit=counted, first_step=first_step
                 )
         return rate
 
@@ -575,6 +763,8 @@ class Target:
     """The publication of the number, such as a table of the paper."""
     perplexity: float | None = field(default=None, metadata=at_least(1))
     """The published perplexity, for recipes without an error rate."""
+    curve: dict[int, float] = field(default_factory=dict)
+    """Published values of the metric by epoch, counted from 1, which a report draws."""
 
     @property
     def metric(self) -> Metric:
@@ -625,6 +815,16 @@ class RunSettings:
     """The share of a training label that is spread evenly over all classes (Szegedy et al. 2016).
     It is counted as in torch and MLPerf. train_loss includes the smoothing, and val_loss does
     not."""
+    loss: str = field(
+        default="cross_entropy",
+        metadata=IMAGES | added_later("cross_entropy") | one_of("cross_entropy", "bce"),
+    )
+    """The loss: cross_entropy or bce, the binary cross-entropy of each class against the others."""
+    bce_over_classes: str = field(
+        default="sum",
+        metadata=IMAGES | only_for("loss", "bce") | added_later("sum") | one_of("sum", "mean"),
+    )
+    """The reduction of binary cross-entropies over the classes of an image: sum or mean."""
     tail: str = field(default="drop", metadata=one_of("drop", "keep"))
     """The treatment of the last N mod kn examples of an epoch: drop, or keep as a smaller step."""
     precision: str = field(
@@ -654,15 +854,22 @@ class RunSettings:
     bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=added_later({}))
     averaging: Averaging = field(default_factory=Averaging, metadata=added_later({}))
     batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=added_later({}))
+    batch_schedule: list[list[int]] = field(
+        default_factory=list, metadata=IMAGES | added_later([]) | phases_by_epoch()
+    )
+    """Phases of other minibatches, each [epoch, workers, worker_batch] from this whole epoch on.
+    The run begins with workers and worker_batch. The lr is that of the phase's minibatch, by
+    schedule.scaling, or that of schedule.points."""
+    image_sizes: ImageSizes = field(default_factory=ImageSizes, metadata=added_later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or(1, AUTO))
     """The number of workers in one micro-batch, or auto.
     With auto, lsgd.autotune finds the number when training starts. It is always one where each
     worker pushes its own gradient."""
     val_batch: int = field(
         default=250,
-        metadata=EXECUTION | only_for(WORKLOAD, "images", "tagging", "trees") | at_least(1),
+        metadata=EXECUTION | only_for(WORKLOAD, "images", "tagging", "trees", FORM) | at_least(1),
     )
-    """The number of images, sentences or trees in one evaluation batch.
+    """The number of images, sentences, trees or other examples in one evaluation batch.
     A batch of a text is always one window of each stream."""
     padding: str = field(default="bucket", metadata=EXECUTION | TAGGING | one_of(*PADDINGS))
     """The padding of the sentences of a micro-batch: global, batch, bucket, packed or per_sentence.
@@ -680,8 +887,14 @@ class RunSettings:
     )
     """Whether images are stored in the channels-last memory format (NHWC), which GPUs prefer.
     With auto, lsgd.autotune times both formats when training starts."""
-    compile: bool = field(default=False, metadata=EXECUTION)
-    """Whether the model is compiled with torch.compile."""
+    threads: int | str | None = field(default=None, metadata=EXECUTION | at_least_or(1, AUTO))
+    """The number of CPU threads of a process; by default it depends on the size of micro-batches.
+    With auto, lsgd.autotune finds the number when training starts. The default is at most one per
+    core, and at most OMP_NUM_THREADS."""
+    compile: bool | str = field(default=False, metadata=EXECUTION | one_of(False, True, AUTO))
+    """Whether the model is compiled with torch.compile.
+    Training does not time it, as the first step then takes minutes: auto is the result of
+    `lsgd autotune` for this network and machine, or else false."""
     cuda_graphs: bool = field(
         default=False, metadata=EXECUTION | IMAGES | only_for("compile", True)
     )

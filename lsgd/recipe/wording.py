@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lsgd.recipe.settings import TARGET_DATA, Target
 from lsgd.rules.early_stopping import EarlyStop
-from lsgd.rules.metric import METRICS, Metric
+from lsgd.rules.metric import Metric, named_metric
 
 if TYPE_CHECKING:
     from lsgd.recipe import Recipe
@@ -27,7 +27,9 @@ UNITS = {
     "tagging": WorkloadUnits("sentences", "sentences"),
     "trees": WorkloadUnits("trees", "trees"),
 }
-"""The units of each workload."""
+"""The units of each workload of lsgd's own."""
+OWN_UNITS = WorkloadUnits("examples", "examples")
+"""The units of a workload of the user's own."""
 NO_REPLAY = (
     "strategy=hogwild cannot be replayed: two runs of it differ; strategy=async with "
     "strategy.order=live records its order"
@@ -48,18 +50,49 @@ def summarize(recipe: "Recipe") -> str:
         f"{', then '.join(str(stage.steps_per_epoch) for stage in recipe.stages)} steps, seed "
         f"{recipe.seed}",
         f"batch_size {recipe.batch_size} = {updating} workers x {recipe.worker_batch} "
-        f"{UNITS[recipe.data.workload].examples}"
+        f"{UNITS.get(recipe.data.workload, OWN_UNITS).examples}"
         + f" x {local_steps} local steps" * (local_steps > 1)
         + f", {ramp}",
+        *filter(None, [_describe_settings(recipe)]),
         *(
-            f"batch_size {stage.batch_size} = {stage.workers} workers from epoch {stage.epoch} on"
+            f"batch_size {stage.batch_size} = {stage.workers} workers"
+            + f" x {stage.worker_batch}" * bool(recipe.batch_schedule)
+            + f" from epoch {stage.epoch} on"
             for stage in recipe.stages[1:]
         ),
+        *([_describe_sizes(recipe)] if recipe.image_sizes.points else []),
         *([NO_REPLAY] if recipe.strategy.name == "hogwild" else []),
         *([f"images skipped (data.skip): {skipped}"] if skipped else []),
         *recipe.replaced,
     ]
     return "\n".join(lines)
+
+
+def _describe_settings(recipe: "Recipe") -> str:
+    """Describe the number format, the balance and the lr of the head; empty if all are usual."""
+    data, optim = recipe.data, recipe.optim
+    settings = {
+        f"precision={recipe.precision}": recipe.precision != "float32",
+        f"data.balance={data.balance}": data.balance != "none",
+        f"data.channels={data.channels}": data.name in ("folder", "imagenet")
+        and data.channels == 1,
+        f"optim.head_lr={optim.head_lr}": optim.head_lr is not None,
+    }
+    return ", ".join(text for text, is_unusual in settings.items() if is_unusual)
+
+
+def _describe_sizes(recipe: "Recipe") -> str:
+    """Describe the sizes of training images by epoch, and that of evaluated images."""
+    sizes = [recipe.training_size(epoch) for epoch in range(recipe.epochs)]
+    changes = [
+        f"{size} from epoch {epoch} on" if epoch else f"{size}"
+        for epoch, size in enumerate(sizes)
+        if not epoch or size != sizes[epoch - 1]
+    ]
+    return (
+        f"training images of {', '.join(changes)} pixels; evaluated ones of "
+        f"{recipe.data.image_size}"
+    )
 
 
 def format_result(
@@ -95,14 +128,14 @@ def describe_evaluations(recipe: "Recipe") -> str:
     others = ", and those of the other sets in proportion" * (len(rule.sets) > 1)
     return (
         f"evaluation.every={rule.every} makes {times}{of_sets}; the "
-        f"{data.val_examples:,} {UNITS[data.workload].examples} of val add about {100 * work:.1f} "
-        f"% to the training{others}, with a forward pass as a third of a step"
+        f"{data.val_examples:,} {UNITS.get(data.workload, OWN_UNITS).examples} of val add about "
+        f"{100 * work:.1f} % to the training{others}, with a forward pass as a third of a step"
     )
 
 
 def describe_early_stop(recipe: "Recipe", stop: EarlyStop) -> str:
     """Describe where and why a run stopped early."""
-    metric = METRICS[recipe.stop.metric]
+    metric = named_metric(recipe.stop.metric)
     since = f"since epoch {stop.best_epoch}" if stop.best_epoch else "at all"
     return (
         f"early stopped after epoch {stop.epoch} of {recipe.epochs}, no lower "

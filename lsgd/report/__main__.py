@@ -3,6 +3,7 @@
     python -m lsgd.report runs/trials/fashion_bs64-seed*        # these runs
     python -m lsgd.report runs/trials --study fashion_figure1   # the runs of this study
     python -m lsgd.report --table results/README.md  # in a checkout: update its results table
+    python -m lsgd.report --ladder   # the published results of all recipes by minibatch
 
 A RUN is a run folder, or a folder with run folders at any depth. Of several runs with the same
 recipe and seed the first one counts. The report names each folder that does not count, with the
@@ -11,11 +12,13 @@ reason; if one of these is a run that cannot be read or understood, the exit cod
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
-from lsgd.report.folder import STUDIES, report
+from lsgd.report.folder import STUDIES, check_libraries, report
+from lsgd.report.ladder import write_ladder
 from lsgd.report.look_record import read_looks
 from lsgd.report.results import write_table
 from lsgd.report.run_folders import REPORT
@@ -37,6 +40,10 @@ def write(argv: Sequence[str]) -> int:
     if options.table:
         write_table(options.table)
         print(options.table)
+        return 0
+    if options.ladder:
+        check_libraries()
+        print(write_ladder(options.out or Path("runs/ladder")))
         return 0
     if not options.runs:
         raise UsageError("no run is given; write run folders, or folders that contain some")
@@ -64,6 +71,11 @@ def _parser() -> Parser:
         type=paths.parse_path,
         metavar="PAGE",
         help="only update the results table",
+    )
+    parser.add_argument(
+        "--ladder",
+        action="store_true",
+        help="only draw the published results of all recipes (default --out: runs/ladder)",
     )
     return parser
 

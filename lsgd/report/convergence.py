@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lsgd import config
 from lsgd.recipe import Recipe
-from lsgd.recipe.published_points import PublishedPoints
+from lsgd.recipe.published_points import PublishedPoints, points_of_paper
 from lsgd.report.blocks import Block, BulletList, Table
 from lsgd.report.formatting import NONE
 from lsgd.rules.aggregate import TRIMMED_RUNS, mean_and_deviation, median, olympic_mean
@@ -38,9 +38,9 @@ class ConvergedRuns:
 def points_for(recipe: Recipe, rate: str, target: float) -> PublishedPoints | None:
     """Return the convergence points published for a recipe and target, or None."""
     wanted = (recipe.data.name, recipe.model.name, rate, target)
-    for points in config.load_all_points():
+    for points in points_of_paper(config.load_all_points(), recipe.paper):
         if (points.data, points.model, points.rate, points.target) == wanted:
-            return points
+            return points.for_recipe(recipe.name)
     return None
 
 

@@ -215,6 +215,10 @@ def _curve(name: str, group: RecipeRuns, baseline: RecipeRuns | None, metric: Me
             if each:
                 _line(axes, each, f"train_{metric.name}", colour, each.label, wide=True)
                 _line(axes, each, metric.key, colour, "validation", wide=False)
+        target = target_of(group)
+        if target and target.curve:
+            x, y = zip(*sorted(target.curve.items()), strict=True)
+            axes.plot(x, y, color=RED, marker="o", ms=4, ls="", label="published")
         axes.set_ylim(0, metric.base_metric.upper_bound)
         axes.set_xlim(left=0)
         axes.set_xlabel("epochs")
@@ -283,7 +287,12 @@ def _noise_scales(noisy: list[tuple[RecipeRuns, list[tuple[int, float]]]]) -> Fi
         for index, (group, points) in enumerate(noisy):
             colour = COLOURS[index % len(COLOURS)]
             axes.plot(*zip(*points, strict=True), color=colour, marker=".", label=group.label)
-            axes.axhline(group.recipe.batch_size, color=colour, ls=":", lw=1)
+            stages = group.recipe.stages
+            ends = [*(stage.epoch for stage in stages[1:]), group.recipe.epochs]
+            for stage, end in zip(stages, ends, strict=True):
+                span = (0, 1) if len(stages) == 1 else (stage.epoch, end)
+                draw = axes.axhline if len(stages) == 1 else axes.hlines
+                draw(stage.batch_size, *span, color=colour, ls=":", lw=1)
         axes.set_yscale("log")
         axes.set_xlim(left=0)
         axes.set_xlabel("epochs")
@@ -336,7 +345,9 @@ def _lr_points(group: RecipeRuns) -> tuple[list[float], list[float]]:
         rows = [row for run in group.runs[:1] for row in run.of_kind("epoch")]
         return [row["epoch"] for row in rows], [row.get("lr", math.nan) for row in rows]
     steps = {int(step) for step in np.linspace(0, total - 1, 200)}
-    for epoch in (recipe.schedule.warmup_epochs, *recipe.schedule.milestones):
+    rule = recipe.schedule
+    places = [rule.warmup_epochs, *rule.milestones, *(epoch for epoch, _ in rule.points)]
+    for epoch in places:
         jump = round(recipe.stage(epoch).steps_until(epoch))
         steps |= {step for step in (jump - 1, jump, jump + 1) if 0 <= step < total}
     order = sorted(steps)

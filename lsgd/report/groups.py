@@ -89,7 +89,7 @@ class RecipeRuns:
         For a count until a target it is the count of the whole run, which is too low.
         """
         number = self.metric.chance_level(self.recipe.data.classes)
-        if math.isfinite(number):
+        if math.isfinite(number) or self.metric.base_metric is self.metric:
             return number
         metric = self.recipe.final_metric(self.metric.base_metric)
         return metric.final_metric({self.recipe.epochs: {metric.key: -math.inf}})

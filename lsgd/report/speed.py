@@ -89,5 +89,5 @@ def _execution(recipe: Recipe) -> str:
     settings = [f"workers per pass: {recipe.workers_per_pass}"]
     layouts = {True: ["channels_last"], False: [], AUTO: ["channels_last: auto"]}
     settings += layouts[recipe.channels_last]
-    settings += ["compiled"] if recipe.compile else []
+    settings += ["compiled"] if recipe.compile is True else []
     return ", ".join(settings)

@@ -8,24 +8,40 @@ fb.resnet.torch too; the paper does not name them.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.rules import philox
 
-WINDOW, FLIP, SHIFT, JITTER, LIGHTING = 1, 2, 3, 9, 10
-"""The last element of the counter for each kind of draw; 4 to 8 are used by other modules."""
+WINDOW, FLIP, SHIFT, JITTER, LIGHTING, POLICY, ERASE = 1, 2, 3, 9, 10, 14, 15
+"""The last element of the counter for each kind of draw; others are used by other modules."""
 
-FILE_AUGMENTATIONS = ("crop_flip", "fb_resnet_torch")
-"""The kinds of augmentation that crop windows from images of any size."""
+PARTS = ("shift", "crop", "flip", "rand_augment", "trivial_augment", "colour", "erasing")
+"""The parts of an augmentation, in the order in which they are applied."""
+POLICIES = ("rand_augment", "trivial_augment")
+"""The parts that torchvision draws and applies, from a seed for each example."""
+NAMED = {
+    "none": (),
+    "shift_flip": ("shift", "flip"),
+    "crop_flip": ("crop", "flip"),
+    "fb_resnet_torch": ("crop", "flip", "colour"),
+}
+"""The parts of the augmentations that have a name."""
 
 AREA = (0.08, 1.0)
-LOG_ASPECT = (math.log(3 / 4), math.log(4 / 3))
+"""The default range of a random crop's share of the area."""
+ASPECT = (3 / 4, 4 / 3)
+"""The default range of a random crop's width over its height."""
 MAX_TRIES = 10
 CROP_RATIO = 224 / 256
 """The default ratio of a validation crop to the resized short side: 224 pixels of 256."""
 
+ERASED_AREA = (0.02, 0.33)
+"""The range of an erased window's share of the area."""
+ERASED_ASPECT = (0.3, 3.3)
+"""The range of an erased window's height over its width."""
 JITTER_RANGE = 0.4
 """The maximum deviation from 1 of the factors of brightness, contrast and saturation."""
 GREY = np.array([0.299, 0.587, 0.114])
@@ -42,12 +58,19 @@ IDENTITY_COLOURS = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 
 
 def crop_windows(
-    image_sizes: NDArray[np.int64], examples: NDArray[np.int64], *, seed: int, epoch: int
+    image_sizes: NDArray[np.int64],
+    examples: NDArray[np.int64],
+    *,
+    seed: int,
+    epoch: int,
+    area_range: Sequence[float] = AREA,
+    aspect_range: Sequence[float] = ASPECT,
 ) -> NDArray[np.int64]:
     """Draw a random crop window for each image; return (left, top, width, height) in pixels.
 
     The result has shape (images, 4). `image_sizes` holds the (width, height) of each image as
-    stored, shape (images, 2).
+    stored, shape (images, 2). The share of the area is uniform in its range, and so is the
+    logarithm of the aspect ratio.
     """
     tries = np.arange(MAX_TRIES)
     u_area, u_aspect, u_left, u_top = philox.uniforms(
@@ -55,8 +78,10 @@ def crop_windows(
     )  # each (images, tries)
     sizes = np.asarray(image_sizes, dtype=np.int64)
     image_width, image_height = sizes[:, :1], sizes[:, 1:]
-    area = image_width * image_height * (AREA[0] + (AREA[1] - AREA[0]) * u_area)
-    aspect = np.exp(LOG_ASPECT[0] + (LOG_ASPECT[1] - LOG_ASPECT[0]) * u_aspect)
+    least, most = area_range
+    area = image_width * image_height * (least + (most - least) * u_area)
+    narrow, wide = map(math.log, aspect_range)
+    aspect = np.exp(narrow + (wide - narrow) * u_aspect)
     width = np.rint(np.sqrt(area * aspect)).astype(np.int64)
     height = np.rint(np.sqrt(area / aspect)).astype(np.int64)
     fits = (width > 0) & (width <= image_width) & (height > 0) & (height <= image_height)
@@ -65,6 +90,26 @@ def crop_windows(
     first = np.argmax(fits, axis=1)
     drawn = np.stack((left, top, width, height), axis=-1)[np.arange(len(sizes)), first]
     return np.where(fits.any(axis=1)[:, None], drawn, centred_squares(sizes))
+
+
+def parts_of(kind: str) -> tuple[str, ...]:
+    """Return the parts of an augmentation, given by its name or as a list; one's own has none.
+
+    >>> parts_of("crop_flip"), parts_of("[crop,trivial_augment]")
+    (('crop', 'flip'), ('crop', 'trivial_augment'))
+    """
+    if kind.startswith("["):
+        return tuple(name.strip() for name in kind.strip("[]").split(",") if name.strip())
+    return NAMED.get(kind, ())
+
+
+def parts_in_epoch(kind: str, epoch: int | None, augmented_epochs: int | None) -> tuple[str, ...]:
+    """Return the parts of an augmentation that an epoch uses; an evaluation, of epoch None, none.
+
+    `augmented_epochs` is the number of epochs with augmentation, or None for all.
+    """
+    is_used = epoch is not None and (augmented_epochs is None or epoch < augmented_epochs)
+    return parts_of(kind) if is_used else ()
 
 
 def centred_squares(image_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -147,3 +192,40 @@ def lighting_offsets(examples: NDArray[np.int64], *, seed: int, epoch: int) -> N
     # The last digits of a matrix product would depend on the number of images.
     red, green, blue = (a * first + b * second + c * third for a, b, c in EIGENVECTORS)
     return np.stack((red, green, blue), axis=1)
+
+
+def policy_seeds(examples: NDArray[np.int64], *, seed: int, epoch: int) -> NDArray[np.uint64]:
+    """Draw for each image the seed from which torchvision draws its policy, shape (images,)."""
+    high, low, *_ = philox.uint32_blocks((examples, epoch, 0, POLICY), key=seed)
+    seeds: NDArray[np.uint64] = (high << np.uint64(32)) | low
+    return seeds
+
+
+def erased_windows(
+    side: int, examples: NDArray[np.int64], *, probability: float, seed: int, epoch: int
+) -> NDArray[np.int64]:
+    """Draw the window of each image to erase: (left, top, right, bottom) in pixels, (images, 4).
+
+    It is empty for images that stay whole. A window has 2 to 33 % of the area and an aspect ratio
+    of 0.3 to 3.3, as in Zhong et al. 2017 and torchvision's RandomErasing; of ten tries the first
+    that fits is taken, and none if none does.
+    """
+    tries = np.arange(MAX_TRIES)
+    ids = np.asarray(examples)[:, None]
+    u_area, u_aspect, u_left, u_top = philox.uniforms(
+        (ids, epoch, tries[None, :], ERASE), key=seed
+    )  # each (images, tries)
+    chance = philox.uniforms((examples, epoch, MAX_TRIES, ERASE), key=seed)[0]
+    least, most = ERASED_AREA
+    area = side * side * (least + (most - least) * u_area)
+    narrow, wide = map(math.log, ERASED_ASPECT)
+    aspect = np.exp(narrow + (wide - narrow) * u_aspect)
+    height = np.rint(np.sqrt(area * aspect)).astype(np.int64)
+    width = np.rint(np.sqrt(area / aspect)).astype(np.int64)
+    fits = (width < side) & (height < side)
+    left = np.floor(u_left * (side - width + 1)).astype(np.int64)
+    top = np.floor(u_top * (side - height + 1)).astype(np.int64)
+    first = np.argmax(fits, axis=1)
+    windows = np.stack((left, top, left + width, top + height), axis=-1)
+    drawn = windows[np.arange(len(windows)), first]
+    return np.where((fits.any(axis=1) & (chance < probability))[:, None], drawn, 0)

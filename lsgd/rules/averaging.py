@@ -85,12 +85,13 @@ class MovingAverage(AveragedWeights):
     """An exponential moving average of a model's weights, from the initial weights on.
 
     After every update mean <- mean + (1 - 2^(-1 / half_life)) (w - mean): after `half_life` further
-    updates the weight of an update in the mean is halved.
+    updates the weight of an update in the mean is halved. It is moved after every `every`-th update
+    only, then by 1 - 2^(-every / half_life).
     """
 
-    def __init__(self, model: nn.Module, half_life: float) -> None:
+    def __init__(self, model: nn.Module, half_life: float, every: int = 1) -> None:
         super().__init__(model)
-        self.share = 1 - 2 ** (-1 / half_life)
+        self.every, self.share = every, 1 - 2 ** (-every / half_life)
         self.stored = [weight.clone() for weight in self.weights]
 
     def means(self) -> list[Tensor]:
@@ -101,6 +102,8 @@ class MovingAverage(AveragedWeights):
     def end_step(self, active_workers: int) -> None:
         """Move the weight averages towards the model's weights after an update."""
         super().end_step(active_workers)
+        if self.updates % self.every:
+            return
         torch._foreach_lerp_(self.stored, self.weights, self.share)
 
 

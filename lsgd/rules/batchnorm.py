@@ -57,7 +57,7 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
             images = of_images.flatten(2)
         normalise = choose_normalisation(images, self.workers)
         output, seen = normalise(images, self.weight, self.bias, self.workers, self.eps)
-        self.seen += seen
+        self.seen.add_(seen)  # += would assign an attribute of a module, which takes as long
         if images is input:
             return output
         return output.view(of_images.shape).transpose(1, 2).flatten(0, 1)
@@ -115,8 +115,12 @@ def choose_normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
     plain BN does. In channels_last they are not: a GPU runs compiled kernels, and a CPU, which may
     have no compiler, copies the images.
     """
-    kind = images.device.type
-    if workers == 1 or kind not in TRITON or images.is_contiguous() or images.dim() < 4:
+    if (
+        workers == 1
+        or images.device.type not in TRITON
+        or images.is_contiguous()
+        or images.dim() < 4
+    ):
         return normalise_by_library
     # A model that is being compiled has a compiler.
     if torch.compiler.is_compiling() or not compiler_problem(images.device):
@@ -153,7 +157,8 @@ def normalise_by_library(
     """
     count, channels, *size = images.shape
     # A moving average with momentum 1 is the statistics of this call.
-    mean, var = seen = weight.new_zeros(2, workers * channels)
+    seen = weight.new_zeros(2, workers * channels)
+    mean, var = seen.unbind()
     call = partial(F.batch_norm, training=True, momentum=1.0, eps=eps)
     if workers == 1:
         return call(images, mean, var, weight, bias), seen
@@ -309,7 +314,8 @@ class RunningStatistics:
         """Set the next micro-batch's number of workers on every batch norm layer."""
         workers = len(each.workers)
         for layer in self.layers:
-            layer.workers = workers
+            if layer.workers != workers:  # an assignment to a module takes ten times as long
+                layer.workers = workers
 
     def end_step(self, active_workers: int) -> None:
         """Update this process's share of the running BN statistics with the step's statistics."""

@@ -5,11 +5,14 @@ metrics are `val_loss`, `val_top1_error`, … in rows and checkpoints.
 """
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+OWN_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+"""The form of the name of a metric of the user's own."""
 MAIN_SET = "val"
 """The evaluation set from which the final metric of a run is computed."""
 
@@ -167,7 +170,7 @@ class Metric:
 
 
 def _infinite_chance_level(classes: int) -> float:
-    """Return infinity, the epochs or steps in which random guessing reaches a target."""
+    """Return infinity: guessing reaches no target, and of other metrics its value is not known."""
     return math.inf
 
 
@@ -207,7 +210,7 @@ class TimeToTarget(Metric):
     @property
     def base_metric(self) -> Metric:
         """The metric whose target is to be reached, such as the top-1 error."""
-        return METRICS[self.name]
+        return named_metric(self.name)
 
     @property
     def full_name(self) -> str:
@@ -286,9 +289,33 @@ def metric_by_name(full_name: str) -> Metric:
     """
     counted, _, rest = full_name.partition(" to ")
     if not rest:
-        return METRICS[full_name]
+        return named_metric(full_name)
     name, _, target = rest.partition(" ")
-    return TimeToTarget.for_metric(METRICS[name], float(target), time_unit=counted)
+    return TimeToTarget.for_metric(named_metric(name), float(target), time_unit=counted)
+
+
+def named_metric(name: str) -> Metric:
+    """Return the metric of this name: lsgd's, or one of the user's own, which its name describes.
+
+    A name that ends in error is that of a percentage. Raises KeyError for a name of another form.
+
+    >>> named_metric("macro_error").format_labelled(12.5), named_metric("mean_distance").noun
+    ('macro error 12.50 %', 'distance')
+    """
+    if name in METRICS:
+        return METRICS[name]
+    if not OWN_NAME.fullmatch(name):
+        raise KeyError(name)
+    label, is_error = name.replace("_", " "), name.endswith("error")
+    plural = f"{label.split()[-1]}s"
+    if is_error:
+        return Metric(name, label, plural, chance_level=_worst_error, unit="%")
+    return Metric(name, label, plural, chance_level=_infinite_chance_level)
+
+
+def _worst_error(classes: int) -> float:
+    """Return 100, with which a failed run counts whose error of guessing is not known."""
+    return 100.0
 
 
 def _classification_chance_level(classes: int) -> float:

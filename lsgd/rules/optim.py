@@ -1,4 +1,4 @@
-"""Optimizers: both forms of SGD with momentum, LARS, Adam, AdamW, Adagrad, and gradient clipping.
+"""Optimizers: both forms of SGD with momentum, LARS, Adam, and others; and gradient clipping.
 
 Goyal et al. 2017, remark 2, has the update in two forms:
 
@@ -10,7 +10,8 @@ LARS (You et al. 2017) scales the gradient of each tensor and then applies eithe
 
 Adam (Kingma and Ba 2015) and Adagrad (Duchi et al. 2011) are torch's own, with weight decay in the
 gradient; so is AdamW (Loshchilov and Hutter 2019), which multiplies a weight by 1 - lr decay before
-the update of Adam, whose means have no part of the decay.
+the update of Adam, whose means have no part of the decay. LAMB and the change from RMSprop to SGD
+of Akiba et al. 2017 have modules of their own.
 """
 
 import inspect
@@ -26,6 +27,8 @@ from torch import Tensor, nn
 from lsgd.errors import UsageError
 from lsgd.own_parts import OPTIMIZER, OwnPart, imported_part, is_import_path
 from lsgd.rules.apex import apex_sgd
+from lsgd.rules.lamb import ADAPTED_DECAY, Lamb
+from lsgd.rules.rmsprop_warmup import RMSpropWarmup
 
 STEP_KEY = "step"
 """The key of the step count of Adam, AdamW and Adagrad, a scalar unlike their other state."""
@@ -33,10 +36,10 @@ STEP_KEY = "step"
 
 NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 """The layers whose gamma and beta have no weight decay."""
-GROUP_SETTINGS = ("weight_decay", "decay_bias", "adapts", "head_lr")
+GROUP_SETTINGS = ("weight_decay", "decay_bias", "decay_norm", "decay", "adapts", "head_lr")
 """The settings that determine a parameter's group; optimizer_over_groups does not take them."""
-LARS_DECAY = "lars_decay"
-"""The key of a LARS group's weight decay, which is added before the gradient is scaled."""
+DECOUPLED_DECAY = "decoupled_decay"
+"""The key of a group's weight decay at the full lr, by which weights shrink before an update."""
 LR_FACTOR = "lr_factor"
 """The key of the ratio of a group's lr to that of the schedule; a group without it has 1."""
 
@@ -52,14 +55,15 @@ def parameter_groups(
     decay_bias: bool = True,
     adapts: str | None = None,
     lr_factors: Mapping[str, float] = MappingProxyType({}),
+    decay_norm: bool = False,
 ) -> list[dict[str, Any]]:
     """Split the trained parameters of a model by weight decay (Goyal et al. 2017, section 5.1).
 
-    gamma and beta of norms do not decay. They are found by the type of their module, since the
-    names of shortcut BNs do not contain "bn". A library's network may name further parameters in
-    `undecayed`, such as layer scales. With `adapts` two such groups come first with the parameters
-    that LARS scales. The parameters in `lr_factors`, by their names, come last, in such groups with
-    the LR_FACTOR that it gives.
+    gamma and beta of norms do not decay, unless `decay_norm` is true. They are found by the type of
+    their module, since the names of shortcut BNs do not contain "bn". A library's network may name
+    further parameters in `undecayed`, such as layer scales. With `adapts` two such groups come
+    first with the parameters that LARS or LAMB scales. The parameters in `lr_factors`, by their
+    names, come last, in such groups with the LR_FACTOR that it gives.
     """
     still = undecayed_parameters(model)
     factors = dict.fromkeys((1.0, *lr_factors.values()))
@@ -71,13 +75,18 @@ def parameter_groups(
                 continue
             norm = parameter in still
             weight = not norm and "bias" not in name
-            scaled = adapts == "all" or (adapts == "weights" and weight)
+            decays = decay_norm if norm else weight or decay_bias
+            scaled = {
+                "all": True, "weights": weight, "decayed": decays and weight_decay > 0, None: False
+            }[adapts]  # fmt: skip
             factor = lr_factors.get(f"{path}.{name}".lstrip("."), 1.0)
-            members[factor, scaled, weight or (decay_bias and not norm)].append(parameter)
+            members[factor, scaled, decays].append(parameter)
     groups = []
     for (factor, scaled, decays), parameters in members.items():
         decay = weight_decay if decays else 0.0
-        settings = {"weight_decay": 0.0, LARS_DECAY: decay} if scaled else {"weight_decay": decay}
+        settings = (
+            {"weight_decay": 0.0, ADAPTED_DECAY: decay} if scaled else {"weight_decay": decay}
+        )
         ratio = {LR_FACTOR: factor} if factor != 1 else {}
         groups.append({"params": parameters, **settings, **ratio})
     return groups
@@ -109,20 +118,49 @@ def make_optimizer(
     decay_bias: bool,
     adapts: str,
     head_lr: float | None,
+    decay_norm: bool = False,
+    decay: str = "gradient",
+    full_lr: float = 1.0,
     **settings: Any,
 ) -> torch.optim.Optimizer:
     """Create a recipe's optimizer for a model, whose parameters are grouped by weight decay.
 
     The settings are those of optimizer_over_groups. The lr is set before every step, with `set_lr`.
-    With a `head_lr` the model's `lr_factors` apply, which have been computed from it. The optimizer
-    skips an update, of parameters and state, if its `found_inf` is 1; a momentum correction for a
-    new lr is made all the same. Before an update that may be skipped, and is not the last one,
-    create_state has to be called.
+    A decoupled decay is that at `full_lr`, and proportional to the lr. With a `head_lr` the model's
+    `lr_factors` apply, which have been computed from it. The optimizer skips an update, of
+    parameters and state, if its `found_inf` is 1; a momentum correction for a new lr is made all
+    the same. Before an update that may be skipped, and is not the last one, create_state has to be
+    called.
     """
-    lars = settings["name"] == "lars"
+    adapting = adapts if settings["name"] in ("lars", "lamb") else None
     factors: dict[str, float] = {} if head_lr is None else model.lr_factors  # type: ignore[assignment]
-    groups = parameter_groups(model, weight_decay, decay_bias, adapts if lars else None, factors)
-    return optimizer_over_groups(groups, **settings)
+    groups = parameter_groups(model, weight_decay, decay_bias, adapting, factors, decay_norm)
+    if decay == "decoupled":
+        for group in groups:
+            ratio = full_lr * group.get(LR_FACTOR, 1.0)
+            group[DECOUPLED_DECAY] = group.pop("weight_decay") / ratio
+    made = optimizer_over_groups(groups, **settings)
+    if decay == "decoupled":
+        made.register_step_pre_hook(_shrink)
+    return made
+
+
+@torch.no_grad()
+def _shrink(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Multiply the weights by 1 - decay lr / (full lr), unless the update is skipped.
+
+    So it is in DecoupledSGDW of MosaicML's composer (after Loshchilov and Hutter 2019).
+    """
+    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+    for group in optimizer.param_groups:
+        share, weights = group["lr"] * group[DECOUPLED_DECAY], group["params"]
+        if not share or not weights:
+            continue
+        if found_inf is None:
+            torch._foreach_mul_(weights, 1 - share)
+        else:
+            is_made = (found_inf == 0).to(weights[0].dtype)
+            torch._foreach_mul_(weights, 1 - share * is_made)
 
 
 def _no_norm() -> Tensor:
@@ -141,7 +179,12 @@ def optimizer_over_groups(
     eps: float,
     clip_norm: float | None,
     trust: float,
+    ratio_decay: float | None,
     fused: str,
+    bias_correction: bool,
+    rms_lr: float,
+    beta_center: float,
+    beta_period: float,
     options: Mapping[str, Any] = MappingProxyType({}),
     source: str = "",
     norm: Callable[[], Tensor] = _no_norm,
@@ -168,6 +211,13 @@ def optimizer_over_groups(
         case "adagrad":
             _check_fused_adagrad([tensor for group in groups for tensor in group["params"]])
             made = torch.optim.Adagrad(groups, lr=0.0, eps=eps, fused=True)
+        case "lamb":
+            made = Lamb(groups, betas=(momentum, beta2), eps=eps, bias_correction=bias_correction)
+        case "rmsprop_warmup":
+            made = RMSpropWarmup(
+                groups, mu1=momentum, mu2=beta2, eps=eps, rms_lr=rms_lr,
+                beta_center=beta_center, beta_period=beta_period,
+            )  # fmt: skip
         case _ if is_import_path(name):
             made = _own_optimizer(groups, imported_part(OPTIMIZER, name, source), options)
         case _:
@@ -175,7 +225,7 @@ def optimizer_over_groups(
     if clip_norm is not None:
         _clip(made, clip_norm, norm)
     if name == "lars":
-        _scale_by_trust_ratio(made, trust, eps)
+        _scale_by_trust_ratio(made, trust, eps, ratio_decay)
     return made
 
 
@@ -252,25 +302,29 @@ def _clip(optimizer: torch.optim.Optimizer, limit: float, norm: Callable[[], Ten
     optimizer.register_step_pre_hook(multiply)
 
 
-def _scale_by_trust_ratio(optimizer: torch.optim.Optimizer, trust: float, eps: float) -> None:
+def _scale_by_trust_ratio(
+    optimizer: torch.optim.Optimizer, trust: float, eps: float, ratio_decay: float | None
+) -> None:
     """Make an optimizer scale each tensor's gradient by LARS (You et al. 2017, equation 6).
 
         g <- trust |w| / (|g| + decay |w| + eps) (g + decay w)
 
-    If the norm of w or g is 0, there is no ratio and g + decay w is used. One call computes the
-    norms of all tensors, and the gradients are changed in place.
+    If the norm of w or g is 0, there is no ratio and g + decay w is used. A `ratio_decay` replaces
+    a decay above 0 in the denominator. One call computes the norms of all tensors, and the
+    gradients are changed in place.
     """
 
     @torch.no_grad()
     def scale(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
-            decay, weights = group.get(LARS_DECAY), group["params"]
+            decay, weights = group.get(ADAPTED_DECAY), group["params"]
             if decay is None or not weights:
                 continue
             gradients = [weight.grad for weight in weights]
             of_weights = torch.stack(torch._foreach_norm(weights))
             of_gradients = torch.stack(torch._foreach_norm(gradients))
-            ratios = trust * of_weights / (of_gradients + decay * of_weights + eps)
+            beside = ratio_decay if decay and ratio_decay is not None else decay
+            ratios = trust * of_weights / (of_gradients + beside * of_weights + eps)
             ratios = torch.where((of_weights > 0) & (of_gradients > 0), ratios, 1)
             if decay:
                 torch._foreach_add_(gradients, weights, alpha=decay)
@@ -289,6 +343,8 @@ def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[s
             names = ["velocity"]
         case torch.optim.Adam():  # also AdamW, a subclass
             names = [STEP_KEY, "exp_avg", "exp_avg_sq"]
+        case Lamb() | RMSpropWarmup():  # they create it in the constructor, as torch's Adagrad
+            names = []
         case _ if optimizer.defaults.get("momentum"):  # SGD, torch's or apex's
             names = ["momentum_buffer"]
         case _:
@@ -329,6 +385,12 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group[LR_FACTOR] if LR_FACTOR in group else lr
+
+
+def set_epoch(optimizer: torch.optim.Optimizer, epoch: int) -> None:
+    """Set the epoch of the next updates, on which the rule of rmsprop_warmup depends."""
+    if isinstance(optimizer, RMSpropWarmup):
+        optimizer.epoch = epoch
 
 
 class VelocitySGD(torch.optim.Optimizer):

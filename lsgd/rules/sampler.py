@@ -40,6 +40,8 @@ class MicroBatch:
     """The step of the epoch; in evaluation the position among the micro-batches of the process."""
     split: str = "train"
     """The split of the examples: `train`, or the name of an evaluation set."""
+    side: int = 0
+    """The side of the images, in pixels; 0 for data.image_size."""
 
     @property
     def by_worker(self) -> NDArray[np.int64]:

@@ -1,17 +1,22 @@
-"""Learning rates as functions of the epoch: linear scaling, warmup, step drops, smooth decays.
+"""Learning rates and image sizes as functions of the epoch.
+
+These are linear scaling, warmup, step drops, smooth decays, and values by points.
 
 Goyal et al. 2017: the linear scaling rule is section 2.1, the warmups are section 2.2, the drops by
 ten at 30, 60 and 80 of 90 epochs are section 5.1. The polynomial decay is that of You et al. 2017,
-algorithm 1, as MLPerf has it after a warmup; the cosine is that of Loshchilov and Hutter 2017.
+algorithm 1, as MLPerf has it after a warmup; the cosine is that of Loshchilov and Hutter 2017. An
+lr by points is linear between pairs of epoch and lr, as in the recipes of FFCV and fast.ai.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 SCALINGS = ("linear", "sqrt", "none")
 WARMUPS = ("gradual", "constant", "none")
-DECAYS = ("steps", "polynomial", "linear", "cosine")
+SMOOTH_DECAYS = ("polynomial", "linear", "cosine")
+DECAYS = ("steps", *SMOOTH_DECAYS, "points")
 
 
 class LrDecay(Protocol):
@@ -65,6 +70,38 @@ def remaining_decay(step: float, *, warmup_steps: float, decay_steps: float) -> 
     return (decay_steps - step) / (decay_steps - warmup_steps)
 
 
+def value_by_points(epoch: float, points: Sequence[Sequence[float]]) -> float:
+    """Return the value at a fractional epoch that is linear between points of (epoch, value).
+
+    The points are in the order of their epochs. Two points of one epoch are a jump, after which the
+    second holds. Before the first point its value holds, and from the last on that of the last.
+
+    >>> [value_by_points(epoch, [(0, 1.0), (2, 3.0), (2, 8.0)]) for epoch in (-1, 0, 0.5, 2, 9)]
+    [1.0, 1.0, 1.5, 8.0, 8.0]
+    """
+    place = sum(epoch >= point[0] for point in points)
+    if place in (0, len(points)):
+        return float(points[max(place - 1, 0)][1])
+    (begin, before), (end, after) = points[place - 1 : place + 1]
+    return before + (after - before) * (epoch - begin) / (end - begin)
+
+
+def jumps(points: Sequence[Sequence[float]]) -> Iterator[float]:
+    """Yield the epochs at which a value by points jumps, for value_by_points."""
+    return (one[0] for one, two in pairwise(points) if one[0] == two[0])
+
+
+def size_by_points(epoch: int, points: Sequence[Sequence[float]], multiple: int) -> int:
+    """Return the size of images in an epoch, by points, rounded to a multiple of pixels.
+
+    Halfway between two multiples the even one is taken, as numpy's rounding in FFCV does.
+
+    >>> [size_by_points(epoch, [(11, 160), (13, 192)], 32) for epoch in (10, 11, 12, 13)]
+    [160, 160, 192, 192]
+    """
+    return multiple * round(value_by_points(epoch, points) / multiple)
+
+
 def learning_rate(
     epoch: float,
     *,
@@ -81,13 +118,17 @@ def learning_rate(
     decay: str = "steps",
     power: float = 2.0,
     end_lr: float = 0.0,
+    points: Sequence[Sequence[float]] = (),
     remaining_decay: float = 1.0,
+    per: str = "step",
     own_decay: Callable[[float], float] | None = None,
 ) -> float:
     """Return the scheduled learning rate at a fractional epoch, that of the start of a step.
 
-    Decays other than by steps depend on `remaining_decay`, the remaining share of the decay.
-    `own_decay` is `LrDecay.share` of a decay of the user's own.
+    Smooth decays depend on `remaining_decay`, the remaining share of the decay. An lr by points is
+    not scaled with the minibatch, and has no other warmup than its points.
+    `own_decay` is `LrDecay.share` of a decay of the user's own. With `per` = "epoch" the epoch is a
+    whole one, whose warmup lr is that of its end.
 
     >>> learning_rate(0.0, batch_size=8192)  # starts where a minibatch of 256 would
     0.1
@@ -98,6 +139,8 @@ def learning_rate(
     >>> learning_rate(45.0, batch_size=256, decay="polynomial", remaining_decay=0.5)
     0.025
     """
+    if decay == "points":
+        return value_by_points(epoch, points)
     target = scaled_lr(
         batch_size, reference_lr=reference_lr, reference_batch=reference_batch, scaling=scaling
     )
@@ -106,6 +149,8 @@ def learning_rate(
     )
     if rises and epoch < warmup_epochs:
         start = reference_lr if warmup_start is None else warmup_start
+        if per == "epoch":
+            epoch = min(epoch + 1, warmup_epochs)
         progress = epoch / warmup_epochs if warmup == "gradual" else 0.0
         return start + (target - start) * progress
     if own_decay:

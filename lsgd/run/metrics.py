@@ -23,7 +23,13 @@ from lsgd.comm import Comm, describe, seconds_waited
 from lsgd.errors import DivergedError, converting_disk_full
 from lsgd.files import AppendOnlyFile, atomic_write
 from lsgd.inputs import indexed_class_names
-from lsgd.job.device import device_name, is_nvidia, preset
+from lsgd.job.device import (
+    device_name,
+    is_nvidia,
+    memory_statistics,
+    preset,
+    reset_peak_device_memory,
+)
 from lsgd.metric_sums import MetricSumsState, subtract_sums
 from lsgd.recipe import Recipe
 from lsgd.rules import noise_scale
@@ -35,6 +41,7 @@ from lsgd.run.remaining import RemainingTime
 from lsgd.run.rows import PER_SECOND, Row, RowReader
 from lsgd.run.slowness import SlownessCheck
 from lsgd.run.trackers import WAIT, TrackerProcesses
+from lsgd.run.utilization import utilization_per_speed
 from lsgd.run.versions import library_versions
 from lsgd.scores import Scores
 from lsgd.untrusted_files import open_regular
@@ -58,8 +65,11 @@ def row_callback(listener: Callable[[Row], object] | None) -> Iterator[None]:
         _listener.reset(before)
 
 
-MeterReading = tuple[MetricSumsState, float, float, float]
-"""The counts, the time, and the total waits for data and for other processes, all in seconds."""
+MeterReading = tuple[MetricSumsState, int, float, float, float]
+"""The counts, the steps made, the time, and the total waits for data and for other processes.
+
+The last three are in seconds.
+"""
 
 
 class CountedNames(Protocol):
@@ -173,6 +183,8 @@ class RunLog(Log):
         self._evaluation_shown = -math.inf
         self.listener = _listener.get()
         self.trackers = TrackerProcesses(folder, self.print_text)
+        self.utilization: float | None = None
+        """The MFU at a speed of one image per second; None if it is not known."""
 
     def start(self, run: LoggedRun, loader: str, *choices: str) -> None:
         """Log the run's start as a row and as console lines, and start its trackers.
@@ -194,11 +206,15 @@ class RunLog(Log):
             with converting_disk_full(f"the class names of the run in {self.folder}"):
                 write_class_names(self.folder, names)
         self.write("start", self.first_step, **parts, **library_versions())
+        self.utilization = utilization_per_speed(run.recipe, run.device, run.comm.world_size)
+        reset_peak_device_memory(run.device)
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
         lines += filter(None, [run.recipe.describe_evaluations()])
         lines += _of_speed(run.recipe, run.device)
-        if self.first_step == self.console.total_steps or run.recipe.has_stopped(run.epoch_metrics):
+        if self.first_step == self.console.total_steps:
             lines.append("it is complete; nothing is left to train")
+        elif run.recipe.has_stopped(run.epoch_metrics):
+            lines.append("it has ended early, as the recipe says; nothing is left to train")
         elif self.first_step:
             lines.append(f"resumes after step {self.first_step}")
         self.console.print_text("\n".join(lines))
@@ -219,6 +235,8 @@ class RunLog(Log):
         self.last_step = step
         if kind == "train" and self.steps:
             self._update_remaining(step)
+        if f"images{PER_SECOND}" in values and self.utilization:
+            values["mfu"] = self.utilization * values[f"images{PER_SECOND}"]
         if kind in ("epoch", "evaluation"):
             self.remaining.end_evaluation(time.perf_counter())
         if kind == "epoch":
@@ -352,14 +370,15 @@ class Meter:
             )
 
     def _reading(self, counts: MetricSumsState) -> MeterReading:
-        return counts, time.perf_counter(), self.batches.waited, seconds_waited()
+        step = self.run.next_step
+        return counts, step, time.perf_counter(), self.batches.waited, seconds_waited()
 
     def stop(self) -> None:
         """Stop the clocks, at an evaluation within the epoch."""
         self.end = self._reading(self.last[0])
 
     def read(self, counts: MetricSumsState) -> Row:
-        """Return a training row's values since the last reading: loss, metric, speed, noise scale.
+        """Return a training row's values since the last reading: loss, metric, speed, memory.
 
         `data_wait` is the share of this process's time that was spent waiting for data, and
         `communication_wait`, of a job with several processes, that spent waiting for the others.
@@ -373,19 +392,20 @@ class Meter:
         return own | self._speed(before, self.last)
 
     def read_epoch(self, counts: MetricSumsState) -> Row:
-        """Return the epoch's average speed, and the shares of its time spent waiting."""
+        """Return the epoch's average speed and step, its shares of waiting, and the memory."""
         return self._speed(self.begin, self._reading(counts))
 
     def _speed(self, before: MeterReading, now: MeterReading) -> Row:
-        seconds = now[1] - before[1]
+        steps, seconds = now[1] - before[1], now[2] - before[2]
         count = int(now[0]["counts"][0] - before[0]["counts"][0])
         # A run preempted during an evaluation resumes with no step of the epoch left.
         speed = count / seconds if count else math.nan
         kind = self.run.workload.count_names[0]
-        row = {f"{kind}{PER_SECOND}": speed, "data_wait": (now[2] - before[2]) / seconds}
+        row = {f"{kind}{PER_SECOND}": speed, "data_wait": (now[3] - before[3]) / seconds}
         if self.run.comm.world_size > 1:
-            row["communication_wait"] = (now[3] - before[3]) / seconds
-        return row
+            row["communication_wait"] = (now[4] - before[4]) / seconds
+        row["step_seconds"] = seconds / steps if steps else math.nan
+        return row | memory_statistics(self.run.device)
 
 
 def _delayed(reading: MeterReading, stop: MeterReading, start: MeterReading) -> MeterReading:
@@ -393,11 +413,11 @@ def _delayed(reading: MeterReading, stop: MeterReading, start: MeterReading) -> 
 
     The waits for data are those of another iterator, and begin at 0 again.
     """
-    counts, *clocks = reading
+    counts, step, *clocks = reading
     now, data, processes = (
-        clock + begin - end for clock, end, begin in zip(clocks, stop[1:], start[1:], strict=True)
+        clock + begin - end for clock, end, begin in zip(clocks, stop[2:], start[2:], strict=True)
     )
-    return counts, now, data, processes
+    return counts, step, now, data, processes
 
 
 def _drop_rows_after(path: Path, step: int, made: Mapping[str, Collection[int]]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from lsgd import config
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.recipe import Recipe
-from lsgd.rules.metric import MAIN_SET, METRICS, TOP1, Metric
+from lsgd.rules.metric import MAIN_SET, METRICS, TOP1, Metric, named_metric
 from lsgd.run.rows import MEASURED, Row, RowReader, finite_number, read_rows, speed_unit, start_time
 
 SUPERVISOR_LOG = "supervise.log"
@@ -95,7 +95,7 @@ class Run:
 
         Older runs name no metric and have TOP1.
         """
-        return self.recipe.final_metric(METRICS[self.start.get("metric", TOP1.name)])
+        return self.recipe.final_metric(named_metric(self.start.get("metric", TOP1.name)))
 
     @property
     def final_metric(self) -> float:
@@ -148,7 +148,7 @@ def read_run(path: Path, *, train_rows: bool = True) -> Run:
         raise NotARunError(f"config.yaml is not of a run of this lsgd: {what}") from None
     run = Run(path, recipe, _checked_rows(path / "metrics.jsonl", train_rows=train_rows))
     name = run.start.get("metric", TOP1.name)
-    if name not in list(METRICS):
+    if not isinstance(name, str) or not recipe.knows_metric(name):
         raise NotARunError(
             f"metrics.jsonl has the metric {name}, and this lsgd supports {', '.join(METRICS)}"
         )

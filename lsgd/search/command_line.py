@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_origin
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
@@ -111,9 +112,7 @@ def _search_over(
 
     Returns it with the other overrides of the recipe. Raises UsageError if there is no such list.
     """
-    takes_lists = {
-        key for key, kind in KINDS.items() if kind in (list[int], list[float], list[str])
-    }
+    takes_lists = {key for key, kind in KINDS.items() if get_origin(kind) is list}
     lists: list[str] = []
     others: list[str] = []
     for word in of_recipe:

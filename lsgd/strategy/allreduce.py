@@ -109,11 +109,12 @@ class AllReduce(AllReduceUpdate):
             keep_autograd_grads=self.comm.world_size == 1 and compression == "none",
             scales_loss=self.recipe.precision == "float16",
         )
-        settings = asdict(self.recipe.optim)
+        settings = asdict(self.recipe.optim) | {"full_lr": self.recipe.scaled_lr}
         return reducer, optim.make_optimizer(model, norm=lambda: reducer.gradient_norm, **settings)
 
     def tasks(self, epoch: int, steps: list[int]) -> Iterator[StepTask]:
         """Yield the tasks (micro-batches) of the workers that this process hosts in this epoch."""
+        optim.set_epoch(self.optimizer, epoch)
         hosted = hosted_workers(self.recipe, self.comm.world_size, self.comm.rank, epoch)
         return synchronous_tasks(self.recipe, self.workload, hosted, epoch, steps)
 

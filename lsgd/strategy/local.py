@@ -86,6 +86,7 @@ class LocalSGD(AllReduce):
 
     def tasks(self, epoch: int, steps: list[int]) -> Iterator[StepTask]:
         """Yield the tasks of this process's workers, with one micro-batch for each worker."""
+        optim.set_epoch(self.optimizer, epoch)
         recipe = replace(self.recipe, workers_per_pass=1)
         return synchronous_tasks(recipe, self.workload, self.hosted, epoch, steps)
 

@@ -266,7 +266,7 @@ class Reducer:
 
     def _ready_hook(self, bucket: _Bucket, view: Tensor) -> Callable[[Tensor], None]:
         def ready(parameter: Tensor) -> None:
-            whose = parameter.grad is view or not bucket.attached
+            whose = not bucket.attached or parameter.grad is view
             assert whose, "the gradient of a parameter was set by other code"
             bucket.left -= 1
             # All processes start their sums in the same order, whatever the order of completion.

@@ -63,13 +63,13 @@ def synchronous_tasks(
             step,
             divisor=gradient_weight(workload, examples),
             # In a short last step only the first workers have examples.
-            active_workers=-(-len(examples) // recipe.worker_batch),
+            active_workers=-(-len(examples) // stage.worker_batch),
             micro_batches=sampler.step_micro_batches(
                 order,
                 epoch=epoch,
                 step=of_epoch,
                 workers=stage.workers,
-                worker_batch=recipe.worker_batch,
+                worker_batch=stage.worker_batch,
                 hosted=hosted,
                 workers_per_pass=recipe.micro_batch_workers,
             ),

@@ -40,7 +40,7 @@ import torch
 
 import lsgd
 from lsgd import config, paths
-from lsgd.autotune import resolve_auto_fields
+from lsgd.autotune import kept_values, resolve_auto_fields
 from lsgd.comm import broadcast_from_rank0, describe, joined
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs, is_dali_installed
@@ -196,12 +196,7 @@ def _check_files(
         files.names.append(path.name)
         if records.check_checkpoint(path, saved, run, order_of, evidence):
             files.saved_at[saved.step].append(path)
-            files.timed = {
-                name: value
-                for name, value in saved.recipe.items()
-                if (name == "workers_per_pass" and type(value) is int and value > 0)
-                or (name == "channels_last" and type(value) is bool)
-            }
+            files.timed = kept_values(saved.recipe)
     if not files.names:
         evidence.note("no checkpoint is there, so that only the start is executed again")
     return files

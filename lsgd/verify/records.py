@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,32 @@ def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> bool:
             evidence.exact("epoch", where, row.get("epoch"), recipe.epoch(step))
         if kind != "evaluation":
             evidence.exact("lr", where, row.get("lr"), recipe.lr(step - 1))
+    if not recipe.rehearse:  # it makes few of its steps
+        _check_gaps(recipe, rows, evidence)
     return True
+
+
+def _check_gaps(recipe: Recipe, rows: list[Row], evidence: Evidence) -> None:
+    """Find epoch and train rows that are missing among the others, as if they were deleted.
+
+    From each start on, train rows are at the multiples of log_steps, which another start may
+    change. A crash may lose the last ones before a start, but none that others follow.
+    """
+    epochs = [row["epoch"] for row in rows if row["kind"] == "epoch"]
+    for epoch in sorted({*range(1, max(epochs, default=0))}.difference(epochs)):
+        evidence.differ(f"epoch row of epoch {epoch}: it is missing, and later ones are not")
+    starts = [i for i, row in enumerate(rows) if row["kind"] == "start"]
+    for start, end in pairwise([*starts, len(rows)]):
+        steps = [row["step"] for row in rows[start:end] if row["kind"] == "train"]
+        if len(steps) < 2:
+            continue
+        every = min(later - step for step, later in pairwise(steps))
+        last = steps[-1]
+        if end == len(rows) and recipe.epochs in epochs:
+            last = recipe.total_steps
+        first = rows[start]["step"] // every * every + every
+        for step in sorted({*range(first, last + 1, every)}.difference(steps)):
+            evidence.differ(f"train row of step {step}: it is missing, and others are not")
 
 
 def checkpoints(folder: Path, evidence: Evidence) -> Iterator[tuple[Path, Checkpoint]]:

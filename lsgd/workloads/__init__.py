@@ -1,7 +1,8 @@
 """The interface of a workload: the model, data, loss and metrics that a run trains.
 
 The training loop (lsgd/train.py) and the step work with any workload. A new workload is a module
-here that implements `Workload`, and a case in `open_workload`.
+here that implements `Workload`, and a case in `open_workload`; one of the user's own derives from
+OwnWorkload in lsgd.workloads.own.
 """
 
 from collections.abc import Callable
@@ -138,6 +139,10 @@ class Workload(Protocol):
 
 def open_workload(recipe: Recipe, device: torch.device) -> Workload:
     """Create the workload of a recipe, which moves its batches to this device."""
+    if recipe.data.is_own_workload:
+        from lsgd.workloads.own import open_own_workload
+
+        return open_own_workload(recipe, device)
     match recipe.data.workload:
         case "images":
             from lsgd.workloads.images import ImageClassification

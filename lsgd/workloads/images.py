@@ -1,4 +1,4 @@
-"""Image classification with cross-entropy, top-1 and top-5 error (Goyal et al. 2017)."""
+"""Image classification by (binary) cross-entropy, top-1 and top-5 error (Goyal et al. 2017)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,13 +15,15 @@ from lsgd.inputs import Batch, Inputs, evaluation_set_size, open_inputs, trainin
 from lsgd.job.device import arrays_to_device
 from lsgd.models import DTYPES, make_network, memory_format
 from lsgd.recipe import Recipe
-from lsgd.rules import balance, sampler
+from lsgd.rules import balance, mixing, sampler
 from lsgd.rules.averaging import AveragedWeights, LastEpochsAverage, MovingAverage
 from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norms
 from lsgd.rules.counter_dropout import CounterBasedDraws, counter_dropout_layers
-from lsgd.rules.metric import TOP1
+from lsgd.rules.loss import binary_cross_entropy
+from lsgd.rules.metric import TOP1, Metric, named_metric
 from lsgd.rules.sampler import MicroBatch
 from lsgd.workloads import CarriedState, is_finite_output
+from lsgd.workloads.own_metric import ImageMetric, open_metric
 
 
 class ImageClassification:
@@ -30,13 +32,17 @@ class ImageClassification:
     An example is an image, with weight 1.
     """
 
-    metric = TOP1
-    count_names = ("images", "top1", "top5")
+    metric: Metric = TOP1
+    count_names: tuple[str, ...] = ("images", "top1", "top5")
     example_weights = None
+    own_metric: ImageMetric | None = None
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         self.evaluation_sets = tuple(recipe.evaluation.sets)
+        if (own := open_metric(recipe)) and (name := recipe.metric.own_name):
+            self.metric, self.own_metric = named_metric(name), own
+            self.count_names += tuple(f"{name}: {each}" for each in own.count_names)
         self._set_size = cache(partial(evaluation_set_size, recipe))
         self.dtype, self.layout = DTYPES[recipe.precision], memory_format(recipe)
         # Cached, since every checkpoint asks for it and ImageNet's takes 0.2 s. Two epochs are
@@ -96,7 +102,7 @@ class ImageClassification:
         settings = self.recipe.averaging
         match settings.name:
             case "ema":
-                return MovingAverage(model, settings.half_life)
+                return MovingAverage(model, settings.half_life, settings.every)
             case "last":
                 return LastEpochsAverage(model, settings.epochs, self.recipe.locate_step)
         return None
@@ -179,7 +185,7 @@ class ImageClassification:
         self.statistics.measure(active, partial(all_reduce_, self.comm))
 
     def loss(self, model: nn.Module, batch: Batch, each: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Return the summed cross-entropy of a micro-batch of images, and its counts.
+        """Return the summed cross-entropy of a micro-batch of images, or binary one, and counts.
 
         The counts are those of images, and of images whose label is the first guess or within five
         guesses. In training, labels are smoothed and losses weighted as the recipe says.
@@ -191,18 +197,13 @@ class ImageClassification:
         layout = self.layout if trains or self.recipe.evaluation.bfloat16 else torch.preserve_format
         images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
+        mixed = self._mixing(each, images.shape[-1]) if trains else None
+        if mixed is not None:
+            images = mixing.mix_images(images, mixed).to(memory_format=layout)
         logits = model(images)
-        # Summed, not averaged: the step divides by the examples of all processes (remark 3).
-        smoothing = self.recipe.label_smoothing if trains else 0.0
-        weights = self._class_weights if trains else None
-        loss = F.cross_entropy(
-            logits.to(self.dtype),
-            labels,
-            reduction="sum" if weights is None else "none",
-            label_smoothing=smoothing,
-        )
-        if weights is not None:
-            loss = (loss * weights[labels]).sum()
+        if self.recipe.evaluation.mirror and not trains:
+            logits = (logits + model(images.flip(-1))) / 2
+        loss = self._loss(logits.to(self.dtype), labels, trains=trains, mixed=mixed)
         # topk breaks ties arbitrarily, so every image has exactly one first guess and at most five
         # guesses.
         right = logits.detach().topk(min(5, logits.shape[1])).indices == labels[:, None]
@@ -212,19 +213,71 @@ class ImageClassification:
         counts = labels.new_full((3,), len(labels))
         torch.sum(right[:, 0], 0, out=counts[1])
         torch.sum(right, (0, 1), out=counts[2])
+        if self.own_metric:
+            counts = torch.cat((counts, self.own_metric.counts(logits.detach(), labels)))
         return loss, counts
+
+    def _mixing(self, each: MicroBatch, side: int) -> Tensor | None:
+        """Return how a training micro-batch's images are mixed, (workers, 6); None if they are not.
+
+        The columns are those of mixing.draw_mixing for images of this side.
+        """
+        data = self.recipe.data
+        if not data.mixup and not data.cutmix:
+            return None
+        drawn = mixing.draw_mixing(
+            each.by_worker[:, 0],
+            side,
+            mixup=data.mixup,
+            cutmix=data.cutmix,
+            seed=self.recipe.seed,
+            epoch=each.epoch or 0,
+        )
+        return arrays_to_device(drawn.astype(np.float32), self.device)
+
+    def _loss(
+        self, logits: Tensor, labels: Tensor, *, trains: bool, mixed: Tensor | None
+    ) -> Tensor:
+        """Return the summed loss of the recipe, that of both labels if images are `mixed`.
+
+        Summed, not averaged: the step divides by the examples of all processes (remark 3).
+        """
+        weights = self._class_weights if trains else None
+        smoothing = self.recipe.label_smoothing if trains else 0.0
+        is_entropy = self.recipe.loss == "cross_entropy"
+        if is_entropy and weights is None and mixed is None:
+            return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+
+        def losses(targets: Tensor) -> Tensor:
+            if is_entropy:
+                each = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+            else:
+                over_classes = self.recipe.bce_over_classes
+                each = binary_cross_entropy(
+                    logits, targets, smoothing=smoothing, over_classes=over_classes
+                )
+            return each if weights is None else each * weights[targets]
+
+        if mixed is None:
+            return losses(labels).sum()
+        own, other = losses(labels), losses(mixing.other_labels(labels, len(mixed)))
+        shares = mixed[:, 0].to(own.dtype).repeat(len(labels) // len(mixed))
+        return torch.lerp(other, own, shares).sum()
 
     def logits(self, model: nn.Module, images: Tensor) -> Tensor:
         """Return the logits of normalised images, computed as in an evaluation."""
         layout = self.layout if self.recipe.evaluation.bfloat16 else torch.preserve_format
         images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
         logits: Tensor = model(images)
+        if self.recipe.evaluation.mirror:
+            logits = (logits + model(images.flip(-1))) / 2
         return logits
 
     def metrics(self, loss: float, counts: list[int]) -> dict[str, float]:
         """Convert counts of correct images into the top-1 and top-5 errors in percent."""
-        images, top1, top5 = counts
+        images, top1, top5, *others = counts
+        own = {self.metric.name: float(self.own_metric.value(others))} if self.own_metric else {}
         return {
             "top1_error": 100 * (images - top1) / images,
             "top5_error": 100 * (images - top5) / images,
-        }
+        } | own

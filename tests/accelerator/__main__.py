@@ -26,6 +26,7 @@ from helpers.device_runs import (  # noqa: E402
     AXES,
     FLOAT16_RUN,
     GOLDEN,
+    PHASES_RUN,
     STRATEGIES,
     compare,
     image_runs,
@@ -55,7 +56,7 @@ def main() -> int:
         cells = list(products(options.axes))
     else:
         cells = [each for name in STRATEGIES for each in (*image_runs(name), *text_runs(name))]
-        cells.append(FLOAT16_RUN)
+        cells += [FLOAT16_RUN, PHASES_RUN]
     torch.set_num_threads(1)
     golden, differing, rows = {}, 0, []
     with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ from helpers.joined_run import NaNLossImages, step_with_signal
 from helpers.steps import copied
 
 from lsgd import profile, train
-from lsgd.autotune import measure_speeds
+from lsgd.autotune import NOT_POSSIBLE, StepTimer
 from lsgd.check.__main__ import main as check
 from lsgd.comm.single import SingleComm
 from lsgd.doctor.probe import all_reduce
@@ -96,6 +96,9 @@ def test_a_profile(
 
 def test_the_fastest_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(Recipe, "is_short", False)
+    monkeypatch.setattr("lsgd.autotune.MIN_SECONDS", 0)
+    monkeypatch.setattr("lsgd.autotune.MAX_SHARE", 100)
     auto = replace(base("images"), workers_per_pass=AUTO)
     with available():
         run(auto, tmp_path / "device", "auto")
@@ -106,14 +109,22 @@ def test_the_fastest_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert not differences(tmp_path / "cpu", tmp_path / "device")
 
 
+def compare_passes(device: torch.device) -> float | None:
+    """Compare a micro-batch of all 4 workers with one of each."""
+    one = replace(base("images"), workers_per_pass=1)
+    timer = StepTimer(one, 4, device, 60.0)
+    timer.probe(1)
+    return timer.compare(one, replace(one, workers_per_pass=4))
+
+
 def test_a_pass_that_does_not_fit_is_not_taken() -> None:
     with available() as device:
         module = torch.get_device_module(device)
         module.reset_peak_memory_stats()
-        assert set(measure_speeds(base("images"), 4, device)) <= {1, 2, 4}
+        assert compare_passes(device) != NOT_POSSIBLE
         peak = module.max_memory_allocated()
     with available(memory=peak) as device:
-        assert max(measure_speeds(base("images"), 4, device)) < 4
+        assert compare_passes(device) == NOT_POSSIBLE
 
 
 def steps_of(made: Recipe, devices: list[torch.device]) -> Any:

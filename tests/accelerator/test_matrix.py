@@ -1,6 +1,7 @@
 """Tests that runs on the stand-in of an accelerator are bit-equal to those on the CPU.
 
-They cover every strategy, with every value of the settings that affect the device's work.
+They cover every strategy, with every value of the settings that affect the device's work but some
+loaders, which take their batches to the device without a strategy.
 """
 
 import json
@@ -10,6 +11,7 @@ import pytest
 from helpers.device_runs import (
     FLOAT16_RUN,
     GOLDEN,
+    PHASES_RUN,
     STRATEGIES,
     ComparedRun,
     compare,
@@ -23,6 +25,7 @@ WRITE = "python tests/accelerator --write"
 CELLS = [
     *(cell for strategy in STRATEGIES for cell in (*image_runs(strategy), *text_runs(strategy))),
     FLOAT16_RUN,
+    PHASES_RUN,
 ]
 
 

@@ -180,11 +180,30 @@ def test_what_parts_are_written_with_stays() -> None:
         parts.Augmentation: {"augment": ["images", "examples", "epoch"]},
         parts.Inputs: {"columns": [], "train": ["passes"], "evaluation": ["passes"]},
         parts.LrDecay: {"share": ["remaining"]},
+        parts.ImageMetric: {"counts": ["logits", "labels"], "value": ["counts"]},
+        parts.OwnWorkload: {
+            "make_network": [],
+            "open_inputs": [],
+            "loss": ["model", "batch", "each"],
+            "metrics": ["loss", "counts"],
+            "evaluation_examples": ["split"],
+            "example_order": ["epoch"],
+            "evaluation_mode": ["model", "inputs"],
+            "evaluation_micro_batches": ["split", "rank", "world_size"],
+            "carried_states": ["model", "hosted", "comm"],
+            "network": [],
+            "inputs": [],
+        },
     }
     for interface, methods in interfaces.items():
-        assert {name for name in vars(interface) if not name.startswith("_")} == methods.keys()
+        public = {name: each for name, each in vars(interface).items() if name[0] != "_"}
+        functions = {name for name, each in public.items() if inspect.isfunction(each)}
+        assert functions == methods.keys()
         for name, arguments in methods.items():
             assert [*inspect.signature(getattr(interface, name)).parameters][1:] == arguments
+    names = {"metric_names", "count_names", "evaluation_sets", "example_weights"}
+    assert {*inspect.get_annotations(parts.OwnWorkload)} == names
+    assert [*inspect.signature(parts.OwnWorkload).parameters] == ["recipe", "device"]
     assert {"epoch", "examples", "workers", "step", "split"} == {
         each.name for each in fields(parts.MicroBatch)
     }
@@ -197,4 +216,6 @@ def test_what_parts_are_written_with_stays() -> None:
         "inputs": ("lsgd.inputs", ("data",), ("seed", "device")),
         "schedule": ("lsgd.schedule", (), ()),
         "data.augmentation": ("lsgd.augmentation", (), ("seed", "data")),
+        "data.workload": ("lsgd.workload", ("recipe", "device"), ()),
+        "metric.name": ("lsgd.metric", (), ("classes",)),
     }

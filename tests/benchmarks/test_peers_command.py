@@ -15,7 +15,7 @@ from helpers.usage_errors import usage_error
 
 from benchmarks import peer_scripts, peers, process_measurement
 from benchmarks.peer_scripts import TIMM, TORCHVISION, lsgd_training
-from benchmarks.peers import OURS, OURS_DALI, OURS_GIVING_BACK, main, report
+from benchmarks.peers import OURS, main, report
 from benchmarks.process_measurement import TrainingCommand
 from benchmarks.usage import Usage
 from lsgd.errors import UsageError
@@ -112,14 +112,6 @@ def test_the_scripts_get_what_the_recipe_has(few: Recipe, images: Path) -> None:
         "a=b",
         "run_dir=/out/run",
     ]
-
-
-def test_lsgd_gives_back_what_it_frees_where_it_says_so() -> None:
-    """The environment decides, by a tunable of glibc that tunes nothing."""
-    environments = {
-        name: start(Path("a")).environment for name, start in peers.lsgd_trainings([]).items()
-    }
-    assert environments == {OURS: {}, OURS_DALI: {}, OURS_GIVING_BACK: {"GLIBC_TUNABLES": ""}}
 
 
 def checkout(folder: Path, peer: peer_scripts.PeerScript, program: str) -> Path:

@@ -178,7 +178,12 @@ def one_block_more(patch: Patch) -> None:
 
 @plant("augmentation")
 def crops_of_a_quarter_and_more(patch: Patch) -> None:
-    patch.setattr(augmentation, "AREA", (0.25, 1.0))
+    real = augmentation.crop_windows
+    patch.setattr(
+        augmentation,
+        "crop_windows",
+        lambda *sizes, area_range, **draw: real(*sizes, area_range=(0.25, 1.0), **draw),
+    )
 
 
 @plant("augmentation")

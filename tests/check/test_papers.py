@@ -26,7 +26,26 @@ RUNS = {
     "lars2017": ("+recipe=lars_bs1k", *SMALL, "data.train_examples=10250"),
     "nus": ("+recipe=nus_lars_bs1k", *SMALL, "data.train_examples=10250"),
     "nado2021": ("+recipe=nado_lars_bs32k", *SMALL, "data.train_examples=1281167"),
+    "lamb2020": ("+recipe=lamb_bs32k", *SMALL, "data.train_examples=1281167"),
+    "nus_lamb": ("+recipe=nus_lamb_bs4k", *SMALL, "data.train_examples=41000"),
+    "akiba2017": ("+recipe=akiba_bs32k", *SMALL, "data.train_examples=65540"),
     "hoffer2017": ("+recipe=cifar10_hoffer_bs2k", *SMALL, "data.train_examples=10250"),
+    "ffcv": ("+recipe=ffcv_e16", *SMALL, "data.train_examples=41000", "precision=float32"),
+    "mosaic": ("+recipe=mosaic_mild", *SMALL, "data.train_examples=20500", "precision=float32"),
+    "diu": ("+recipe=diu_v100x8", *SMALL, "precision=float32"),
+    "mlperf05": ("+recipe=mlperf05_bs4096", *SMALL, "data.train_examples=32768"),
+    "mlperf06": ("+recipe=mlperf06_bs3328", *SMALL, "data.train_examples=33280"),
+    "mlperf06_google": ("+recipe=mlperf06_bs4096", *SMALL, "data.train_examples=1281167"),
+    "cloudtpu": ("+recipe=cloudtpu_bs4k", *SMALL, "data.train_examples=40960"),
+    "cloudtpu_lars": ("+recipe=cloudtpu_bs16k", *SMALL, "data.train_examples=1281167"),
+    "haiku": ("+recipe=haiku_bs4k", *SMALL, "data.train_examples=40960"),
+    "flax": ("+recipe=flax_bs2k", *SMALL, "data.train_examples=40960"),
+    "intel": ("+recipe=intel_bs2k", *SMALL, "data.train_examples=40960"),
+    "algoperf": ("+recipe=algoperf_bs1k", *SMALL, "data.train_examples=1281167"),
+    "gluon": ("+recipe=gluon_bs1k", *SMALL, "data.train_examples=40960"),
+    "torchvision": ("+recipe=torchvision_bs1k", *SMALL, "data.train_examples=40960"),
+    "dle": ("+recipe=dle_bs4k_50", *SMALL, "data.train_examples=40960"),
+    "fujitsu": ("+recipe=fujitsu_bs86016", *SMALL, "data.train_examples=1281167"),
 }  # fmt: skip
 """A run for each paper, and two of MLPerf's other rows, which keeps to what it declares."""
 
@@ -113,10 +132,55 @@ def test_every_rule_has_its_fact(run: str) -> None:
         ("nus", "model.last_gamma=0", "last_gamma"),
         ("nado2021", "optim.momentum=0.9", "lars"),
         ("nado2021", "schedule.decay_steps=2500", "decay"),
+        ("ffcv", "schedule.points=[[0,0.0017],[2,1.7],[16,0]]", "lr"),
+        ("ffcv", "optim.nesterov=true", "momentum"),
+        ("ffcv", "model.blurpool=all", None),
+        ("ffcv", "loss=bce", "loss"),
+        ("ffcv", "model.last_gamma=0", "last_gamma"),
+        ("mosaic", "schedule.warmup_epochs=5", "lr"),
+        ("mosaic", "optim.decay=gradient", "weight_decay"),
+        ("mosaic", "optim.decay_norm=false", "batchnorm_decay"),
+        ("mosaic", "bce_over_classes=mean", "loss"),
+        ("diu", "schedule.points=[[0,1],[7,2],[28,0]]", "lr"),
+        ("diu", "optim.weight_decay=5e-5", "weight_decay"),
+        ("lamb2020", "optim.bias_correction=true", "lamb"),
+        ("lamb2020", "optim.adapts=weights", "lamb"),
+        ("lamb2020", "optim.weight_decay=0.01", "weight_decay"),
+        ("lamb2020", "schedule.warmup_epochs=20", "warmup"),
+        ("lamb2020", "schedule.decay_steps=3500", "warmup"),
+        ("nus_lamb", "schedule.warmup_epochs=2", "warmup"),
+        ("nus_lamb", "schedule.decay=cosine", "warmup"),
+        ("nus_lamb", "optim.clip_norm=null", "clip_norm"),
+        ("nus_lamb", "optim.adapts=all", "lamb"),
+        ("akiba2017", "optim.beta_center=5", "rmsprop_warmup"),
+        ("akiba2017", "schedule.factors=[0.15,0.02,0.001]", "warmup"),
+        ("akiba2017", "gradient_compression=none", "gradient_compression"),
+        ("akiba2017", "bn_statistics=moving", "running_average"),
         ("hoffer2017", "schedule.scaling=linear", "scaling"),
         ("hoffer2017", "schedule.warmup=gradual", "warmup"),
         ("hoffer2017", "optim.clip_norm=null", "momentum"),
         ("hoffer2017", "optim.nesterov=true", "momentum"),
+        ("mlperf05", "optim.momentum_correction=true", "momentum"),
+        ("mlperf05", "schedule.reference_lr=1.48", "lr_curve"),
+        ("mlperf05", "metric.epochs_to={top1_error: 24.1}", "metric"),
+        ("mlperf06", "optim.momentum_correction=false", "lars"),
+        ("mlperf06", "schedule.end_lr=0", "lr_curve"),
+        ("mlperf06", "optim.decay_bias=false", "weight_decay"),
+        ("mlperf06_google", "schedule.decay_steps=22464", "lr_curve"),
+        ("cloudtpu", "precision=float32", "precision"),
+        ("cloudtpu_lars", "schedule.warmup_epochs=4", "lr_curve"),
+        ("haiku", "schedule.warmup_start=0.1", "lr_curve"),
+        ("haiku", "label_smoothing=0.1", "worker_batch"),
+        ("flax", "schedule.decay=linear", "lr_curve"),
+        ("intel", "schedule.warmup_start=0", "lr_curve"),
+        ("intel", "optim.equation=9", "momentum"),
+        ("algoperf", "schedule.decay_steps=146999", "lr_curve"),
+        ("gluon", "epochs=90", "epochs"),
+        ("torchvision", "optim.nesterov=true", "momentum"),
+        ("dle", "schedule.per=step", "lr_curve"),
+        ("dle", "optim.weight_decay=1e-4", "weight_decay"),
+        ("fujitsu", "optim.ratio_decay=null", "lars"),
+        ("fujitsu", "schedule.power=2", "lr_curve"),
         ("hoffer2017", "label_smoothing=0.1", "label_smoothing"),
     ],
 )
@@ -136,6 +200,27 @@ def test_a_word_that_breaks_a_rule_is_named(run: str, word: str, rule: str | Non
 def test_the_images_of_a_worker_where_they_are_known(words: tuple[str, ...], rule: str) -> None:
     assert not found(*words)[rule]
     assert found(*words[:-2])[rule]
+
+
+@pytest.mark.parametrize(
+    ("run", "word", "rule"),
+    [
+        ("ffcv", "image_sizes.points=[[10,160],[12,192]]", "image_sizes"),
+        ("ffcv", "evaluation.mirror=false", "mirror"),
+        ("ffcv", "worker_batch=256", "phases"),
+        ("diu", "image_sizes.points=[[0,128],[13,128],[13,224]]", "image_sizes"),
+        ("diu", "batch_schedule=[[13,8,224]]", "phases"),
+    ],
+)
+def test_sizes_and_phases_are_those_of_the_source(run: str, word: str, rule: str) -> None:
+    asked = [compose_recipe(*RUNS[run], *words) for words in ((), (word,))]
+    kinds = (sampling._phases, sampling._image_sizes, sampling._mirror)
+    own, other = (
+        {each.rule for each in check.apply_rules(recipe, [kind(recipe) for kind in kinds])
+         if not each.is_followed}
+        for recipe in asked
+    )  # fmt: skip
+    assert (own, other) == (set(), {rule})
 
 
 def test_evaluations_every_four_epochs_are_mlperfs() -> None:

@@ -24,7 +24,8 @@ T = TypeVar("T")
 NETWORK = ("model", "data", "seed")
 KIND = (
     *NETWORK, "optim", "label_smoothing", "metric", "precision", "gradient_compression", "tail",
-    "val_batch", "batch_growth", "bn_statistics", "averaging",
+    "val_batch", "batch_growth", "bn_statistics", "averaging", "loss", "bce_over_classes",
+    "evaluation", "batch_schedule", "image_sizes",
 )  # fmt: skip
 """Recipes that have these in common differ in minibatch and schedule alone."""
 SAMPLED = tuple(
@@ -33,9 +34,13 @@ SAMPLED = tuple(
 """Fields on which facts about sampling, evaluation and metric may depend."""
 
 
+OF_A_GPU = {"dle_tf32_bs2k"}
+"""Recipes in a number format that only a GPU has; no rule of theirs is about it."""
+
+
 @functools.cache
 def shipped(name: str) -> Recipe:
-    return compose_recipe(f"+recipe={name}")
+    return compose_recipe(f"+recipe={name}", *["precision=float32"] * (name in OF_A_GPU))
 
 
 def words(recipe: Recipe, names: Sequence[str]) -> str:
@@ -44,8 +49,11 @@ def words(recipe: Recipe, names: Sequence[str]) -> str:
 
 TEXTS = {"ptb_small", "conll_bilstm", "conll_bilstm_crf", "sst_treelstm", "sst_childsum"}
 """The recipes whose rules are not those of a paper here, which lsgd.check refuses."""
-LONG = {"bs64", "bs128", "lars_bs256", "nus_lars_bs512"}
-OF_LR = ("schedule", "epochs", "workers", "worker_batch", "data", "tail", "batch_growth", "optim")
+LONG = {"bs64", "bs128", "lars_bs256", "nus_lars_bs512", "flax_bs512"}
+OF_LR = (
+    "schedule", "epochs", "workers", "worker_batch", "data", "tail", "batch_growth", "optim",
+    "batch_schedule",
+)  # fmt: skip
 """Fields on which the lr of a step may depend."""
 known: dict[tuple[str, str], Any] = {}
 """What was found of each subject, with the fields it depends on, about the first such recipe."""
@@ -107,6 +115,8 @@ def findings(name: str) -> list[RuleResult]:
         for fact in (
             sampling._worker_batch(next(iter(strategy.tasks(0, [0]))).micro_batches),
             sampling._evaluation_epochs(recipe),
+            sampling._phases(recipe),
+            sampling._image_sizes(recipe),
         )
     }
     last = [own.get(fact.rule, fact) for fact in last]

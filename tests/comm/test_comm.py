@@ -12,6 +12,8 @@ from helpers.threaded import ThreadComm, run_on_threads
 
 import lsgd.comm
 from lsgd.comm import (
+    RERUN,
+    RESTART,
     all_or_raise,
     all_reduce_,
     broadcast_from_rank0,
@@ -22,7 +24,9 @@ from lsgd.comm import (
     open_comm,
     seconds_waited,
 )
+from lsgd.comm.group import GroupComm
 from lsgd.comm.single import SingleComm
+from lsgd.comm.torch import TorchComm
 from lsgd.errors import DivergedError, PeerLostError, UsageError
 from lsgd.job import device
 from lsgd.job.command import run_command
@@ -375,6 +379,25 @@ def test_who_finds_the_others_gone_says_what_it_left_for(monkeypatch: pytest.Mon
     with pytest.raises(UsageError, match="another order") as refused, joined(CommSettings(), CPU):
         raise UsageError("saved in another order")
     assert refused.value.is_local
+
+
+@pytest.mark.parametrize(("kind", "fix"), [(GroupComm, RESTART), (TorchComm, RERUN)])
+def test_the_fix_for_a_lost_process_is_that_of_who_runs_the_job(
+    monkeypatch: pytest.MonkeyPatch, kind: type[GroupComm], fix: str
+) -> None:
+    """A program that has connected its own processes has no run folder to resume."""
+    comm = kind.__new__(kind)
+
+    def lost(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    work = type("Work", (), {"wait": staticmethod(lost)})()
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: work)
+    with pytest.raises(PeerLostError, match=fix):
+        comm.start_all_reduce_(torch.zeros(1), "sum")()
+    monkeypatch.setattr(torch.distributed, "all_reduce", lost)
+    with pytest.raises(PeerLostError, match=fix):
+        comm.start_all_reduce_(torch.zeros(1), "sum")
 
 
 def test_a_thread_counts_its_own_waits_also_those_that_fail(

@@ -56,7 +56,9 @@ def first(tmp_path: Path) -> Run:
 def test_runs_that_do_not_part(first: Run, tmp_path: Path) -> None:
     """Speed, host, start, and the bytes between servers and others are of the hardware."""
     faster = [
-        row | {key: 3.0 for key in ("images_per_second", "data_wait", "wire_bytes") if key in row}
+        row
+        | {key: 3.0 for key in ("images_per_second", "data_wait", "wire_bytes") if key in row}
+        | {"peak_memory_mb": 5.0, "mfu": 0.4}
         for row in ROWS[1:]
     ]
     second = run(tmp_path / "second", start(0) | {"host": "other", "time": "2026-01-02"}, *faster)

@@ -32,13 +32,13 @@ from lsgd.supervise import __main__ as supervise
 NAMES = [name for commands in COMMANDS.values() for name in commands]
 HARMLESS = {
     "train": ["--cfg"], "check": ["--cfg"], "plan": ["--cfg"], "bench": ["--cfg"],
-    "launch": ["--print"], "study": ["--print"],
+    "autotune": ["--cfg"], "launch": ["--print"], "study": ["--print"],
 }  # fmt: skip
 """Words by which a command only shows what it would do."""
 SHORT = HARMLESS | {"doctor": ["--limit", "0.1"], "supervise": ["--", "true", "run_dir=a"]}
 """Words by which a process soon ends; only the demo has none."""
-PROCESSES = {"demo": 1, "supervise": 5}
-"""How many processes to start of a command, if not two: the demo imports torch each time."""
+PROCESSES = {"supervise": 5}
+"""How many processes to start of a command, if not one."""
 OWN = {
     "bench": ["inputs", "scaling", "step", "--rounds", "--np", "--limit"],
     "plan": ["nodes=2", "gpus=8", "--preset", "h200", "--images-per-second", "--out"],
@@ -150,7 +150,7 @@ def test_nor_as_a_process(name: str, tmp_path: Path) -> None:
     path = {"PYTHONPATH": str(paths.conf_dir().parent)}
     start = [sys.executable] if name == "demo" else fork_command()
 
-    @settings(max_examples=PROCESSES.get(name, 2), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=PROCESSES.get(name, 1), suppress_health_check=list(HealthCheck))
     @given(words_for(name))
     def each(words: list[str]) -> None:
         with (

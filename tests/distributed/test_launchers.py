@@ -54,7 +54,7 @@ def submit(slurm: SlurmCluster, *arguments: str) -> str:
     ("launcher", "processes", "library"),
     [
         ("torchrun", 2, "torchrun over torch.distributed (gloo)"),
-        pytest.param("horovodrun", 4, "horovodrun over Horovod (Gloo)", marks=pytest.mark.horovod),
+        pytest.param("horovodrun", 2, "horovodrun over Horovod (Gloo)", marks=pytest.mark.horovod),
         pytest.param(
             *("mpirun", 3, "mpirun over Horovod (MPI)"),
             marks=[pytest.mark.horovod, pytest.mark.mpi],

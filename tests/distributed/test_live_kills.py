@@ -37,8 +37,8 @@ WORDS = [
     "log_steps=5", "inputs=synthetic", "data.train_examples=1200", "data.val_examples=20",
     "device=cpu", "schedule.milestones=[]", "schedule.warmup_epochs=0", "comm.timeout=3600",
 ]  # fmt: skip
-LONG = "data.train_examples=3000"
-"""1500 batches in an epoch: who comes back is in time for it, since the server is halted then."""
+LONG = "data.train_examples=2000"
+"""1000 batches in an epoch: who comes back is in time for it, since the server is halted then."""
 # Started in place of Python: process 1 of the first start is killed in its first evaluation.
 KILLED_IN_EVALUATION = """#!/bin/sh
 if [ "$RANK" = 1 ] && [ "$2" = lsgd.train ] && mkdir {folder}/killed 2>/dev/null; then

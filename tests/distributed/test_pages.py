@@ -1,15 +1,16 @@
 """Every line of shell and program of Python in the README and docs runs as it stands there."""
 
+import compileall
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers.launching import fork_server
+from helpers.launching import TRAINING, fork_server, write_program
 from helpers.pages import PAGES, REPOSITORY, PageCommand, first_missing_line, lines
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
@@ -30,21 +31,29 @@ ENVIRONMENT["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PA
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What is `python` to a page, and $PYTHON to its launchers: half of what most lines take is to
-    import torch.
-
-    Beside it is the horovodrun that local.sh takes, which imports torch too. The server has not
-    imported lsgd, of which each page has a copy to change.
-    """
-    folder = tmp_path_factory.mktemp("bin")
+def torch_server() -> Iterator[list[str]]:
+    """The prefix of command lines in forks of a process that has imported torch, and no lsgd."""
     with fork_server(environment=ENVIRONMENT) as words:
-        programs = {"python": words}
+        yield words
+
+
+@contextmanager
+def programs(there: list[PageCommand], checkout: Path, server: list[str]) -> Iterator[Path]:
+    """What is `python` to a page, and $PYTHON to its launchers: half of what most lines take is to
+    import torch and lsgd.
+
+    Beside it is the horovodrun that local.sh takes, which imports torch too. A page that changes
+    lsgd imports it anew in each line.
+    """
+    changes = any("git apply" in line.text for line in there)
+    folder = checkout.parent / "bin"
+    folder.mkdir()
+    with fork_server(
+        *([] if changes else TRAINING), environment=ENVIRONMENT, python=server, folder=checkout
+    ) as words:
+        write_program(folder / "python", *words)
         if real := shutil.which("horovodrun", path=ENVIRONMENT["PATH"]):
-            programs["horovodrun"] = [*words, real]
-        for name, start in programs.items():
-            (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(start)} "$@"\n')
-            (folder / name).chmod(0o755)
+            write_program(folder / "horovodrun", *words, real)
         yield folder / "python"
 
 
@@ -87,12 +96,12 @@ def run(page: list[PageCommand], folder: Path, python: Path) -> dict[int, tuple[
     return outcome
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of the repository as it is, with the environment of this one."""
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository as it is, compiled, with the environment of this one."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(listed, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE, text=True)
-    folder = tmp_path / "lsgd"
+    folder = tmp_path_factory.mktemp("repository") / "lsgd"
     for name in filter(None, names.stdout.split("\0")):
         if (REPOSITORY / name).exists() and not name.startswith(("tests/fixtures", "tests/faults")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -103,15 +112,20 @@ def checkout(tmp_path: Path) -> Path:
     for path in filter(Path.is_file, folder.rglob("*")):
         # Older than the environment, into which make would install the copy otherwise.
         os.utime(path, (0, 0))
+    compileall.compile_dir(folder / "lsgd", quiet=1)
     (folder / ".venv").symlink_to(Path(sys.executable).parents[1])
     return folder
 
 
 @pytest.mark.clone
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_line_runs(page: Path, checkout: Path, python: Path) -> None:
-    there = RUN[page]
-    outcome = run(there, checkout, python)
+def test_every_line_runs(
+    page: Path, repository: Path, torch_server: list[str], tmp_path: Path
+) -> None:
+    there, checkout = RUN[page], tmp_path / "lsgd"
+    subprocess.run(["cp", "-a", repository, checkout], check=True)
+    with programs(there, checkout, torch_server) as python:
+        outcome = run(there, checkout, python)
     for index, line in enumerate(there):
         where = f"{page.name}:{line.number}: {line.text.strip()}"
         assert index in outcome, f"{where}\nwas not come to"

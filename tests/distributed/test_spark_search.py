@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from helpers.launching import write_program
 from helpers.reference_run import assert_equal, rows
 from helpers.started import HANG_TIMEOUT
 from helpers.studies import TRIALS, StudyFolder, study_folder, wait_until
@@ -36,19 +36,12 @@ SHORT = ["epochs=2", "schedule.milestones=[]", "schedule.warmup_epochs=0.5", "lo
 ENDLESS = ["epochs=10000"]
 
 
-def program(path: Path, *command: object) -> str:
-    """A program that is this command, with the words that it is given."""
-    path.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, command))} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
-
-
 @pytest.fixture
 def small(
     tmp_path: Path, installation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StudyFolder]:
     """A place for searches whose trials train nothing."""
-    python = program(tmp_path / "python", sys.executable, SMALL_TRIAL)
+    python = write_program(tmp_path / "python", sys.executable, SMALL_TRIAL)
     with study_folder(tmp_path, installation) as place:
         planned = place.environment
         monkeypatch.setattr(
@@ -59,7 +52,9 @@ def small(
 
 def search(place: StudyFolder, master: str, *words: str, **plan: str) -> tuple[int, str]:
     words = ("+search=small", "--launch", "spark", "--master", master, *words)
-    return place.run(*words, command="search", **plan)
+    job = place.start(*words, command="search", **plan)
+    said, _ = job.communicate(timeout=HANG_TIMEOUT)
+    return job.returncode, said
 
 
 def started(place: StudyFolder) -> set[int]:
@@ -97,7 +92,7 @@ def test_executors_that_do_not_see_the_folder_prune_nothing(
 ) -> None:
     """Another disk is mounted for them where the search runs, as the rights to mount are there."""
     hide = 'mount -t tmpfs lsgd-test "$0" && exec "$@"'
-    python = program(
+    python = write_program(
         small.folder / "hidden",
         *["unshare", "--mount", "sh", "-c", hide, small.folder, sys.executable],
     )

@@ -115,7 +115,8 @@ def test_sixty_four_processes_lose_one_and_the_others_go_on(
     tmp_path: Path, soak: FaultSeries
 ) -> None:
     folder, whole = tmp_path / "run", tmp_path / "whole"
-    words = ["workers=64", "worker_batch=4", "epochs=2", "schedule.milestones=[]"]
+    words = ["workers=64", "worker_batch=4", "data.train_examples=1280", "epochs=2"]
+    words.append("schedule.milestones=[]")
     train(compose_recipe(*WORDS, *words, f"run_dir={whole}"))
     with start_job(supervised("torch", folder, *words, LINGERING, size=64), folder) as job:
         job.until(lambda: job.step >= 3)

@@ -208,7 +208,7 @@ def test_a_run_that_stops_at_its_target_is_killed_between_and_on_evaluations(
     for _ in range(2):  # the second time nothing is left to train
         assert train(compose_recipe(*words, f"run_dir={run}")) == 3
         assert_equal(run, whole)
-    assert "it is complete; nothing is left to train" in capsys.readouterr().out
+    assert "it has ended early, as the recipe says; nothing is left to" in capsys.readouterr().out
 
 
 POISONED = """

@@ -86,25 +86,37 @@ KINDS = {
         "schedule.milestones=[]", "schedule.decay=polynomial", "schedule.end_lr=1e-4",
         "schedule.decay_steps=16",
     ],
-    # 10 workers in the second epoch; averages are evaluated, with precise BN statistics.
+    # 10 workers in the second epoch; averages are evaluated, with precise BN statistics. LAMB
+    # counts its updates.
     "growing": [
         *IMAGES, "batch_growth.milestones=[1]", "batch_growth.factor=2", "averaging=ema",
-        "averaging.half_life=5", "bn_statistics.examples=100",
+        "averaging.half_life=5", "bn_statistics.examples=100", "optim=lamb",
+        "optim.bias_correction=true", "schedule.reference_lr=0.005",
+    ],
+    # Fewer workers in the second epoch, of more images, which are larger; the lr jumps there.
+    "phases": [
+        *IMAGES, "schedule=points", "schedule.milestones=[]",
+        "schedule.points=[[0,0.01],[1,0.1],[1,0.05],[2,0]]", "batch_schedule=[[1,3,8]]",
+        "image_sizes.points=[[0,8],[1,12]]", "loss=bce", "label_smoothing=0.1",
+        "optim.decay=decoupled", "model.blurpool=all",
     ],
     "language": LANGUAGE,
     "tagging": ["+recipe=conll_bilstm_crf", *SENTENCES, "model.dropout=0.5"],
     "trees": ["+recipe=sst_treelstm", *SENTENCES],
-    "library": [*LIBRARY, "model=timm/test_resnet"],
+    # Images of a worker are mixed, by either method.
+    "library": [*LIBRARY, "model=timm/test_resnet", "data.mixup=0.4", "data.cutmix=1"],
     # No BN, blocks that are skipped by example, and the decay of networks that are trained so.
     # Images are drawn by class, some several times an epoch.
     "library without BN": [
         *LIBRARY, "model=timm/test_convnext", "model.options.drop_path_rate=0.2", "optim=adamw",
         "schedule.reference_lr=0.001", "data.balance=sampler",
     ],
-    # From trained weights, of which the first layers stay and the last one is new.
+    # From trained weights, of which the first layers stay and the last one is new. Half of an
+    # update is RMSprop's in the first epoch, and a tenth in the second one.
     "fine-tuned": [
         *IMAGES, f"model.start={FINISHED}", "model.new_head=true",
-        "model.frozen=[conv1,bn1,layer1]",
+        "model.frozen=[conv1,bn1,layer1]", "optim=rmsprop_warmup", "optim.beta_center=0",
+        "optim.beta_period=2.5",
     ],
     "servers": [*IMAGES, *SERVERS, "strategy.placement=round_robin"],
     "rows": [

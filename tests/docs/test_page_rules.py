@@ -26,11 +26,3 @@ def test_what_is_shown_has_to_be_printed_in_order() -> None:
         first_missing_line(("lsgd: batch_size is derived", "epoch 2: …"), printed) == "epoch 2: …"
     )
     assert first_missing_line(("lsgd: batch_size is set",), printed) == "lsgd: batch_size is set"
-
-
-def test_the_front_page_says_what_comes_next_where_its_first_commands_end() -> None:
-    """And not only in the map at its end."""
-    begin, _, _ = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition("\n## ")
-    _, _, after = begin.partition("**Next:**")
-    assert "](docs/tutorials/" in after
-    assert "```" not in after

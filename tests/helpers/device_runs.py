@@ -28,7 +28,7 @@ from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import Data, Recipe
 from lsgd.recipe.checks import check_recipe
 from lsgd.run import checkpoint
-from lsgd.run.rows import PER_SECOND, WAITS, read_rows
+from lsgd.run.rows import depends_on_hardware, read_rows
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/device.json"
 """The file with the budget: operators, copies and waits in a step of each run."""
@@ -83,6 +83,8 @@ AXES: dict[str, dict[str, Fields]] = {
         "lars": {"optim.name": "lars", "optim.nesterov": False},
         "equation 10": {"optim.equation": 10},
         "corrected": {"optim.equation": 10, "optim.momentum_correction": True},
+        "lamb": {"optim.name": "lamb", "optim.nesterov": False},
+        "akiba": {"optim.name": "rmsprop_warmup", "optim.nesterov": False},
     },
     "clipping": {"clipped": {"optim.clip_norm": 0.1}},
     "averaging": {
@@ -184,7 +186,10 @@ def with_fields(recipe: Recipe, fields: Mapping[str, Any], images: Path | None =
 
 
 def image_runs(strategy: str) -> Iterator[ComparedRun]:
-    """Yield a few image runs with a strategy that cover every value of AXES valid with it."""
+    """Yield a few image runs with a strategy that cover every value of AXES valid with it.
+
+    A run that differs in the loader alone is only made with all-reduce and synchronous servers.
+    """
     left = {axis: list(values) for axis, values in AXES.items()}
     yield ComparedRun("images", strategy, (), STRATEGIES[strategy])
     while any(left.values()):
@@ -203,6 +208,8 @@ def image_runs(strategy: str) -> Iterator[ComparedRun]:
                 break
         if not chosen:
             return
+        if strategy not in ("allreduce", "sync") and {*chosen} <= AXES["loader"].keys():
+            continue
         yield ComparedRun("images", strategy, tuple(chosen), fields)
 
 
@@ -213,6 +220,22 @@ FLOAT16_RUN = ComparedRun(
     {"precision": "float16", **AXES["optim"]["lars"], **AXES["clipping"]["clipped"]},
 )
 """The run in float16, whose loss scale only all-reduce supports."""
+
+
+PHASES_RUN = ComparedRun(
+    "images",
+    "allreduce",
+    ("phases", "sizes", "bce", "decoupled", "blurred", "mirrored"),
+    {
+        "schedule.decay": "points", "schedule.points": [[0.0, 0.01], [1.0, 0.05], [1.0, 0.02]],
+        "schedule.milestones": [], "schedule.scaling": "none", "schedule.warmup": "none",
+        "batch_schedule": [[1, 5, 3]], "image_sizes.points": [[0.0, 8.0], [1.0, 12.0]],
+        "loss": "bce", "label_smoothing": 0.1, "optim.decay": "decoupled",
+        "optim.decay_norm": True, "model.blurpool": "all", "model.gamma": "uniform",
+        "averaging.name": "ema", "averaging.every": 2, "evaluation.mirror": True,
+    },
+)  # fmt: skip
+"""The run whose size, minibatch and lr change, with what else the recipes of such runs have."""
 
 
 def text_runs(strategy: str) -> Iterator[ComparedRun]:
@@ -327,7 +350,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         {
             key: value
             for key, value in row.items()
-            if key not in (*WAITS, "time", "pids") and not key.endswith(PER_SECOND)
+            if key not in ("time", "pids") and not depends_on_hardware(key)
         }
         for row in read_rows(folder / "metrics.jsonl")
         if row["kind"] in ("train", "epoch")

@@ -1,6 +1,7 @@
 """Synthetic image folders and shards for tests, and the loaders that read them."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,11 +92,15 @@ def augmented_image(
     example: int,
     epoch: int,
     resample: Image.Resampling = Image.Resampling.BILINEAR,
+    **ranges: Sequence[float],
 ) -> Image.Image:
-    """Return an example's augmented image for an epoch, cropped, resized and flipped by PIL."""
+    """Return an example's augmented image for an epoch, cropped, resized and flipped by PIL.
+
+    `ranges` are those of augmentation.crop_windows.
+    """
     ids, image = np.array([example]), stored(root, "train", example)
     ((left, top, width, height),) = augmentation.crop_windows(
-        np.array([image.size]), ids, seed=SEED, epoch=epoch
+        np.array([image.size]), ids, seed=SEED, epoch=epoch, **ranges
     ).tolist()
     cropped = image.crop((left, top, left + width, top + height))
     resized = cropped.resize((SIDE, SIDE), resample)

@@ -49,6 +49,7 @@ def run_program(words: list[str]) -> None:
     """Run a program in this process as `python WORDS…` would, with sys.argv and sys.path set."""
     end_with_parent()
     sys.orig_argv = [sys.executable, *words]
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     if words[0] == "-u":
         words = words[1:]
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -113,6 +114,7 @@ def serve(path: str, *modules: str) -> int:
     In the fork, return the exit code of the command line.
     """
     end_with_parent()
+    sys.path[0] = os.getcwd()
     for module in modules:
         importlib.import_module(module)
     # Otherwise garbage collection in each fork would touch and so copy all pages of the parent.
@@ -121,7 +123,7 @@ def serve(path: str, *modules: str) -> int:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
-        print("ready", flush=True)
+        print("ready", os.getpid(), flush=True)
         while True:
             connection, _ = listener.accept()
             if os.fork():

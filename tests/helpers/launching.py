@@ -1,14 +1,18 @@
 """The launch commands by which tests start several processes on this machine."""
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 
 from helpers.waiting import read_line
@@ -34,23 +38,51 @@ SERVER_PIDS: set[int] = set()
 
 
 @contextmanager
-def fork_server(*modules: str, environment: dict[str, str] | None = None) -> Iterator[list[str]]:
-    """Start a fork server that has imported these modules; yield the command prefix to use it."""
-    with tempfile.TemporaryDirectory(prefix="lsgd-forked-") as folder:
-        path = f"{folder}/socket"
-        start = [sys.executable, str(HELPERS / "forked.py"), "--serve", path, *modules]
-        with subprocess.Popen(start, env=environment, stdout=subprocess.PIPE, text=True) as server:
-            assert read_line(server) == "ready\n"
-            SERVER_PIDS.add(server.pid)
+def fork_server(
+    *modules: str,
+    environment: dict[str, str] | None = None,
+    python: Sequence[str] = (sys.executable,),
+    folder: Path | None = None,
+) -> Iterator[list[str]]:
+    """Start a fork server that has imported these modules; yield the command prefix to use it.
+
+    `python` may be the prefix of another server: this one then starts as its fork. Modules of
+    `folder` come first.
+    """
+    with tempfile.TemporaryDirectory(prefix="lsgd-forked-") as place:
+        path = f"{place}/socket"
+        start = [*python, str(HELPERS / "forked.py"), "--serve", path, *modules]
+        with subprocess.Popen(
+            start, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True
+        ) as server:
+            ready, pid = read_line(server).split()
+            assert ready == "ready"
+            SERVER_PIDS.add(int(pid))
             try:
                 yield [sys.executable, "-IS", str(HELPERS / "client.py"), path]
             finally:
-                server.kill()
+                parent = psutil.Process(int(pid)).parent()
+                os.kill(int(pid), signal.SIGKILL)
                 server.wait(timeout=900)
-                SERVER_PIDS.remove(server.pid)
+                # Another server's fork, whose CPU time that server counts once it has ended.
+                while parent and parent.pid != os.getpid() and parent.is_running():
+                    time.sleep(0.01)
+                SERVER_PIDS.remove(int(pid))
+
+
+def write_program(path: Path, *start: object) -> str:
+    """Write a program that runs this command prefix with its own arguments; return its path."""
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, start))} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 SERVERS = ExitStack()
+TRAINING = [
+    f"lsgd.{name}"
+    for name in ("config", "evaluation", "learner", "run.folder", "run.saver", "step", "vision")
+]
+"""The modules that a run imports, but lsgd.train, since it is run as a program."""
 
 
 @cache
@@ -59,9 +91,7 @@ def fork_command() -> list[str]:
 
     The first call starts the fork server, and SERVERS stops it, so that its CPU time is counted.
     """
-    # Not lsgd.train, since it is run as a program.
-    modules = ("config", "evaluation", "learner", "run.folder", "run.saver", "step", "vision")
-    return SERVERS.enter_context(fork_server("pytest", *(f"lsgd.{name}" for name in modules)))
+    return SERVERS.enter_context(fork_server("pytest", *TRAINING))
 
 
 def command(library: str, processes: int | str, *arguments: str) -> list[str]:

@@ -13,6 +13,7 @@ import psutil
 
 from helpers.launching import FOR_JOBS
 from helpers.victims import ranks
+from helpers.waiting import polls
 from lsgd.job.ending import end_tagged
 from lsgd.job.system import tagged_pids
 from lsgd.run.rows import read_rows
@@ -71,7 +72,9 @@ class Job:
     def until(self, condition: Callable[[], object], *, ended: bool = False) -> None:
         """Wait until a condition is true; fail if the job hangs, or has ended unless `ended`."""
         news, since = -1, time.monotonic()
-        while not condition():
+        for is_met in polls(condition, 0.05):
+            if is_met:
+                return
             over = self.process.poll() is not None and not ended
             assert not over or condition(), f"it has ended: {self.output_text[-5000:]}"
             metrics = self.folder / "metrics.jsonl"
@@ -81,7 +84,6 @@ class Job:
             assert time.monotonic() - since < HANG_TIMEOUT, (
                 f"{self.alive} hang: {self.output_text[-5000:]}"
             )
-            time.sleep(0.05)
 
     def wait(self) -> int:
         """Wait for the end of the job and return its exit code."""

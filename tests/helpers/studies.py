@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
+from helpers.launching import SERVERS, fork_server
 from helpers.waiting import wait_until as wait_until
 from lsgd.job import members
 from lsgd.run.rows import read_rows
@@ -19,18 +21,26 @@ QUICK = ("+study=small", "--launch", "mpirun", "--np", "2")
 ALL = {"digits-seed0": 1, "digits-seed1": 1, "digits_unscaled-seed0": 1, "digits_unscaled-seed1": 1}
 
 
+@cache
+def study_server() -> list[str]:
+    """Return the command prefix of a fork server that has imported libraries, but not lsgd."""
+    return SERVERS.enter_context(fork_server("matplotlib.figure", "optuna", "scipy.stats"))
+
+
 class StudyFolder:
     """A folder in which tests run studies with fake runs."""
 
     def __init__(self, folder: Path, installation: Path) -> None:
         self.folder, self.installation = folder, installation
         self.path = f"{installation}/bin:{os.environ['PATH']}"
+        self.python = sys.executable
+        """The Python that the launchers of runs start."""
         self.begun: list[subprocess.Popen[str]] = []
 
     def environment(self, **plan: str) -> dict[str, str]:
         """Return environment variables that import this installation and set the plan of runs."""
         return os.environ | {
-            "PYTHON": sys.executable, "PYTHONPATH": str(self.installation),
+            "PYTHON": self.python, "PYTHONPATH": str(self.installation),
             "SMALL_TRIALS": json.dumps(plan), "OMP_NUM_THREADS": "1", "PATH": self.path,
             "SMALL_COMPOSED": str(self.installation / "composed"),
         }  # fmt: skip
@@ -51,9 +61,16 @@ class StudyFolder:
 
     def run(self, *words: str, command: str = "study", **plan: str) -> tuple[int, str]:
         """Run a study or another command to its end; return its exit code and output."""
-        job = self.start(*words, command=command, **plan)
-        said, _ = job.communicate(timeout=600)
-        return job.returncode, said
+        done = subprocess.run(
+            [*study_server(), "-m", f"lsgd.{command}", *words],
+            cwd=self.folder,
+            env=self.environment(**plan),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+        return done.returncode, done.stdout
 
     def run_folder(self, name: str, seed: int = 0) -> Path:
         """Return the run folder of this recipe and seed."""

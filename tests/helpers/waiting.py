@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from subprocess import Popen
 from typing import AnyStr
 
@@ -13,9 +13,23 @@ def wait_until(condition: Callable[[], object], seconds: float = 200) -> None:
     The default is below the time limit of a mutation test, so that a hanging test fails first.
     """
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    for is_met in polls(condition, 0.01):
+        assert is_met or time.monotonic() < deadline
+
+
+def polls(condition: Callable[[], object], interval: float) -> Iterator[bool]:
+    """Yield whether a condition is true, until it is; sleep at least `interval` seconds between.
+
+    A condition that takes long, such as a look at all processes of the machine, is polled less
+    often: it gets at most a fifth of a core.
+    """
+    while True:
+        begin = time.process_time()
+        is_met = bool(condition())
+        yield is_met
+        if is_met:
+            return
+        time.sleep(max(interval, 4 * (time.process_time() - begin)))
 
 
 def read_line(process: Popen[AnyStr], seconds: float = 900) -> AnyStr:

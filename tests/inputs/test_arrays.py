@@ -211,16 +211,19 @@ def test_other_numbers_of_images_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "found"), [("classes", 9, 10), ("channels", 3, 1), ("image_size", 32, 28)]
+    ("key", "value", "found"),
+    [
+        ("classes", 9, "10; complete it, or write data.classes=10"),
+        ("channels", 3, "1, and its images are used as they are; write data.channels=1"),
+        ("image_size", 32, "28, and its images are used as they are; write data.image_size=28"),
+    ],
 )
 def test_images_of_another_kind_are_refused(
-    tmp_path: Path, key: str, value: int, found: int
+    tmp_path: Path, key: str, value: int, found: str
 ) -> None:
     make_fashion(tmp_path)
     other = replace(data("fashion-mnist"), **{key: value})
-    with pytest.raises(
-        UsageError, match=f"data.{key}={value} but fashion-mnist at .* has {found};"
-    ):
+    with pytest.raises(UsageError, match=f"data.{key}={value} but fashion-mnist at .* has {found}"):
         load_arrays(other, tmp_path)
 
 

@@ -100,14 +100,17 @@ def test_same_order_and_windows_for_three_epochs(sample: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_windows_and_flips_are_those_of_augmentation(root: Path, loader: str) -> None:
-    """Of every example, whatever its mode and size, in two epochs, as PIL alone would do it."""
+    """Of every example, whatever its mode and size, in two epochs, as PIL alone would do it; in the
+    second one with other ranges."""
     data = replace(DATA, mean=[0.0] * 3, std=[1.0] * 3)
-    inputs = open_folder_inputs(root, loader, data)
+    narrow = replace(data, crop_area=[0.05, 0.9], crop_aspect=[2 / 3, 3 / 2])
     ids = np.array([7, 0, 11, 2, 9, 4, 5, 6, 3, 8, 1, 10])
-    for epoch in (EPOCH, EPOCH + 1):
+    for epoch, each in ((EPOCH, data), (EPOCH + 1, narrow)):
+        inputs = open_folder_inputs(root, loader, each)
         ((images, labels),) = inputs.train([MicroBatch(epoch, ids, range(2))])
+        ranges = {"area_range": each.crop_area, "aspect_range": each.crop_aspect}
         expected = torch.stack(
-            [normalised(augmented_image(root, i, epoch), data) for i in ids.tolist()]
+            [normalised(augmented_image(root, i, epoch, **ranges), data) for i in ids.tolist()]
         )
         levels = (images - expected).abs() / LEVEL
         if loader == "torchvision":
@@ -115,6 +118,23 @@ def test_windows_and_flips_are_those_of_augmentation(root: Path, loader: str) ->
         else:
             assert_within_bounds(levels, decoding=1)  # one is of CMYK
         assert labels.tolist() == (ids // 4).tolist()
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_size_is_that_of_the_epoch_without_a_restart(root: Path, loader: str) -> None:
+    """Each pass equals that of a loader of its size, whose crops and flips are the same."""
+    words = ("image_sizes.points=[[0,20],[2,40]]", "image_sizes.multiple=4", "epochs=4")
+    inputs = open_folder_inputs(root, loader, DATA, *words, "schedule.milestones=[]")
+    passes = [MicroBatch(epoch, np.arange(2 * epoch, 12), step=epoch) for epoch in range(4)]
+    found = list(inputs.train(passes))
+    assert [images.shape[-1] for images, _ in found] == [20, 32, 40, 40]
+    for each, (images, labels) in zip(passes, found, strict=True):
+        plain = open_folder_inputs(root, loader, replace(DATA, image_size=images.shape[-1]))
+        ((expected, its),) = plain.train([each])
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, its)
+    ((images, _),) = inputs.evaluation(evaluation_micro_batches(np.arange(6)))
+    assert images.shape == (6, 3, SIDE, SIDE)
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -150,19 +170,23 @@ def test_images_lie_as_the_model_wants_them(root: Path, loader: str, channels_la
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("augmentation", ["crop_flip", "none"])
+@pytest.mark.parametrize(
+    ("augmentation", "epochs"), [("crop_flip", None), ("crop_flip", 3), ("none", None)]
+)
 def test_validation_is_the_centre_of_a_short_side_of_256_for_224(
-    root: Path, augmentation: str, loader: str
+    root: Path, augmentation: str, epochs: int | None, loader: str
 ) -> None:
-    """Here 32 for 28; and training images too if nothing is to be drawn."""
+    """Here 32 for 28; and training images too if nothing is to be drawn, or no more."""
     data = replace(DATA, augmentation=augmentation, mean=[0.0] * 3, std=[1.0] * 3)
+    data = replace(data, augmented_epochs=epochs)
     inputs = open_folder_inputs(root, loader, data)
     ((images, labels),) = inputs.evaluation(evaluation_micro_batches(np.array([0, 5])))
     splits = [("val", images, (0, 5))]
     assert labels.tolist() == [0, 2]
-    if augmentation == "none":
-        ((images, _),) = inputs.train([MicroBatch(0, np.array([2, 3]))])
+    if augmentation == "none" or epochs:
+        last, (images, _) = inputs.train([MicroBatch(e, np.array([2, 3])) for e in (2, 3)])
         splits.append(("train", images, (2, 3)))
+        assert torch.equal(last[0], images) == (augmentation == "none")
     for split, found, ids in splits:
         for image, example in zip(found, ids, strict=True):
             whole = stored(root, split, example)

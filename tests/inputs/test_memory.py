@@ -8,6 +8,7 @@ from helpers.micro_batches import evaluation_micro_batches
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from lsgd.inputs import memory, open_inputs
 from lsgd.inputs.arrays import ImageArrays
@@ -74,6 +75,18 @@ def test_passes_come_in_order_and_unchanged_without_augmentation(
         torch.testing.assert_close(images.double(), expected, rtol=1e-5, atol=1e-5)
         assert images.dtype == torch.float32
         assert labels.tolist() == (ids % 10).tolist()
+
+
+def test_a_size_is_that_of_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each image is resized alone, to the same bits in any micro-batch."""
+    inputs = inputs_of(8, "none", monkeypatch)
+    wanted = [np.array([3, 29]), np.array([29])]
+    (both, _), (one, _) = inputs.train(MicroBatch(0, ids, side=12) for ids in wanted)
+    assert both.shape[2:] == (12, 12)
+    assert torch.equal(both[1:], one)
+    ((plain, _),) = inputs.train([MicroBatch(0, wanted[1])])
+    expected = F.interpolate(plain, (12, 12), mode="bilinear", antialias=True)
+    torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_validation_is_never_augmented(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import os
 import re
 import select
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -113,31 +112,22 @@ def test_no_other_file_asks_linux() -> None:
     ("command", "says"),
     [
         (["train", "+recipe=digits", *SHORT, "run_dir=run"], "top-1 error"),
-        (["demo", "runs"], "minibatch 16, the reference, seed 0: "),
         (["doctor", "--limit=200"], "A run is possible here"),
     ],
-    ids=["train", "demo", "doctor"],
+    ids=["train", "doctor"],
 )
 def test_the_quick_start_runs_elsewhere(tmp_path: Path, command: list[str], says: str) -> None:
     if command[0] == "doctor":  # whose sums over Horovod ask the system for no more than torch's
         (tmp_path / "horovod.py").write_text("raise ImportError('not here')")
-    said, words = "", [sys.executable, "-m", f"lsgd.{command[0]}", *command[1:]]
-    with subprocess.Popen(
-        words,
+    done = subprocess.run(
+        [sys.executable, "-m", f"lsgd.{command[0]}", *command[1:]],
         cwd=tmp_path,
         env=environment_without_linux(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    ) as process:
-        assert process.stdout
-        while not said.endswith("seed 0: ") and (letter := process.stdout.read(1)):
-            said += letter
-        if command[0] == "demo":  # which takes two minutes
-            wait_until(
-                lambda: process.poll() is not None or list(tmp_path.glob("runs/*/metrics.jsonl"))
-            )
-            process.kill()
-    assert says in said
-    assert "Traceback" not in said
-    assert process.returncode in (0, -signal.SIGKILL)
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout
+    assert says in done.stdout
+    assert "Traceback" not in done.stdout

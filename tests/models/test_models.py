@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ GOLDEN = Path(__file__).parent.parent / "golden/networks.json"
 @functools.cache
 def made(name: str, *, seed: int = 0, last_gamma: float = 0.0) -> nn.Module:
     """The network as recipes make it; not to be changed."""
-    large = name in ("resnet50", "resnet101")
+    large = name in ("resnet50", "resnet50_v2", "resnet101")
     shape = {"classes": 1000, "channels": 3} if large else {"classes": 10, "channels": 1}
     return make_model(name, **shape, last_gamma=last_gamma, seed=seed)
 
@@ -34,6 +35,7 @@ def made(name: str, *, seed: int = 0, last_gamma: float = 0.0) -> nn.Module:
     ("name", "parameters", "tensors", "norms", "blocks"),
     [
         ("resnet50", 25_557_032, 161, 53, 16),
+        ("resnet50_v2", 25_549_352, 153, 49, 16),
         ("resnet101", 44_549_160, 314, 104, 33),
         # He et al. 2016: 0.27 M; here with projections, for 1 channel and 10 classes.
         ("resnet20", 272_474, 68, 22, 9),
@@ -207,6 +209,32 @@ def test_state_loads_into_torchvisions_network() -> None:
     images = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
         assert torch.equal(model(images), plain.eval()(images))
+
+
+@pytest.mark.timm
+def test_the_preactivation_network_is_timms() -> None:
+    """Its logits; the classes of timm's are a convolution of 1 x 1."""
+    import timm
+
+    model, theirs = made("resnet50_v2"), timm.create_model("resnetv2_50").eval()
+    names = {"stages.": "layer", "blocks.": "", "norm": "bn", "downsample.conv": "shortcut.0"}
+    names |= {"stem.conv": "conv1", "head.fc": "fc"}
+
+    def ours(name: str) -> str:
+        for old, new in names.items():
+            name = name.replace(old, new)
+        return re.sub(r"layer(\d)", lambda found: f"layer{int(found[1]) + 1}", name)
+
+    state = {ours(name): tensor for name, tensor in theirs.state_dict().items()}
+    state["fc.weight"] = state["fc.weight"].flatten(1)
+    own = make_model("resnet50_v2", classes=1000, channels=3, last_gamma=1.0, seed=0).eval()
+    own.load_state_dict(state)
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(own(images), theirs(images), rtol=1e-4, atol=1e-5)
+    assert {n for n, p in model.named_parameters() if n.endswith("weight") and not p.any()} == {
+        f"layer{i}.{j}.bn3.weight" for i, depth in enumerate((3, 4, 6, 3), 1) for j in range(depth)
+    }
 
 
 def test_resnet50_strides_in_the_3x3_convolution() -> None:

@@ -53,6 +53,27 @@ def test_the_cluster_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n| {constant} " in text
 
 
+def test_a_run_by_phases(capsys: pytest.CaptureFixture[str]) -> None:
+    """A step of half the side takes a quarter of the time; the steps are those of each phase."""
+    words = [*PLAN[:1], "nodes=1", "gpus=8", "--preset", "h200", "--images-per-second", "1000"]
+    words += ["image_sizes.points=[[0,112],[30,112],[30,224]]", "batch_schedule=[[60,128,64]]"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    phases = re.findall(
+        r"^\| (\d+ to \d+) +\| +(\d+) \| +(\d+) \| +([\d,]+) \| +([\d.]+) ", text, re.M
+    )
+    assert [row[:4] for row in phases] == [
+        ("0 to 30", "112", "8192", "4,680"), ("30 to 60", "224", "8192", "4,680"),
+        ("60 to 90", "224", "8192", "4,680"),
+    ]  # fmt: skip
+    small, large, last = (float(row[4]) for row in phases)
+    assert small == pytest.approx(1000 * large / 4, rel=0.06)  # 3.5 pixels of a stage are 4
+    assert large == last == pytest.approx(1.024 * 1.036, rel=0.02)
+    assert "for 90 epochs of 14,040 steps" in text
+    assert main([*words, "--out", "plan"]) == 2
+    assert "--out draws the steps of one size" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_step_on_a_p100_fits_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(PLAN) == 0

@@ -18,7 +18,7 @@ from lsgd.profile import Trace, profiling, stragglers
 from lsgd.profile.phases import reporting_batches, reporting_phases
 from lsgd.profile.stragglers import BETWEEN_STEPS
 from lsgd.run.metrics import Log
-from lsgd.run.rows import read_rows
+from lsgd.run.rows import depends_on_hardware, read_rows
 from lsgd.step import train_step
 from lsgd.train import train
 
@@ -42,8 +42,10 @@ def run(folder: Path, *words: str) -> list[dict]:
     """The rows of a run without what is different each time it is made."""
     train(compose_recipe(*WORDS, f"run_dir={folder}", *words))
     rows = read_rows(folder / "metrics.jsonl")
-    timing = ("images_per_second", "data_wait", "time")
-    return [{key: row[key] for key in row if key not in timing} for row in rows]
+    return [
+        {key: row[key] for key in row if key != "time" and not depends_on_hardware(key)}
+        for row in rows
+    ]
 
 
 def test_a_profiled_run_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

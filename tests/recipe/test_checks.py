@@ -23,6 +23,8 @@ from lsgd.strategy.tasks import hosted_workers
 
 ADAM = "optim.name=adam optim.nesterov=false"
 ADAMW = "optim.name=adamw optim.nesterov=false"
+LAMB = "optim.name=lamb optim.nesterov=false"
+AKIBA = "optim.name=rmsprop_warmup optim.nesterov=false"
 ADAGRAD = "optim.name=adagrad optim.nesterov=false optim.momentum=0.0"
 LOCAL = "strategy.name=local"
 HOGWILD = "strategy.name=hogwild optim.momentum=0.0 optim.nesterov=false"
@@ -81,6 +83,14 @@ REFUSED = [
         ("optim.clip_norm=5.0 optim.equation=10", "clip_norm=5 .* optim.equation=9"),
         (f"{ADAMW} optim.momentum=0.0", "optim.momentum=0 .*=adamw, .* write optim.momentum=0.9"),
         (f"{ADAMW} optim.trust=0.02", "trust=0.02 .*=adamw; leave it out, or write optim=lars"),
+        (f"{LAMB} optim.momentum=0.0", "optim.momentum=0 .*=lamb, .* write optim.momentum=0.9"),
+        (f"{LAMB} strategy.name=sync", "=lamb needs the norm .*=sync .* write strategy=allreduce"),
+        ("optim.bias_correction=false", "=false .*=sgd; leave it out, or write optim=lamb"),
+        (f"{AKIBA} strategy.name=sync", "=rmsprop_warmup changes its rule .*=sync"),
+        (
+            f"{AKIBA} schedule.warmup_start=0.0",
+            "schedule.warmup_start=0 .*would divide; write a number above 0",
+        ),
         (f"{LARS} strategy.name=sync", "norm of each whole tensor, .* strategy=sync no "),
         (f"{ADAM} {APEX}", "^optim.fused=apex .*name=adam; write optim.name=sgd or lars, or "),
         (f"{APEX} device=cpu", "apex .* GPU.* device=cpu; write device=auto or cuda, or optim"),
@@ -103,6 +113,7 @@ REFUSED = [
         ("evaluation.offset=4 evaluation.every=4", "offset=4 is the first .* less than "),
         ("evaluation.offset=1 evaluation.every=0.5", "offset=1 has no effect .*=0.5.*leave it out"),
         ("keep_best=perplexity", "keep_best=perplexity is not .*; write one of loss, top1_error"),
+        ("keep_best=val_top1_error", "val_top1_error .*; write .* top1_error.*, .* validation set"),
         ("stop.metric=f1_error stop.patience=5", "stop.metric=f1_error is not a metric of"),
         ("stop.metric=top1_error", "stop.metric=top1_error has no effect .*stop.patience=5, or le"),
         ("metric.stop=true", "metric.stop=true has no target .*epochs_to={top1_error: 24.1}"),
@@ -118,6 +129,10 @@ REFUSED = [
         ("strategy.name=async strategy.local_steps=40037",
          r"1281184 \(1 workers x worker_batch=32 x .*; write strategy.local_steps=40036 or fewer"),
         ("data.mean=[0.5]", "data.mean and data.std need 3 numbers .* have 1 and 3"),
+        ("data.crop_area=[0.5,1.5]", r"crop_area=\[0.5,1.5\] has to be the least .* at most 1"),
+        ("data.crop_aspect=[1.5,1.0]", r"crop_aspect=\[1.5,1\] has to be the least and the large"),
+        ("data.crop_aspect=[1.0]", r"crop_aspect=\[1\] has to be the least and the large"),
+        ("data.augmentation=none data.augmented_epochs=5", "no effect .* with any part"),
         ("data.std=[0.2,0.2,0.0]", "data.std has 0, which .* a number above 0"),
         ("data.channels=2 data.mean=[0.5,0.5] data.std=[0.2,0.2]", "model=small_resnet"),
         ("data.channels=1", r"write data.mean=\[0.449\] data.std=\[0.226\]"),

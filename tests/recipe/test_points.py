@@ -9,11 +9,13 @@ from helpers.composed import compose_recipe
 
 from lsgd import config
 from lsgd.errors import UsageError
+from lsgd.recipe import PAPERS
 from lsgd.recipe.published_points import (
     DISPLAYED_LABELS,
     JUDGED_LABELS,
     PublishedPoints,
     check_points,
+    points_of_paper,
 )
 from lsgd.rules.metric import METRICS
 
@@ -26,6 +28,7 @@ def test_every_number_says_how_it_is_known(points: PublishedPoints) -> None:
     assert {point.label for point in points.points} <= {*JUDGED_LABELS, *DISPLAYED_LABELS}
     assert points.source
     assert all(point.source for point in points.points if point.label in DISPLAYED_LABELS)
+    assert points.paper in ("", *PAPERS)
     judged = {point.batch_size for point in points.judged}
     assert judged == {point.batch_size for point in points.points if point.label in JUDGED_LABELS}
     assert not judged & {
@@ -38,6 +41,34 @@ def test_they_are_of_what_lsgd_has(points: PublishedPoints) -> None:
     assert points.rate in METRICS
     assert config.load_data(points.data).name == points.data
     assert compose_recipe("+recipe=bs8k", f"model={points.model}").model.name == points.model
+
+
+@pytest.mark.parametrize("name", ["mlperf05", "mlperf06"])
+def test_points_of_submissions_are_their_recipes(name: str) -> None:
+    """Each recipe's own, and evaluated where its runs ended."""
+    for point in config.load_points(name).points:
+        recipe = compose_recipe(f"+recipe={point.recipe}")
+        assert (recipe.batch_size, recipe.worker_batch) == (point.batch_size, point.bn_span)
+        assert (recipe.optim.name, recipe.optim.weight_decay, recipe.optim.momentum) == (
+            point.optimizer, point.weight_decay, point.momentum
+        )  # fmt: skip
+        rule = recipe.schedule
+        assert (rule.reference_lr, rule.warmup_epochs) == (point.lr, point.warmup_epochs)
+        assert all(recipe.evaluates_after(int(epoch) - 1) for epoch in point.epochs)
+        assert max(point.epochs) <= recipe.epochs
+
+
+def test_a_run_meets_the_point_of_its_recipe() -> None:
+    """Of four points of 32,768 images the one that it would repeat, and of other papers none."""
+    every = config.load_all_points()
+    assert [p.name for p in points_of_paper(every, "mlperf06")] == ["mlperf06", "mlperf_resnet"]
+    assert [p.name for p in points_of_paper(every, "goyal2017")] == ["mlperf_resnet"]
+    points = config.load_points("mlperf06")
+    for recipe, epochs in (("mlperf06_span32", [76] * 5), ("mine", [76, 72, 76, 72, 76])):
+        [own] = [p for p in points.for_recipe(recipe).points if p.batch_size == 32768]
+        assert own.epochs == epochs
+    assert len(points.for_recipe("mine").points) == len(points.points) - 3
+    assert MLPERF.for_recipe("mine") == MLPERF
 
 
 def test_mlperfs_runs_leave_no_coarser_grid() -> None:

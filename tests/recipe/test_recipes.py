@@ -18,6 +18,7 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.published_points import DISPLAYED_LABELS, JUDGED_LABELS
+from lsgd.report import ladder
 from lsgd.rules.aggregate import olympic_mean
 from lsgd.rules.metric import TOP1
 
@@ -51,6 +52,25 @@ ERRORS = {
     "nus_lars_bs512": (22.98, None), "nus_lars_bs1k": (23.04, None), "nus_lars_bs4k": (22.62, None),
     "nus_lars_bs8k": (22.86, None), "nus_lars_bs16k": (23.04, None),
     "nus_lars_bs32k": (23.25, None),
+    # READMEs of FFCV and of MosaicML's composer
+    "ffcv_e16": (26.2, None), "ffcv_e24": (24.4, None), "ffcv_e32": (23.4, None),
+    "ffcv_e40": (22.8, None), "ffcv_e56": (22.0, None), "ffcv_e88": (21.6, None),
+    "mosaic_mild": (23.4, None),
+    # Cloud TPU's reference, which is an upper bound, and dm-haiku, Flax, Intel, AlgoPerf, gluon-cv
+    "cloudtpu_bs1k": (24.0, None), "cloudtpu_bs4k": (24.0, None), "cloudtpu_bs16k": (24.0, None),
+    "cloudtpu_bs32k": (24.0, None), "haiku_bs256": (23.3, None), "haiku_bs1k": (23.5, None),
+    "haiku_bs4k": (23.8, None), "haiku_bs32k": (28.3, None), "haiku_smooth_bs4k": (23.2, None),
+    "flax_bs512": (23.28, None), "flax_bs1k": (23.63, None), "flax_bs2k": (23.73, None),
+    "intel_bs2k": (23.95, None), "intel_bs4k": (23.85, None), "algoperf_bs1k": (22.57, None),
+    "gluon_bs1k": (22.33, None), "torchvision_bs256": (23.87, None),
+    "torchvision_bs1k": (23.51, None),
+    # NVIDIA's examples, and five runs of Fujitsu
+    "dle_amp_bs2k": (22.88, 0.11), "dle_tf32_bs2k": (23.05, 0.18), "dle_bs896": (22.99, 0.16),
+    "dle_amp_bs4k": (22.90, 0.06), "dle_bs4k": (22.77, 0.04), "dle_amp_bs4k_50": (24.19, 0.08),
+    "dle_bs4k_50": (23.96, 0.05), "fujitsu_bs86016": (24.02, 0.07),
+    # You et al.'s code of LAMB, one run; and NUS-HPC's table
+    "lamb_bs32k": (23.66, None), "nus_lamb_bs4k": (22.86, None), "nus_lamb_bs8k": (22.69, None),
+    "nus_lamb_bs16k": (23.09, None), "nus_lamb_bs32k": (23.29, None),
 }  # fmt: skip
 """Top-1 error in percent and its standard deviation, as the papers print them."""
 
@@ -258,6 +278,19 @@ def test_labels_are_those_of_the_points() -> None:
             assert (rule.reference_lr, rule.warmup_epochs) == (point.lr, point.warmup_epochs)
 
 
+@pytest.mark.slow
+def test_the_page_of_published_results_is_that_of_the_recipes() -> None:
+    """`python -m lsgd.report --ladder --out docs/reference` writes it and its picture again."""
+    results = ladder.published_results(shipped)
+    path = Path(__file__).parents[2] / "docs/reference/ladder.md"
+    assert path.read_text("utf-8") == ladder.page(results)
+    errors = {each.recipe: (each.values[0], each.std) for each in results if each.target is None}
+    assert errors == ERRORS
+    assert {each.recipe for each in results if each.target is not None} == {
+        name for name in NAMES if re.match(r"mlperf(0[56])?_(bs|span)", name)
+    }
+
+
 # --- What a recipe does ----------------------------------------------------------------------
 
 
@@ -280,6 +313,36 @@ def test_lr_of_the_steps(name: str) -> None:
         checked = checked[near | (checked % steps % (steps // 2) == 0) | (checked % 997 == 0)]
     found = np.fromiter(map(recipe.lr, checked.tolist()), float)
     np.testing.assert_allclose(found, expected[checked], rtol=1e-14)
+
+
+LRS = {
+    # The code of LAMB's authors: 782 steps up and down to step 3519; an epoch has 39 steps here.
+    "lamb_bs32k": lambda step: min(0.04 * step / 782, max(0, 0.04 * (3519 - step) / (3519 - 782))),
+    # NUS: the share of 90 epochs, of which the warmup is 20 for 32,768 images.
+    **{
+        f"nus_lamb_bs{size}k": lambda step, k=size: (
+            0.04 * math.sqrt(k / 32) * min(e / (20 * k / 32), (90 - e) / (90 - 20 * k / 32))
+            if (e := step / (1_281_167 // (1024 * k))) < 90
+            else pytest.fail("not a step of the run")
+        )
+        for size in (4, 8, 16, 32)
+    },
+    # Akiba et al.: 40, 30, 15 and 5 epochs of 39 steps.
+    "akiba_bs32k": lambda step: (
+        [*[6.4] * 40, *[0.96] * 30, *[0.128] * 15, *[0.0128] * 5][step // 39]
+    ),
+}  # fmt: skip
+"""The lr of a step of others' recipes, by their own formulas."""
+
+
+@pytest.mark.parametrize("name", LRS)
+def test_lr_of_the_steps_at_ten_epochs(name: str) -> None:
+    """Before, at and behind the ends of warmup, drops and run."""
+    recipe = shipped(name)
+    warmup = recipe.schedule.warmup_epochs if recipe.warms_up else 10
+    for epoch in (0, 1, 5, warmup, 39.99, 40, 70, 84.99, 85, 89.97):
+        step = round(epoch * recipe.steps_per_epoch)
+        assert recipe.lr(step) == pytest.approx(LRS[name](step), rel=1e-12, abs=1e-15)
 
 
 def test_the_points_of_mlperf_are_the_recipes() -> None:
@@ -306,7 +369,9 @@ def test_rehearsal(name: str) -> None:
     check_recipe(small)
     steps = [step for _, each in small.epochs_from(0) for step in each]
     assert [small.lr(step) for step in steps] == [recipe.lr(step) for step in steps]
-    assert (small.workers, small.worker_batch) == (recipe.workers, 2)
+    # Where the minibatch changes, the numbers of images keep their ratios.
+    assert small.workers == recipe.workers
+    assert small.worker_batch == 2 or recipe.batch_schedule
 
 
 # --- Published recipes are frozen ------------------------------------------------------------

@@ -69,11 +69,19 @@ def test_rehearsal_resumes() -> None:
 
 
 def test_rehearsal_prints_every_replacement() -> None:
-    recipe = with_fields(BASE, tail="keep", target=Target(23.74))
+    recipe = with_fields(
+        BASE,
+        tail="keep",
+        target=Target(23.74),
+        evaluation__sets=["val", "v2"],
+        precision="bfloat16",
+        optim__head_lr=0.2,
+    )
     small = make_dry_run(recipe)
     before, after = field_values(recipe), field_values(small)
     text = "\n".join(small.replaced)
     assert text in small.summary()
+    assert "precision=bfloat16, optim.head_lr=0.2\n" in small.summary()
     said = {
         "worker_batch": "worker_batch 32 -> 2",
         "schedule.reference_batch": "schedule.reference_batch 256 -> 16",
@@ -83,6 +91,7 @@ def test_rehearsal_prints_every_replacement() -> None:
         "data.train_examples": "80384 to train",
         "data.val_examples": "64 to validate",
         "data.augmentation": "augmentation crop_flip -> none",
+        "evaluation.sets": "evaluation.sets val,v2 -> val",
     }
     described = {"replaced", "target", "log_steps"}
     assert {key for key in before if before[key] != after[key]} == {*said, *described}

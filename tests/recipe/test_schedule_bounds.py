@@ -30,6 +30,8 @@ def test_an_accepted_schedule_has_an_lr_at_every_step(
     rule = replace(
         BASE.schedule, decay=decay, warmup=warmup, warmup_epochs=warmup_epochs,
         decay_steps=decay_steps, milestones=milestones,
+        points=[[0.0, 0.1], [2.0, 0.2], [2.0, 0.05], [4.0, 0.0]] if decay == "points" else [],
+        scaling="none" if decay == "points" else "linear",
     )  # fmt: skip
     recipe = replace(BASE, epochs=4, schedule=rule)
     try:

@@ -1,16 +1,21 @@
 import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import hypothesis
 import numpy as np
+import torch
 from helpers.colours import ORDERS, STEPS, colour_jitter
+from helpers.distributions import assert_same_distribution
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lsgd import vision
 from lsgd.rules import augmentation, philox, sampler
 
+v2 = import_module(f"{vision.transforms.__name__}.v2")
 SIZES = st.lists(st.tuples(st.integers(1, 2500), st.integers(1, 2500)), min_size=1, max_size=8)
 MANY = np.arange(40_000)
 COLOURS = [
@@ -30,13 +35,21 @@ def windows(
     return augmentation.crop_windows(sizes, examples, **{"seed": 0, "epoch": 0} | draw)
 
 
-def slow_window(size: tuple[int, int], example: int, seed: int, epoch: int) -> list[int]:
+RANGES = [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.05, 0.9), (2 / 3, 3 / 2)), ((1.0, 1.0), (1.0, 1.0))]
+"""Ranges of area and aspect: the defaults, Fujitsu's, and a single window."""
+Range = tuple[float, float]
+
+
+def slow_window(
+    size: tuple[int, int], example: int, seed: int, epoch: int, area_range: Range, wide: float
+) -> list[int]:
     """The rule in plain words: the first of ten tries that fits, else the centred square."""
     image_width, image_height = size
+    least, most = area_range
     for t in range(10):
         u = philox.uniforms((example, epoch, t, augmentation.WINDOW), key=seed)
-        area = image_width * image_height * (0.08 + 0.92 * u[0])
-        aspect = math.exp((2 * u[1] - 1) * math.log(4 / 3))
+        area = image_width * image_height * (least + (most - least) * u[0])
+        aspect = math.exp((2 * u[1] - 1) * math.log(wide))
         width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < width <= image_width and 0 < height <= image_height:
             left = math.floor(u[2] * (image_width - width + 1))
@@ -45,15 +58,23 @@ def slow_window(size: tuple[int, int], example: int, seed: int, epoch: int) -> l
     return [(image_width - side) // 2, (image_height - side) // 2, side, side]
 
 
-@hypothesis.example([(1, 1), (1, 1000), (1000, 1), (2, 3), (10, 999)], 0, 0)
-@given(SIZES, st.integers(0, 2**32), st.integers(0, 99))
+@hypothesis.example([(1, 1), (1, 1000), (1000, 1), (2, 3), (10, 999)], 0, 0, RANGES[0])
+@given(SIZES, st.integers(0, 2**32), st.integers(0, 99), st.sampled_from(RANGES))
 def test_windows_follow_the_rule_and_lie_in_the_image(
-    sizes: list[tuple[int, int]], seed: int, epoch: int
+    sizes: list[tuple[int, int]], seed: int, epoch: int, ranges: tuple[Range, Range]
 ) -> None:
     examples = np.arange(len(sizes)) + 17
-    found = augmentation.crop_windows(np.array(sizes), examples, seed=seed, epoch=epoch)
+    (least, most), (narrow, wide) = ranges
+    found = augmentation.crop_windows(
+        np.array(sizes),
+        examples,
+        seed=seed,
+        epoch=epoch,
+        area_range=[least, most],
+        aspect_range=[narrow, wide],
+    )
     for size, example, window in zip(sizes, examples.tolist(), found.tolist(), strict=True):
-        assert window == slow_window(size, example, seed, epoch)
+        assert window == slow_window(size, example, seed, epoch, (least, most), wide)
         left, top, width, height = window
         assert left >= 0
         assert top >= 0
@@ -61,10 +82,10 @@ def test_windows_follow_the_rule_and_lie_in_the_image(
         assert 0 < height <= size[1] - top
         # A side is rounded, so it stands for a half pixel less or more.
         area, square = size[0] * size[1], width == height == min(size)
-        assert square or (width - 0.5) * (height - 0.5) <= area
-        assert square or (width + 0.5) * (height + 0.5) >= 0.08 * area
-        assert square or (width - 0.5) / (height + 0.5) <= 4 / 3
-        assert square or (height - 0.5) / (width + 0.5) <= 4 / 3
+        assert square or (width - 0.5) * (height - 0.5) <= most * area
+        assert square or (width + 0.5) * (height + 0.5) >= least * area
+        assert square or (width - 0.5) / (height + 0.5) <= wide
+        assert square or (height - 0.5) / (width + 0.5) <= wide
 
 
 @given(st.permutations(range(12)), st.integers(1, 12))
@@ -209,3 +230,20 @@ def test_the_draws_are_those_of_all_earlier_versions() -> None:
     np.testing.assert_allclose(
         augmentation.colour_transforms(examples[:2], seed=1, epoch=89), COLOURS, rtol=0, atol=1e-12
     )
+
+
+def test_erased_windows_are_distributed_as_in_torchvision() -> None:
+    """An image of 32 pixels, of which tall and wide windows do not fit at the first try."""
+    torch.manual_seed(0)
+    theirs = v2.RandomErasing(p=1.0)
+    image = torch.zeros(3, 32, 32)
+    drawn = np.array([[theirs.make_params([image])[name] for name in "ijhw"] for _ in range(4000)])
+    table = augmentation.erased_windows(32, MANY, probability=0.25, seed=0, epoch=0)
+    erased = table[table[:, 2] > 0]
+    # Four standard deviations.
+    assert abs(len(erased) / len(MANY) - 0.25) < 4 * math.sqrt(0.25 * 0.75 / len(MANY))
+    left, top, right, bottom = erased.T
+    for ours, own in zip((top, left, bottom - top, right - left), drawn.T, strict=True):
+        assert_same_distribution(ours, own)
+    again = augmentation.erased_windows(32, MANY[5:9], probability=0.25, seed=0, epoch=0)
+    assert np.array_equal(again, table[5:9])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lsgd.models import make_model
 from lsgd.recipe import Optim
 from lsgd.rules import optim
+from lsgd.rules.lamb import ADAPTED_DECAY
 
 LARS = Optim(name="lars", nesterov=False, equation=10, weight_decay=0.1, eps=0.0, decay_bias=False)
 GRADIENTS, LRS = ((0.6, 0.8), (0.8, -0.6), (-0.6, 0.8)), (1.0, 2.0, 0.5)
@@ -20,7 +21,7 @@ GRADIENTS, LRS = ((0.6, 0.8), (0.8, -0.6), (-0.6, 0.8)), (1.0, 2.0, 0.5)
 def over(weight: Tensor, settings: Optim) -> torch.optim.Optimizer:
     """LARS over one tensor."""
     group = {
-        "params": [weight], "weight_decay": 0.0, optim.LARS_DECAY: settings.weight_decay,
+        "params": [weight], "weight_decay": 0.0, ADAPTED_DECAY: settings.weight_decay,
     }  # fmt: skip
     return optim.optimizer_over_groups([group], **optim.shared_settings(asdict(settings)))
 
@@ -68,6 +69,28 @@ def test_by_value(changes: dict[str, object], expected: list[tuple[float, float]
     for gradient, lr, values in zip(GRADIENTS, LRS, expected, strict=True):
         step(optimizer, weight, torch.tensor(gradient, dtype=torch.float64), lr)
         assert weight.tolist() == pytest.approx(values, rel=0, abs=6e-10)
+
+
+def test_fujitsus_denominator() -> None:
+    """Its log has lr and decay in the denominator at once: 13 times 5e-5 (86,016 images)."""
+    fujitsu = replace(LARS, trust=0.0025, momentum=0.96, weight_decay=5e-5)
+    for decay, expected in (
+        (None, [(2.9025, 3.87), (2.6831326, 3.83947803), (2.51818898, 3.74928328)]),
+        (6.5e-4, [(2.90279155, 3.87038874), (2.68405538, 3.83997657), (2.5195989, 3.75004575)]),
+    ):
+        weight = parameter(3, 4)
+        optimizer = over(weight, replace(fujitsu, ratio_decay=decay))
+        for gradient, lr, values in zip(GRADIENTS, (13, 13, 6.5), expected, strict=True):
+            step(optimizer, weight, torch.tensor(gradient, dtype=torch.float64), lr)
+            assert weight.tolist() == pytest.approx(values, rel=0, abs=6e-9)
+
+
+def test_a_tensor_without_decay_has_none_in_its_ratio() -> None:
+    settings = replace(LARS, weight_decay=0.0)
+    plain, other = parameter(3, 4), parameter(3, 4)
+    for weight, each in ((plain, settings), (other, replace(settings, ratio_decay=0.5))):
+        step(over(weight, each), weight, torch.tensor([0.6, 0.8], dtype=torch.float64), 1.0)
+    assert plain.tolist() == other.tolist()
 
 
 def ratio(weight: Tensor, gradient: Tensor, settings: Optim) -> float:
@@ -126,8 +149,8 @@ def groups(**changes: object) -> dict[str, list[str]]:
     settings = replace(LARS, **changes)
     found: dict[str, list[str]] = {}
     for group in optim.make_optimizer(model, **asdict(settings)).param_groups:
-        adapted = "adapted" if optim.LARS_DECAY in group else "plain"
-        decay = group["weight_decay"] + group.get(optim.LARS_DECAY, 0.0)
+        adapted = "adapted" if ADAPTED_DECAY in group else "plain"
+        decay = group["weight_decay"] + group.get(ADAPTED_DECAY, 0.0)
         found[f"{adapted} {decay:g}"] = [names[id(each)] for each in group["params"]]
     return found
 

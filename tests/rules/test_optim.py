@@ -20,11 +20,17 @@ ADAM = Optim(name="adam", nesterov=False, weight_decay=0.01, beta2=0.99, eps=1e-
 ADAMW = Optim(name="adamw", nesterov=False, weight_decay=0.3, beta2=0.99, eps=1e-6)
 ADAGRAD = Optim(name="adagrad", momentum=0.0, nesterov=False, weight_decay=0.01, eps=1e-10)
 SGD = Optim(weight_decay=0.01)
+LAMB = Optim(
+    name="lamb", nesterov=False, weight_decay=0.3, beta2=0.99, eps=1e-6, bias_correction=False,
+    decay_bias=False,
+)  # fmt: skip
+AKIBA = Optim(name="rmsprop_warmup", nesterov=False, weight_decay=0.01, beta2=0.99, beta_center=0)
 LARS = Optim(name="lars", weight_decay=0.01, eps=0.0, trust=0.02, decay_bias=False)
 ALL = [
     *(replace(SGD, equation=e, momentum_correction=c) for e, c in FORMS), ADAM, ADAGRAD, LARS,
     *(replace(each, clip_norm=1.5) for each in (SGD, ADAM, ADAGRAD, LARS)),
-    ADAMW, replace(ADAMW, clip_norm=1.5),
+    ADAMW, replace(ADAMW, clip_norm=1.5), LAMB,
+    replace(LAMB, clip_norm=1.5, bias_correction=True, adapts="decayed", decay_bias=True), AKIBA,
 ]  # fmt: skip
 """Every optimizer, and those that clip."""
 
@@ -52,6 +58,32 @@ def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, lr: float, num
         parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     optim.set_lr(optimizer, lr)
     optimizer.step()
+
+
+def test_a_decoupled_decay_is_a_share_of_the_lr_and_skipped_with_its_update() -> None:
+    """By the numbers of composer's DecoupledSGDW, whose first lr is the full one, 0.2."""
+    model = nn.Linear(1, 1).double()
+    settings = Optim(momentum=0.875, nesterov=False, weight_decay=0.01, decay="decoupled")
+    optimizer = optim.make_optimizer(model, full_lr=0.2, **asdict(settings))
+    optim.create_state(optimizer)
+    nn.init.ones_(model.weight)
+    found = []
+    for gradient, lr, overflow in ((0.5, 0.1, 0), (7.0, 0.2, 1), (-0.25, 0.2, 0), (0.5, 0.1, 0)):
+        optimizer.found_inf = torch.tensor(float(overflow))
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        optim.set_lr(optimizer, lr)
+        optimizer.step()
+        found.append(model.weight.item())
+    assert found == pytest.approx([0.945, 0.945, 0.89805, 0.8271535], rel=1e-12)
+
+
+def test_norms_may_decay_too() -> None:
+    groups = optim.parameter_groups(small_net(), 0.01, decay_norm=True)
+    assert [(group["weight_decay"], len(group["params"])) for group in groups] == [
+        (0.01, 6),
+        (0, 0),
+    ]
 
 
 State = list[Tensor]

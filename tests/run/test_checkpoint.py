@@ -48,7 +48,16 @@ def refused_or_harmless(damaged: bytes, original: Checkpoint) -> bool:
 
 
 @pytest.mark.parametrize(
-    "word", ["optim.equation=9", "optim.equation=10", "optim=adam", "optim=adagrad", "optim=adamw"]
+    "word",
+    [
+        "optim.equation=9",
+        "optim.equation=10",
+        "optim=adam",
+        "optim=adagrad",
+        "optim=adamw",
+        "optim=lamb",
+        "optim=rmsprop_warmup",
+    ],
 )
 def test_a_learner_is_restored_bit_by_bit(tmp_path: Path, word: str) -> None:
     """After two real steps; and both then make the same third one."""

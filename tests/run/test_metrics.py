@@ -21,9 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsgd.comm.single import SingleComm
+from lsgd.config import load_recipe
 from lsgd.errors import NotSavedError
 from lsgd.job.device import device_name
-from lsgd.run import metrics
+from lsgd.run import metrics, utilization
 from lsgd.run.curves import tag
 from lsgd.run.metrics import Meter, RunLog, TimedBatches, open_log
 from lsgd.run.rows import read_rows
@@ -329,22 +330,29 @@ def test_rates_are_of_the_time_since_the_last_reading(monkeypatch: pytest.Monkey
         counts = torch.tensor([examples, top1, examples])
         return {"counts": counts, "loss": torch.tensor(loss)}
 
-    timed = TimedBatches(batches())
-    meter = Meter(progress(), state(10, 5, 10.0), timed)
+    monkeypatch.setattr(metrics, "memory_statistics", lambda _: {"peak_memory_mb": 9.0})
+    timed, run = TimedBatches(batches()), progress()
+    meter = Meter(run, state(10, 5, 10.0), timed)
     next(timed)
     clock[0] += 3
+    run.next_step += 2
     first = {"loss": 2.0, "top1_error": 60.0, "images_per_second": 5.0, "data_wait": 0.25}
+    first |= {"step_seconds": 2.0, "peak_memory_mb": 9.0}
     assert meter.read(state(30, 13, 50.0)) == pytest.approx(first)
     next(timed)
     clock[0] += 2
+    run.next_step += 1
     second = {"loss": 1.0, "top1_error": 0.0, "images_per_second": 2.5, "data_wait": 0.5}
+    second |= {"step_seconds": 4.0, "peak_memory_mb": 9.0}
     assert meter.read(state(40, 23, 60.0)) == pytest.approx(second)
     clock[0] += 1
     diverged = meter.read(state(50, 33, math.nan))
     assert math.isnan(diverged["loss"])
     assert math.isnan(diverged["top1_error"])
+    assert math.isnan(diverged["step_seconds"])  # between two steps
     clock[0] -= 1
-    whole = {"images_per_second": 30 / 8, "data_wait": 3 / 8}
+    whole = {"images_per_second": 30 / 8, "data_wait": 3 / 8, "step_seconds": 8 / 3}
+    whole |= {"peak_memory_mb": 9.0}
     assert meter.read_epoch(state(40, 23, 60.0)) == pytest.approx(whole)
     assert list(timed) == [0]
     assert timed.waited == 3.5
@@ -366,17 +374,19 @@ def test_a_meter_leaves_out_the_time_since_the_one_before_it_stopped(
         counts = torch.tensor([examples, 0, examples])
         return {"counts": counts, "loss": torch.tensor(float(examples))}
 
-    meter, seen = None, 0
+    monkeypatch.setattr(metrics, "memory_statistics", lambda _: {})
+    meter, seen, run = None, 0, progress()
     for _ in range(3):
         timed = TimedBatches(batches())
-        meter = Meter(progress(), state(seen), timed, meter)
+        meter = Meter(run, state(seen), timed, meter)
         next(timed)
         clock[0] += 2
         seen += 20
+        run.next_step += 2
         meter.stop()
         clock[0] += 100
     clock[0] -= 100
-    expected = {"images_per_second": 5.0, "data_wait": 0.5}
+    expected = {"images_per_second": 5.0, "data_wait": 0.5, "step_seconds": 2.0}
     assert meter.read_epoch(state(60)) == expected
     assert meter.read(state(60)) == {"loss": 1.0, "top1_error": 100.0, **expected}
 
@@ -402,6 +412,28 @@ def test_waits_for_other_processes_are_a_share_of_the_time_between_readings(
     assert meter.read_epoch(seen)["communication_wait"] == 0.5
     run.comm = SingleComm()
     assert "communication_wait" not in meter.read_epoch(seen)
+
+
+def test_the_share_of_the_peak_follows_from_the_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ResNet-50 of 224 pixels takes 24.3 GFLOP per image, as `plan bound` counts them."""
+    recipe = load_recipe(["recipe=bs8k", "precision=bfloat16"])
+    assert utilization.flops_per_image(recipe) == 24_299_077_632
+    monkeypatch.setattr(utilization, "device_name", lambda _: "NVIDIA H200")
+    gpu = torch.device("cuda")
+    share = utilization.utilization_per_speed(recipe, gpu, 8)
+    assert share == pytest.approx(24_299_077_632 / (8 * 989e12))
+    for other in ("precision=float64", "strategy=async"):
+        of_other = load_recipe(["recipe=bs8k", other])
+        assert utilization.utilization_per_speed(of_other, gpu, 8) is None
+    assert utilization.utilization_per_speed(recipe, torch.device("cpu"), 8) is None
+    with log_in(tmp_path) as log:
+        log.utilization = 1e-4
+        log.write("train", 1, loss=1.0, **TRAIN)
+        log.write("evaluation", 1, epoch=0.5)
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row.get("mfu") for row in rows] == [pytest.approx(0.01), None]
 
 
 def test_progress_is_of_passes_and_its_time_of_the_whole_run(

@@ -47,11 +47,15 @@ PUSHING = ["workers_per_pass=1", "cluster.spread=0.7"]
 KINDS = {
     "allreduce": ["optim.clip_norm=0.5"],
     "lars": ["optim=lars", "schedule.reference_lr=2", "optim.head_lr=3"],
+    "lamb": [
+        "optim=lamb", "optim.bias_correction=true", "optim.adapts=decayed", "optim.decay_bias=true",
+        "schedule.reference_lr=0.004", "optim.head_lr=0.02",
+    ],
+    "akiba": ["optim=rmsprop_warmup", "optim.beta_center=0.5", "optim.beta_period=2"],
     "adam": ["optim=adam", "schedule.reference_lr=0.001", "optim.head_lr=0.004"],
     "equation 10": ["optim.equation=10", "optim.momentum_correction=true"],
     "sync": ["strategy=sync", "strategy.servers=3"],
     "backup": [*PUSHING, "strategy=backup", "strategy.backup=1", "strategy.servers=2"],
-    "bounded": [*PUSHING, "strategy=bounded", "strategy.slack=1", "strategy.servers=2"],
     "async": [*PUSHING, "strategy=async", "strategy.servers=2"],
     "local pushes": [
         *PUSHING, "strategy=async", "strategy.local_steps=2", "strategy.outer=nesterov",

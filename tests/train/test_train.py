@@ -22,7 +22,7 @@ from lsgd.rules.metric import TOP1
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.read import read_run
-from lsgd.run.rows import read_rows
+from lsgd.run.rows import depends_on_hardware, read_rows
 from lsgd.run.saver import CheckpointSaver
 from lsgd.step import train_step
 from lsgd.train import main, train
@@ -41,9 +41,8 @@ SAVED = ("fingerprint", "step", "epoch", "order", "lr", "rates", "data")
 
 def curves(folder: Path) -> list[dict]:
     """The rows of a run without what is different each time it is made."""
-    timing = ("images_per_second", "data_wait")
     return [
-        {key: value for key, value in row.items() if key not in timing}
+        {key: value for key, value in row.items() if not depends_on_hardware(key)}
         for row in read_rows(folder / "metrics.jsonl")
         if row["kind"] != "start"
     ]
@@ -77,9 +76,10 @@ def test_a_run_learns_and_leaves_what_it_did(finished: tuple[Path, float]) -> No
     assert error < 20
     rows = read_rows(folder / "metrics.jsonl")
     assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == list(range(1, 13))
-    assert {"loss", "top1_error", "lr", "gradient_norm", "images_per_second", "data_wait"} <= set(
-        next(row for row in rows if row["kind"] == "train")
-    )
+    first = next(row for row in rows if row["kind"] == "train")
+    speed = {"images_per_second", "data_wait", "step_seconds", "peak_memory_mb"}
+    assert {"loss", "top1_error", "lr", "gradient_norm", *speed} <= set(first)
+    assert first["step_seconds"] * first["images_per_second"] == pytest.approx(256)
     assert (folder / "config.yaml").read_text().count("workers: 16")
 
 

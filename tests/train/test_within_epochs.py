@@ -18,7 +18,7 @@ from lsgd.errors import PreemptedError
 from lsgd.learner import Learner
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
-from lsgd.run.rows import MEASURED, PER_SECOND, WAITS, read_rows
+from lsgd.run.rows import MEASURED, depends_on_hardware, read_rows
 from lsgd.run.saver import CheckpointSaver
 from lsgd.train import train
 
@@ -38,7 +38,7 @@ def run(folder: Path, *words: str) -> None:
 def measured(folder: Path) -> list[dict[str, Any]]:
     """The rows of measurements, without those that are different each time they are made."""
     return [
-        {key: value for key, value in row.items() if key not in WAITS and PER_SECOND not in key}
+        {key: value for key, value in row.items() if not depends_on_hardware(key)}
         for row in read_rows(folder / "metrics.jsonl")
         if row["kind"] in MEASURED
     ]

@@ -103,6 +103,12 @@ def edit_rows(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def delete_row(folder: Path, kind: str, step: int) -> None:
+    rows = read_rows(folder / "metrics.jsonl")
+    left = [row for row in rows if (row["kind"], row["step"]) != (kind, step)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in left))
+
+
 def edit_row(folder: Path, kind: str, step: int, **values: Any) -> None:
     edit_rows(folder, lambda row: (row["kind"], row["step"]) == (kind, step) and row.update(values))
 
@@ -292,7 +298,8 @@ def edited_rows(folder: Path) -> None:
     """Edit a loss, a gradient norm in its 7th digit, and an lr where no step is executed again.
 
     Then an error that the checkpoints do not have, a final error that the last one has too, and
-    the epoch and the error of evaluations within epochs.
+    the epoch and the error of evaluations within epochs. And delete a row of a step that is not
+    executed.
     """
     edit_row(folder, "train", 16, loss=0.5)
     norm = next(row["gradient_norm"] for row in read_rows(folder / "metrics.jsonl")[1:])
@@ -302,6 +309,7 @@ def edited_rows(folder: Path) -> None:
     edit_row(folder, "epoch", 20, val_top1_error=2.0)
     edit_row(folder, "evaluation", 5, epoch=0.4)
     edit_row(folder, "evaluation", 15, val_top1_error=3.0)
+    delete_row(folder, "train", 12)
 
     def edit(saved: Checkpoint) -> Checkpoint:
         return replace(saved, rates=saved.rates | {2: saved.rates[2] | {"val_top1_error": 2.0}})
@@ -333,7 +341,7 @@ def swapped_and_damaged_checkpoints(folder: Path) -> None:
 def edited_checkpoints(folder: Path) -> None:
     """Edit the weight decay of one checkpoint, and a parameter of another in the 7th digit.
 
-    And give one the state of the checkpoint before it.
+    And give one the state of the checkpoint before it, and delete the row of the first epoch.
     """
 
     def edit_decay(saved: Checkpoint) -> Checkpoint:
@@ -347,6 +355,7 @@ def edited_checkpoints(folder: Path) -> None:
     earlier = load(folder / "checkpoint-13.pt")
     edit_checkpoints(folder, edit_decay, 5)
     edit_checkpoints(folder, lambda saved: replace(saved, model=earlier.model), 14)
+    delete_row(folder, "epoch", 10)
     edit_checkpoints(folder, edit_parameter, 20)
 
 
@@ -370,6 +379,7 @@ def another_seed_in_the_configuration(folder: Path) -> None:
                 "evaluation row of step 5: epoch is 0.4",
                 "evaluation row of step 15: val_top1_error is 3.0",
                 "the row of step 15, val_top1_error",
+                "train row of step 12: it is missing",
             ],
         ),
         (rows_cut_out_and_renumbered, (0, 20), ["train row of step 2: loss is"]),
@@ -389,6 +399,7 @@ def another_seed_in_the_configuration(folder: Path) -> None:
                 "checkpoint-5.pt 0.weight_decay: optimizer settings is 0.0",
                 "checkpoint-14.pt: model ",
                 "checkpoint-20.pt: model fc.weight is not",
+                "epoch row of epoch 1: it is missing",
             ],
         ),
         (another_seed_in_the_configuration, (0, 20), ["config.yaml: fingerprint is"]),

@@ -54,6 +54,17 @@ def scores(learner: Learner) -> Scores:
     return evaluate(learner, learner.workload.inputs())["val"]
 
 
+def test_an_ema_may_move_every_few_updates() -> None:
+    """After each second update by the share of two: the half-life of two makes that a half."""
+    learner = Learner(recipe(*EMA, "averaging.every=2"), SingleComm(), CPU)
+    expected = weights(learner)
+    for update in range(1, 6):
+        make_steps(learner, 0, 1)
+        if update % 2 == 0:
+            expected = [0.5 * (e + w) for e, w in zip(expected, weights(learner), strict=True)]
+        torch.testing.assert_close(evaluated(learner), expected, **EXACT)
+
+
 def test_ema_by_hand() -> None:
     """It begins at the first weights; after two updates, here, one counts half of what it did."""
     learner = Learner(recipe(*EMA), SingleComm(), CPU)

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from lsgd.inputs import training_labels
 from lsgd.metric_sums import MetricSums
+from lsgd.rules.loss import binary_cross_entropy
+from lsgd.rules.mixing import draw_mixing
 from lsgd.rules.sampler import MicroBatch
 from lsgd.scores import Scores
 from lsgd.workloads import compute_metrics
@@ -39,6 +41,53 @@ def test_counts_are_exact_whatever_the_passes(classes: int, examples: int, batch
     assert state["counts"].tolist() == [examples, (better < 1).sum(), (better < 5).sum()]
     loss = F.cross_entropy(logits, labels, reduction="sum").item()
     assert state["loss"].item() == pytest.approx(loss, rel=1e-12)
+
+
+def bce(over_classes: str, smoothing: float = 0.0) -> ImageClassification:
+    words = ("loss=bce", f"bce_over_classes={over_classes}", f"label_smoothing={smoothing}")
+    recipe = compose_recipe("+recipe=digits", "precision=float64", *words)
+    return ImageClassification(recipe, CPU)
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [
+        (bce("sum"), 1.133336879),
+        (bce("sum", 0.1), 1.300003546),
+        (bce("mean", 0.1), 0.433334515),
+    ],
+)
+def test_binary_cross_entropy_by_value(workload: ImageClassification, expected: float) -> None:
+    """The sum over the classes of (2, 0, -1), of the first class; summed over two such images."""
+    logits = torch.tensor([[2.0, 0.0, -1.0]] * 2, dtype=torch.float64)
+    each = MicroBatch(0, np.arange(2))
+    loss, counts = workload.loss(nn.Identity(), (logits, torch.zeros(2, dtype=int)), each)
+    assert loss.item() == pytest.approx(2 * expected, rel=1e-9)
+    assert counts.tolist() == [2, 2, 2]
+    even = torch.full((1, 1000), -math.log(1000), dtype=torch.float64)
+    found = binary_cross_entropy(even, torch.tensor([7]), smoothing=0.0, over_classes="sum")
+    assert found.item() == pytest.approx(7.907256, rel=1e-7)
+
+
+def test_an_evaluation_does_not_smooth_and_may_mirror() -> None:
+    """Of a network that sees the left half only, both halves count with the mirror image."""
+    (each,) = evaluation_micro_batches(np.arange(1))
+    images = torch.arange(16.0, dtype=torch.float64).reshape(1, 1, 4, 4)
+    left = nn.Sequential(nn.Flatten(), nn.Linear(16, 2, bias=False)).double()
+    batch = images, torch.tensor([0])
+    plain, mirrored = (
+        ImageClassification(compose_recipe("+recipe=digits", "precision=float64", *words), CPU)
+        for words in ((), ("evaluation.mirror=true", "label_smoothing=0.1"))
+    )
+    logits = (left(images) + left(images.flip(-1))) / 2
+    loss, _ = mirrored.loss(left, batch, each)
+    assert loss.item() == pytest.approx(F.cross_entropy(logits, batch[1]).item(), rel=1e-12)
+    assert torch.equal(mirrored.logits(left, images), logits)
+    assert torch.equal(plain.logits(left, images), left(images))
+    in_training, _ = mirrored.loss(left, batch, MicroBatch(0, np.arange(1)))
+    assert in_training.item() == pytest.approx(
+        F.cross_entropy(left(images), batch[1], label_smoothing=0.1).item(), rel=1e-12
+    )
 
 
 def top(logits: Tensor, labels: Tensor) -> list[int]:
@@ -108,6 +157,33 @@ def test_class_weights_multiply_the_training_loss_alone() -> None:
     torch.testing.assert_close(
         workload.loss(nn.Identity(), (logits, labels), one)[0],
         F.cross_entropy(logits, labels, reduction="sum"),
+    )
+
+
+def test_the_loss_of_mixed_images_is_that_of_both_labels() -> None:
+    """Of two workers with two images each; class weights and smoothing apply to either label."""
+    workload = ImageClassification(compose_recipe(*BALANCED, "data.mixup=0.4"), CPU)
+    labels, each = torch.tensor([0, 3, 2, 1]), MicroBatch(0, np.array([4, 2, 7, 5]), range(2))
+    images = torch.randn(4, 1, 1, 4, dtype=torch.float64)
+    shares = draw_mixing(
+        np.array([4, 2]), 8, mixup=0.4, cutmix=0, seed=workload.recipe.seed, epoch=0
+    )
+    own = torch.from_numpy(shares[:, 0].astype(np.float32)).double().repeat(2)
+    logits = own[:, None] * images.flatten(1) + (1 - own)[:, None] * images.flatten(1)[[2, 3, 0, 1]]
+    weights = torch.tensor([34 / 36, 34 / 36, 34 / 32, 34 / 32], dtype=torch.float64)
+    expected = sum(
+        (
+            share * weights[to] * F.cross_entropy(logits, to, reduction="none", label_smoothing=0.1)
+        ).sum()
+        for share, to in ((own, labels), (1 - own, labels[[2, 3, 0, 1]]))
+    )
+    loss, counts = workload.loss(nn.Flatten(), (images, labels), each)
+    torch.testing.assert_close(loss, expected)
+    assert counts.tolist() == [4, (logits.argmax(1) == labels).sum(), 4]
+    ids = evaluation_micro_batches(each.examples)[0]
+    whole = workload.loss(nn.Flatten(), (images, labels), ids)[0]
+    torch.testing.assert_close(
+        whole, F.cross_entropy(images.flatten(1), labels, reduction="sum"), rtol=1e-12, atol=0
     )
 
 

@@ -43,10 +43,10 @@ class GradientWatch:
         """Observe losses, backward passes, clipping and the scaler of mixed precision."""
         record = self.record
         for name in LOSSES:
-            record.wrap(F, name, after=self._note_loss)
+            record.wrap(F, name, after=self._note_loss, is_counted=False)
         record.note_loss = self._note_criterion
         record.awaited["deepspeed.runtime.engine"] = record.guard(self._watch_deepspeed)
-        record.wrap(torch.autograd, "backward", before=self._note_backward)
+        record.wrap(torch.autograd, "backward", before=self._note_backward, is_counted=False)
         # nn.utils has the name twice, and scripts import it from either.
         from torch.nn.utils import clip_grad
 
@@ -60,7 +60,9 @@ class GradientWatch:
 
         record.wrap(swa_utils.AveragedModel, "update_parameters", before=self._note_average)
         if torch.distributed.is_available():
-            record.wrap(torch.distributed, "all_reduce", before=self._note_exchange)
+            record.wrap(
+                torch.distributed, "all_reduce", before=self._note_exchange, is_counted=False
+            )
 
     def _watch_deepspeed(self, module: Any) -> None:
         self.record.wrap(module, "clip_grad_norm_", after=self._note_clip)
@@ -86,8 +88,6 @@ class GradientWatch:
             self.local = part if self.local is None else self.local + part
 
     def _note_loss(self, loss: torch.Tensor, *arguments: Any, **settings: Any) -> None:
-        if not self.record.is_sampled:
-            return
         self._add_loss(
             loss,
             reduction=settings.get("reduction", "mean"),
@@ -126,8 +126,6 @@ class GradientWatch:
 
     def _note_backward(self, *_: Any, **__: Any) -> None:
         record = self.record
-        if not record.is_sampled:
-            return
         self.backward_place = place()
         if record.model is not None and self.parameter is None and not record.updates:
             self.begin()
@@ -154,7 +152,7 @@ class GradientWatch:
     def _note_exchange(self, tensor: Any, *_: Any, **__: Any) -> None:
         # Losses and accuracies are summed over processes too.
         model = self.record.model
-        if self.exchange_place or not self.record.is_sampled:
+        if self.exchange_place:
             return
         if model is not None and any(tensor is each.grad for each in model.parameters()):
             self.exchange_place = place()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,9 @@ from .record import Record, place
 
 BLOCKS = ("Bottleneck", "BasicBlock")
 """The names of torchvision's residual blocks; those of timm have zero_init_last."""
+CPU_PIECE, PIECE = 2**13, 2**22
+"""The numbers of which a copy in 64 bits is made at once: on a CPU below glibc's 128 KiB of a block
+of its own, and on other devices, where each piece is a launch, 32 MiB."""
 
 
 class InitialisationWatch:
@@ -54,7 +58,6 @@ class InitialisationWatch:
                 continue
             if weight is None or not weight.numel() or hasattr(weight, "to_local"):
                 continue
-            values = weight.detach().double()
             bias = module.bias
             self.layers.append(
                 {
@@ -63,10 +66,7 @@ class InitialisationWatch:
                     "type": "linear" if isinstance(module, nn.Linear)
                     else "convolution" if isinstance(module, _ConvNd) else "batchnorm",
                     "shape": list(weight.shape),
-                    "mean": values.mean().item(),
-                    "std": values.std().item() if values.numel() > 1 else 0.0,
-                    "low": values.min().item(),
-                    "high": values.max().item(),
+                    **statistics(weight.detach()),
                     "bias": bool(bias.detach().any()) if bias is not None else False,
                     "is_last_norm": id(module) in last_norms,
                     "eps": getattr(module, "eps", None),
@@ -99,6 +99,28 @@ def is_average(module: nn.Module, record: Record) -> bool:
     return id(module) not in record.called and all(each.grad is None for each in parameters)
 
 
+def statistics(values: torch.Tensor) -> dict[str, float]:
+    """Return the mean, standard deviation, minimum and maximum of a tensor's numbers."""
+    count = values.numel()
+    mean = sum(each.double().sum() for each in pieces(values)) / count
+    squares = sum((each.double() - mean).square().sum() for each in pieces(values))
+    return {
+        "mean": float(mean), "std": math.sqrt(float(squares) / max(count - 1, 1)),
+        "low": float(values.min()), "high": float(values.max()),
+    }  # fmt: skip
+
+
+def pieces(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return a tensor's numbers in pieces, whose copies in 64 bits need little memory.
+
+    A copy of a whole layer would change how glibc gives the memory of later updates: it keeps
+    freed blocks of up to the largest size that was ever freed, and returns others to the system.
+    """
+    size = CPU_PIECE if values.device.type == "cpu" else PIECE
+    parts: tuple[torch.Tensor, ...] = values.contiguous().view(-1).split(size)
+    return parts
+
+
 def checksums(model: nn.Module) -> dict[str, int]:
     """Return an exact checksum of each parameter of a network that is whole in this process."""
     sums = {}
@@ -107,5 +129,6 @@ def checksums(model: nn.Module) -> dict[str, int]:
             continue  # those of FSDP2 and ZeRO differ by design
         size = parameter.element_size()
         if integer := {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(size):
-            sums[name] = int(parameter.detach().contiguous().view(integer).sum(dtype=torch.int64))
+            whole = parameter.detach().contiguous().view(integer)
+            sums[name] = int(sum(each.sum(dtype=torch.int64) for each in pieces(whole)))
     return sums

@@ -136,10 +136,12 @@ class Record:
         *,
         before: Callable[..., Any] | None = None,
         after: Callable[..., Any] | None = None,
+        is_counted: bool = True,
     ) -> None:
         """Replace owner.name by a function with the same result that calls these observers.
 
-        `before` has its arguments, `after` has its result and then its arguments.
+        `before` has its arguments, `after` has its result and then its arguments. Those that are
+        not counted are called only while an update is observed in full.
         """
         real = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
         is_static = isinstance(real, staticmethod)
@@ -149,7 +151,7 @@ class Record:
 
         @functools.wraps(called)
         def observed(*arguments: Any, **settings: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or not (is_counted or self.is_sampled):
                 return called(*arguments, **settings)
             if begin:
                 begin(*arguments, **settings)

@@ -8,16 +8,57 @@ source does not state have no rule.
 from types import ModuleType
 
 from lsgd.check.observation import Observation, Rule, RuleResult
-from lsgd.check.papers import goyal2017, hoffer2017, lars2017, mlperf, nado2021, nus
+from lsgd.check.papers import (
+    akiba2017,
+    algoperf,
+    cloudtpu,
+    diu,
+    dle,
+    ffcv,
+    flax,
+    fujitsu,
+    gluon,
+    goyal2017,
+    haiku,
+    hoffer2017,
+    intel,
+    lamb2020,
+    lars2017,
+    mlperf,
+    mlperf05,
+    mlperf06,
+    mosaic,
+    nado2021,
+    nus,
+    nus_lamb,
+    torchvision,
+)
 from lsgd.recipe import Recipe
 
 PAPERS: dict[str, ModuleType] = {
+    "akiba2017": akiba2017,
+    "algoperf": algoperf,
+    "cloudtpu": cloudtpu,
+    "diu": diu,
+    "dle": dle,
+    "ffcv": ffcv,
+    "flax": flax,
+    "fujitsu": fujitsu,
+    "gluon": gluon,
     "goyal2017": goyal2017,
+    "haiku": haiku,
     "hoffer2017": hoffer2017,
+    "intel": intel,
+    "lamb2020": lamb2020,
     "lars2017": lars2017,
     "mlperf": mlperf,
+    "mlperf05": mlperf05,
+    "mlperf06": mlperf06,
+    "mosaic": mosaic,
     "nado2021": nado2021,
     "nus": nus,
+    "nus_lamb": nus_lamb,
+    "torchvision": torchvision,
 }
 
 SCRIPT_RULES = {

@@ -25,8 +25,18 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         absent.add("averaging")
     if recipe.data.balance == "none":
         absent.add("balance")
-    if not recipe.batch_growth.milestones:
+    if not recipe.data.mixup and not recipe.data.cutmix:
+        absent.add("mixing")
+    if len(recipe.stages) == 1:
         absent.add("batch_growth")
+    if not recipe.image_sizes.points:
+        absent.add("image_sizes")
+    if recipe.loss == "cross_entropy":
+        absent.add("loss")
+    if recipe.model.blurpool == "none":
+        absent.add("blurpool")
+    if not recipe.evaluation.mirror:
+        absent.add("mirror")
     return {name: rule for name, rule in RULES.items() if name not in absent}
 
 
@@ -128,7 +138,12 @@ RULES = {
         "none: every image once per epoch, with weight 1",
         lambda how: how == "none",
     ),
+    "mixing": Rule("5.1", "none: an image is one image of the dataset", lambda mixes: not mixes),
     "batch_growth": Rule("5.1", "one minibatch for the whole run", lambda sizes: len(sizes) == 1),
+    "image_sizes": Rule("5.1", "224 x 224 in all epochs", lambda sizes: sizes == [(0, 224)]),
+    "loss": Rule("5.1", "cross-entropy", lambda loss: loss == ("cross_entropy", "")),
+    "blurpool": Rule("5.1", "none", lambda counts: counts == (0, 0)),
+    "mirror": Rule("5.1", "none: one evaluation of each image", lambda mirrors: not mirrors),
     "metric": Rule(
         "5.1",
         "median top-1 error of the last 5 epochs",

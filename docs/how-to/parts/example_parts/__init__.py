@@ -1,1 +1,1 @@
-"""Parts for lsgd: an optimizer, a network, a loader, a decay and an augmentation."""
+"""Parts for lsgd, one of each kind, such as an optimizer and a workload."""

@@ -1,0 +1,137 @@
+"""Rules of fast.ai's and DIU's ImageNet training: diux-dev/imagenet18 at a61ced3, by machine."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lsgd.check.learning_rate import LrByEpoch
+from lsgd.check.observation import Rule
+from lsgd.check.papers import goyal2017
+from lsgd.check.step import Momentum, WeightDecayGroups
+from lsgd.recipe import Recipe
+
+TITLE = "fast.ai's and DIU's ImageNet training"
+WHO = "DIU"
+NOTE = "train is train.py, by the number of GPUs; code is training/ beside it."
+EXAMPLES = 1_281_167
+
+
+class TrainingPhase(NamedTuple):
+    """Epochs from a first one on, with their image size, images per GPU, and first and last lr."""
+
+    epoch: int
+    side: int
+    n: int
+    lr: float
+    last_lr: float
+
+
+MACHINES = {
+    128: (50, [
+        (0, 128, 64, 1.88, 3.76), (6, 128, 128, 3.76, 3.76), (16, 224, 64, 1.88, 1.88),
+        (19, 224, 192, 0.564, 0.564), (31, 224, 192, 0.0564, 0.0564),
+        (37, 288, 128, 0.0376, 0.0376), (38, 288, 128, 0.00376, 0.00376),
+    ]),
+    64: (36, [
+        (0, 128, 128, 1.92, 3.84), (6, 128, 256, 3.84, 3.84), (11, 128, 256, 3.84, 1.92),
+        (14, 224, 128, 1.92, 1.92), (17, 224, 224, 1.92, 0.336), (23, 224, 224, 0.336, 0.0336),
+        (29, 288, 128, 0.0192, 0.00192),
+    ]),
+    32: (30, [
+        (0, 128, 256, 2.0, 4.0), (6, 128, 512, 4.0, 4.0), (11, 128, 512, 4.0, 2.0),
+        (13, 224, 224, 1.75, 1.75), (16, 224, 224, 1.75, 0.175), (24, 224, 224, 0.175, 0.0175),
+        (28, 288, 128, 0.01, 0.001),
+    ]),
+    8: (28, [
+        (0, 128, 512, 1.0, 2.0), (7, 128, 512, 2.0, 0.25), (13, 224, 224, 0.4375, 0.04375),
+        (22, 224, 224, 0.04375, 0.004375), (25, 288, 128, 0.0025, 0.00025),
+    ]),
+}  # fmt: skip
+"""The epochs of a run and its phases, by the number of GPUs."""
+
+
+def rules(recipe: Recipe) -> dict[str, Rule]:
+    """Return the rules of DIU's code, with the phases of its run on as many GPUs."""
+    if recipe.workers not in MACHINES:
+        known = ", ".join(map(str, MACHINES))
+        return RULES | {"phases": Rule("train", f"there are runs on {known} GPUs", lambda _: False)}
+    end, rows = MACHINES[recipe.workers]
+    phases = [TrainingPhase(*row) for row in rows]
+    minibatches = [(p.epoch, recipe.workers, p.n) for p in phases]
+    sizes = [(phase.epoch, phase.side) for phase in phases]
+    return RULES | {
+        "phases": Rule(
+            "train",
+            "minibatches "
+            + ", ".join(f"{k * n} from {epoch}" for epoch, k, n in minibatches[:3])
+            + ", …",
+            lambda found: found == _changes(minibatches),
+        ),
+        "image_sizes": Rule(
+            "train", "128, then 224 and 288 pixels", lambda found: found == _changes(sizes)
+        ),
+        "lr": Rule(
+            "train",
+            f"from {phases[0].lr:g} to {phases[-1].last_lr:g}, linear in a phase, whose steps are "
+            "counted from 1",
+            lambda lr: _is_lr(lr, phases, recipe.workers, end),
+        ),
+        "epochs": Rule("train", f"{end} at most", lambda epochs: epochs.count == end),
+    }
+
+
+def _changes(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the rows (epoch, values) whose values are not those of the row before."""
+    return [row for i, row in enumerate(rows) if not i or row[1:] != rows[i - 1][1:]]
+
+
+def _is_lr(found: LrByEpoch, phases: Sequence[TrainingPhase], k: int, end: int) -> bool:
+    """Return whether the lr is linear within each phase, whose steps are counted from 1."""
+    begins = [phase.epoch for phase in phases]
+
+    def lr(epoch: float) -> float:
+        number = bisect_right(begins, epoch) - 1
+        phase = phases[number]
+        length = [*begins[1:], end][number] - phase.epoch
+        steps = -(-EXAMPLES // (k * phase.n))
+        share = (epoch - phase.epoch + 1 / steps) / length
+        return phase.lr + (phase.last_lr - phase.lr) * share
+
+    return found.equals(lr)
+
+
+RULES = (
+    goyal2017.COMMON_RULES
+    | goyal2017.rules_for_section("code", "model", "stride", "conv_init", "fc_init", "last_gamma")
+    | {
+        "data": Rule(
+            "train",
+            "all of ImageNet-1k, evaluated at 288 in the last phase",
+            lambda found: found == ("imagenet", 1_281_167, 50_000, 1000, 3, 288),
+        ),
+        "augmentation": Rule(
+            "train", "area from 8 % on, from 8.7 % at 224 and 50 % at 288", lambda _: False
+        ),
+        "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
+        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
+        "evaluation_crop": Rule("code", "rectangles in the last phase", lambda _: False),
+        "weight_decay": Rule(
+            "code",
+            "1e-4 of weights and of the fc bias",
+            lambda decays: (
+                decays == WeightDecayGroups(frozenset([1e-4]), frozenset([1e-4]), untouched=0)
+            ),
+        ),
+        "batchnorm_decay": Rule("code", "none", lambda decays: not any(decays)),
+        "momentum": Rule(
+            "code",
+            "equation (9), not Nesterov, m = 0.9",
+            lambda momentum: momentum == Momentum(9, nesterov=False, m=0.9, clip_norm=None),
+        ),
+        "tail": Rule("code", "a smaller last step", lambda is_dropped: not is_dropped),
+        "loss": Rule("code", "cross-entropy", lambda loss: loss == ("cross_entropy", "")),
+        "label_smoothing": Rule("code", "none", lambda share: share == 0),
+        "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
+        "precision": Rule("code", "float16", lambda names: names == {"float16", "float32"}),
+    }
+)

@@ -1,0 +1,61 @@
+"""Rules of NUS-HPC-AI-Lab, pytorch-lamb at 638a309: its README's table and its code."""
+
+import math
+from fractions import Fraction
+
+from lsgd.check.observation import Rule
+from lsgd.check.papers import goyal2017, nus
+from lsgd.check.papers.lamb2020 import rises_and_falls
+from lsgd.check.step import LambSettings, WeightDecayGroups
+from lsgd.recipe import Recipe
+
+TITLE = "NUS-HPC-AI-Lab, pytorch-lamb"
+WHO = "the code of NUS for LAMB"
+NOTE = "table is that of its README, by minibatch."
+TABLE = {
+    4096: Fraction(5, 2), 8192: Fraction(5), 16384: Fraction(10), 32768: Fraction(20),
+}  # fmt: skip
+"""The warmup epochs, by minibatch."""
+
+
+def rules(recipe: Recipe) -> dict[str, Rule]:
+    """Return the rules of the NUS code for LAMB and of its table's row for the minibatch."""
+    batch_size = recipe.batch_size
+    if batch_size not in TABLE:
+        known = ", ".join(f"{each:,}" for each in TABLE)
+        return RULES | {"warmup": Rule("table", f"there are rows for {known}", lambda _: False)}
+    epochs, lr = TABLE[batch_size], 0.04 * math.sqrt(batch_size / 32768)
+    return RULES | {
+        "warmup": Rule(
+            "table",
+            f"from 0 to lr {lr:.3g} over {float(epochs):g} epochs, then linear to 0 at the end",
+            lambda warmup: rises_and_falls(
+                warmup, lr, float(epochs * warmup.own.steps), len(warmup.own.curve)
+            ),
+        )
+    }
+
+
+SAME = ("resize", "colour", "last_gamma", "fc_init", "batchnorm_decay", "label_smoothing")
+RULES = (
+    goyal2017.COMMON_RULES
+    | goyal2017.rules_for_section("code", *nus.SHARED)
+    | {name: nus.RULES[name] for name in SAME}
+    | {
+        "weight_decay": Rule(
+            "code",
+            "1.5 of weights, none of biases, in the update and not in the gradient",
+            lambda decays: (
+                decays == WeightDecayGroups(frozenset([1.5]), frozenset([0.0]), 0, decoupled=True)
+            ),
+        ),
+        "lamb": Rule(
+            "code",
+            "beta 0.9 and 0.999, eps 1e-6, without bias correction, of weights",
+            lambda lamb: lamb == LambSettings((0.9, 0.999), 1e-6, False, frozenset(["weights"])),
+        ),
+        "clip_norm": Rule("code", "the mean of all workers, to norm 1", lambda norm: norm == 1),
+        "epochs": Rule("code", "90", lambda epochs: epochs.count == 90 and epochs.whole),
+        "worker_batch": Rule("code", "n = 64", lambda sizes: sizes == {64}),
+    }
+)

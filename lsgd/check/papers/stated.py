@@ -1,0 +1,188 @@
+"""Rules for settings that a source states as plain values, and the lr curves of such sources."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsgd.check.images import CropSamples
+from lsgd.check.learning_rate import Curve, Ramp
+from lsgd.check.observation import Rule
+from lsgd.check.step import Lars, Momentum, WeightDecayGroups
+
+LrRule = Callable[[NDArray[np.int64], int, int], Curve]
+"""A function of the numbers of all steps, the steps per epoch and the steps of the run."""
+
+
+def lr_curve(section: str, text: str, rule: LrRule, *, within: float = 1e-9) -> Rule:
+    """Return the rule that the lr of every step is that of `rule`, with this relative tolerance."""
+
+    def holds(ramp: Ramp) -> bool:
+        steps = np.arange(len(ramp.curve))
+        return np.allclose(ramp.curve, rule(steps, ramp.steps, len(steps)), rtol=within, atol=1e-9)
+
+    return Rule(section, text, holds)
+
+
+def by_drops(lr: float, warmup: float, *drops: int, start: float = 0.0) -> LrRule:
+    """Return a linear warmup over epochs from `start`, then a tenth at each of these epochs."""
+
+    def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
+        rising = start + (lr - start) * steps / max(warmup * per_epoch, 1)
+        dropped = sum((steps >= drop * per_epoch).astype(int) for drop in drops)
+        return np.where(steps < warmup * per_epoch, rising, lr * 0.1**dropped)
+
+    return rule
+
+
+def by_power(
+    lr: float,
+    warmup: float,
+    *,
+    start: float = 0.0,
+    end: float = 0.0,
+    end_step: int | None = None,
+    power: float = 2.0,
+) -> LrRule:
+    """Return a linear warmup over epochs, then a polynomial to `end` at a step, or at the last."""
+
+    def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
+        rise, last = warmup * per_epoch, end_step or total
+        left = np.clip((last - steps) / (last - rise), 0, 1)
+        falling = end + (lr - end) * left**power
+        return np.where(steps < rise, start + (lr - start) * steps / rise, falling)
+
+    return rule
+
+
+def by_cosine(lr: float, warmup: float, *, start: float = 0.0) -> LrRule:
+    """Return a linear warmup over epochs, then half a cosine to 0 at the end of the run."""
+
+    def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
+        rise = warmup * per_epoch
+        falling = lr * (1 + np.cos(math.pi * (steps - rise) / (total - rise))) / 2
+        return np.where(steps < rise, start + (lr - start) * steps / rise, falling)
+
+    return rule
+
+
+def no_row(what: str) -> Rule:
+    """Return the rule of a recipe whose minibatch has no row in its source; it never holds."""
+    return Rule("table", f"there are rows for {what} images", lambda _: False)
+
+
+def sgd(section: str, *, equation: int, nesterov: bool, m: float) -> Rule:
+    """Return the rule for momentum SGD of this equation, without clipping."""
+    return Rule(
+        section,
+        f"equation ({equation}), {'Nesterov' if nesterov else 'not Nesterov'}, m = {m:g}",
+        lambda found: found == Momentum(equation, nesterov, m, None),
+    )
+
+
+def lars(
+    section: str,
+    *,
+    equation: int,
+    m: float,
+    trust: float,
+    eps: float,
+    ratio_decay: float | None = None,
+) -> Rule:
+    """Return the rule for LARS of the weights without Nesterov; BN and biases are not scaled."""
+    expected = Lars(equation, False, m, trust, eps, frozenset(["weights"]), ratio_decay)
+    return Rule(
+        section,
+        f"as equation ({equation}), m = {m:g}, trust {trust:g}, eps {eps:g}; BN and biases are not "
+        "scaled" + (f"; decay {ratio_decay:g} in the ratio" if ratio_decay else ""),
+        lambda found: found == expected,
+    )
+
+
+def weight_decay(section: str, decay: float, *, biases: bool) -> Rule:
+    """Return the rule for a weight decay in the gradient of all weights, and of biases or none."""
+    groups = WeightDecayGroups(
+        frozenset([decay]), frozenset([decay if biases else 0.0]), untouched=0
+    )
+    text = f"{decay:g} of weights and {'' if biases else 'not of '}the bias"
+    return Rule(section, text, lambda found: found == groups)
+
+
+def no_batchnorm_decay(section: str) -> Rule:
+    """Return the rule that gamma and beta of BN do not decay."""
+    return Rule(section, "none on gamma and beta of any BN", lambda decays: not any(decays))
+
+
+def last_gamma(section: str, gamma: float) -> Rule:
+    """Return the rule for the initial gamma of the last BN of each residual block."""
+    return Rule(
+        section, f"{gamma:g} in the last BN of each block", lambda gammas: gammas == {gamma}
+    )
+
+
+def label_smoothing(section: str, share: float) -> Rule:
+    """Return the rule for the share of a label that is spread over all classes."""
+    text = f"{share:g}" if share else "none"
+    return Rule(section, text, lambda found: abs(found - share) < 1e-5)
+
+
+def precision(section: str, name: str) -> Rule:
+    """Return the rule for the number format of products, with parameters in float32."""
+    return Rule(section, name, lambda names: names == {name, "float32"})
+
+
+def worker_batch(section: str, n: int) -> Rule:
+    """Return the rule for the number of images per BN statistic."""
+    return Rule(section, f"BN over {n} images", lambda sizes: sizes == {n})
+
+
+def epochs(section: str, count: int) -> Rule:
+    """Return the rule for the number of epochs of a run, each with all of its steps."""
+    return Rule(section, f"{count}", lambda found: found.count == count and found.whole)
+
+
+def evaluated_every(section: str, interval: int) -> Rule:
+    """Return the rule for the number of epochs between two evaluations."""
+    return Rule(section, f"every {interval} epochs", lambda gaps: gaps == {interval})
+
+
+def epochs_to(section: str, error: float) -> Rule:
+    """Return the rule for the final metric: the epochs to a top-1 error in percent."""
+    return Rule(
+        section,
+        f"epochs to {100 - error:g} % top-1, which is an error of {error:g} %",
+        lambda run: run.startswith(f"epochs to top-1 error {error:.2f} %"),
+    )
+
+
+def crops(
+    section: str,
+    area: tuple[float, float],
+    aspect: tuple[float, float],
+    epochs: int | None = None,
+) -> Rule:
+    """Return the rule for area and aspect of random crops, half of them flipped, for `epochs`."""
+
+    def holds(found: CropSamples | None) -> bool:
+        return found is not None and found.has_ranges(area, aspect, epochs)
+
+    return Rule(
+        section,
+        f"area {100 * area[0]:g} to {100 * area[1]:g} %, aspect {aspect[0]:.3g} to {aspect[1]:.3g},"
+        " flip 0.5" + (f", for {epochs} epochs" if epochs else ""),
+        holds,
+    )
+
+
+BATCHNORM = {
+    "batchnorm_eps": Rule("code", "1e-05", lambda found: found == {1e-5}),
+    "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
+}
+"""The rules for BN of momentum 0.9 and eps 1e-5."""
+STRIDE = {"stride": Rule("code", "v1.5: stride 2 in the 3 x 3", lambda sizes: sizes == {(3, 3)})}
+"""The rule for ResNet-50 v1.5."""
+RESNET50 = {"model": Rule("code", "ResNet-50", bool)}
+"""The rule for ResNet-50."""
+FAN_IN = {"conv_init": Rule("code", "He: N(0, 2 / fan in)", lambda side: side == "in")}
+"""The rule for an initialisation by fan in."""

@@ -1,0 +1,45 @@
+"""Training images of any loader in the size of their epoch, by the recipe's image_sizes."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from lsgd.inputs import ExampleColumns, Inputs
+from lsgd.recipe import Recipe
+from lsgd.rules.sampler import MicroBatch
+
+
+class SizedInputs:
+    """A data loader whose training images have the size of their epoch; others stay as they are.
+
+    With `epoch` they have the size of this epoch instead, as for the BN statistics of an
+    evaluation, which are measured on images of the first epoch's crops.
+    """
+
+    def __init__(self, inputs: Inputs, recipe: Recipe, epoch: int | None = None) -> None:
+        self.inputs, self.recipe, self.epoch = inputs, recipe, epoch
+        self.name = inputs.name
+
+    def columns(self) -> ExampleColumns:
+        """Return the metadata columns of the loader's examples."""
+        return self.inputs.columns()
+
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Yield the images and the labels of each training micro-batch, in the size of an epoch."""
+        return self.inputs.train(map(self._sized, passes))
+
+    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Yield the images and labels of each evaluation micro-batch as the loader has them."""
+        return self.inputs.evaluation(passes)
+
+    def _sized(self, each: MicroBatch) -> MicroBatch:
+        epoch = each.epoch if self.epoch is None else self.epoch
+        return each if epoch is None else replace(each, side=self.recipe.training_size(epoch))
+
+
+def inputs_after(inputs: Inputs, epoch: int | None) -> Inputs:
+    """Return the data loader of an evaluation after an epoch, or after the last one for None."""
+    if not isinstance(inputs, SizedInputs):
+        return inputs
+    last = inputs.recipe.epochs - 1
+    return SizedInputs(inputs.inputs, inputs.recipe, last if epoch is None else epoch)

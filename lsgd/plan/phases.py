@@ -1,0 +1,126 @@
+"""The plan of a run whose image size or minibatch changes: the time of each of its phases."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from lsgd.models import make_network
+from lsgd.plan.gradients import multiply_adds
+from lsgd.plan.step import ModelledCluster, StepTime
+from lsgd.plan.table import constants, duration, run_time
+from lsgd.recipe import BatchGrowth, ImageSizes, Recipe
+from lsgd.tables import markdown_table
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Epochs of a run with one minibatch and one size of training images."""
+
+    epochs: range
+    recipe: Recipe
+    """The recipe of a whole run with this minibatch, and images of this size."""
+    steps: int
+    """The number of steps of these epochs."""
+
+
+@dataclass(frozen=True)
+class PlannedPhase:
+    """A phase of a run with the modelled time of one of its steps."""
+
+    phase: Phase
+    step: StepTime
+
+    @property
+    def seconds(self) -> float:
+        """The modelled seconds of the phase's steps."""
+        return self.phase.steps * self.step.seconds
+
+
+def split_into_phases(recipe: Recipe) -> list[Phase]:
+    """Split a run into phases of one minibatch and one size of training images."""
+    found: list[Phase] = []
+    plain = replace(recipe, batch_schedule=[], batch_growth=BatchGrowth(), image_sizes=ImageSizes())
+    keys = [(recipe.stage(epoch), recipe.training_size(epoch)) for epoch in range(recipe.epochs)]
+    begins = [epoch for epoch in range(recipe.epochs) if keys[epoch - 1 : epoch] != [keys[epoch]]]
+    for begin, end in zip(begins, [*begins[1:], recipe.epochs], strict=True):
+        stage, side = keys[begin]
+        sized = replace(
+            plain,
+            workers=stage.workers,
+            worker_batch=stage.worker_batch,
+            data=replace(recipe.data, image_size=side),
+        )
+        steps = recipe.first_step(end) - recipe.first_step(begin)
+        found.append(Phase(range(begin, end), sized, steps))
+    return found
+
+
+def plan_phases(machine: ModelledCluster, recipe: Recipe, gpus: int) -> list[PlannedPhase]:
+    """Estimate the steps of each phase of a run on `gpus` GPUs.
+
+    The measured step is of images of data.image_size; that of others takes time in proportion to
+    the network's multiply-adds.
+    """
+    with torch.device("meta"):
+        model = make_network(recipe)
+
+    def work(side: int) -> int:
+        return sum(multiply_adds(model, recipe.data.channels, side).values())
+
+    measured, whole = machine.measured, work(recipe.data.image_size)
+    planned = []
+    for phase in split_into_phases(recipe):
+        seconds = measured.seconds * work(phase.recipe.data.image_size) / whole
+        sized = replace(machine, measured=replace(measured, seconds=seconds))
+        planned.append(PlannedPhase(phase, sized.step(phase.recipe, gpus)))
+    return planned
+
+
+def largest_phase(planned: Sequence[PlannedPhase]) -> Recipe:
+    """Return the recipe of the phase whose micro-batches have the most pixels."""
+    recipes = [each.phase.recipe for each in planned]
+    return max(recipes, key=lambda recipe: recipe.worker_batch * recipe.data.image_size**2)
+
+
+def phase_report(
+    machine: ModelledCluster,
+    recipe: Recipe,
+    nodes: int,
+    planned: Sequence[PlannedPhase],
+    *,
+    memory: str,
+) -> str:
+    """Format the planned phases of a run as a Markdown report; `memory` is of the largest one."""
+    gpus = nodes * machine.gpus_per_server
+    seconds = sum(each.seconds for each in planned)
+    images = sum(each.phase.steps * each.step.images for each in planned)
+    rows = [
+        [
+            f"{each.phase.epochs.start} to {each.phase.epochs.stop}",
+            str(each.phase.recipe.data.image_size),
+            str(each.step.images),
+            f"{each.phase.steps:,}",
+            duration(each.step.seconds),
+            each.step.bottleneck,
+            run_time(each.seconds / 3600),
+        ]
+        for each in planned
+    ]
+    head = ["epochs", "pixels", "minibatch", "steps", "step", "bounds", "time"]
+    return "\n\n".join(
+        [
+            f"{recipe.summary()}\n{nodes} servers x {machine.gpus_per_server} GPUs, "
+            f"{machine.hardware.name}",
+            f"**{run_time(seconds / 3600)} for {recipe.epochs} epochs of {recipe.total_steps:,} "
+            f"steps; {images / seconds:,.0f} images/s on average on {gpus} GPUs.**",
+            markdown_table(head, rows),
+            memory,
+            *filter(None, [recipe.describe_evaluations()]),
+            "The time is that of the training steps, without evaluations and checkpoints. The "
+            f"measured step is of images of {recipe.data.image_size} pixels (data.image_size); a "
+            "step of others takes time in proportion to the multiply-adds of the network "
+            "(assumed).",
+            constants(machine),
+        ]
+    )

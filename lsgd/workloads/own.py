@@ -1,0 +1,239 @@
+"""Workloads of one's own: the base class with the rules of virtual workers, and their opening."""
+
+import math
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache, partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lsgd.comm import Comm
+from lsgd.comm.single import SingleComm
+from lsgd.errors import UsageError
+from lsgd.inputs import Inputs
+from lsgd.job.device import arrays_to_device
+from lsgd.models import DTYPES
+from lsgd.own_parts import WORKLOAD, imported_part, refusing_errors
+from lsgd.recipe import Recipe
+from lsgd.rules import sampler
+from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norm_type, worker_batch_norms
+from lsgd.rules.counter_dropout import (
+    CounterBasedDraws,
+    counter_dropout_layers,
+    replace_dropout,
+)
+from lsgd.rules.metric import Metric, named_metric
+from lsgd.rules.sampler import MicroBatch
+from lsgd.workloads import CarriedState, round_robin_micro_batches
+
+
+class OwnWorkload(ABC):
+    """The base class of workloads: what is learned, from which examples, and how it is judged.
+
+    A subclass names its metrics and counts, and has the four abstract methods. Its `__init__` takes
+    `recipe` and `device`, passes them on, and may take options. The network's batch norm layers
+    normalise each virtual worker's examples separately, and its dropout layers draw by (seed,
+    epoch, example).
+    """
+
+    metric_names: ClassVar[tuple[str, ...]]
+    """The names of the metrics, lower is better; the first judges a run.
+
+    A name that ends in error is that of a percentage.
+    """
+    count_names: tuple[str, ...]
+    """The names of the counts of `loss`; the first is the unit of the mean loss and the speed."""
+    evaluation_sets: tuple[str, ...] = ("val",)
+    """The names of the evaluation sets; the first is that of the final metric."""
+    example_weights: NDArray[np.int64] | None = None
+    """The weight of each training example in the divisor of the gradient; None for 1 each."""
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self.recipe, self.device = recipe, device
+        self.dtype = DTYPES[recipe.precision]
+        # Cached, since every checkpoint asks for it.
+        self._order = lru_cache(maxsize=2)(
+            partial(self._draw_order, recipe.train_examples, recipe.seed)
+        )
+
+    @abstractmethod
+    def make_network(self) -> nn.Module:
+        """Build the network on the CPU, with torch's generator at the recipe's seed."""
+
+    @abstractmethod
+    def open_inputs(self) -> Inputs:
+        """Open the loader of the examples; raises UsageError if they are missing."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any, each: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return a micro-batch's summed loss, shape (), and its counts, int64 of shape (counts,).
+
+        The sum is over the unit that the first count counts. `each.split` is train in training.
+        """
+
+    @abstractmethod
+    def metrics(self, loss: float, counts: list[int]) -> dict[str, float]:
+        """Convert a mean loss and summed counts into the values of `metric_names`, by name."""
+
+    def evaluation_examples(self, split: str) -> int:
+        """Return the number of examples of an evaluation set."""
+        return self.recipe.data.val_examples
+
+    def example_order(self, epoch: int) -> NDArray[np.int64]:
+        """Return the training examples of an epoch in their order, by (seed, epoch)."""
+        return self._order(epoch)
+
+    @staticmethod
+    def _draw_order(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
+        return sampler.epoch_order(examples, seed=seed, epoch=epoch)
+
+    def evaluation_micro_batches(self, split: str, rank: int, world_size: int) -> list[MicroBatch]:
+        """Return a process's micro-batches of an evaluation set, of `val_batch` examples each."""
+        ids = np.arange(self.evaluation_examples(split))
+        return round_robin_micro_batches(ids, self.recipe.val_batch, split, rank, world_size)
+
+    def evaluation_mode(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
+        """Return an empty context, since the network is evaluated as it is trained."""
+        return nullcontext()
+
+    def carried_states(
+        self, model: nn.Module, hosted: range, comm: Comm
+    ) -> tuple[CarriedState, ...]:
+        """Create the running BN statistics and the draws of dropout, each if the network has it."""
+        states: list[CarriedState] = []
+        if worker_batch_norms(model):
+            workers, rank, processes = self.recipe.workers, comm.rank, comm.world_size
+            states.append(
+                _CheckedStatistics(
+                    model, hosted=len(hosted), workers=workers, rank=rank, world_size=processes
+                )
+            )
+        if layers := counter_dropout_layers(model):
+            send = partial(arrays_to_device, device=self.device)
+            states.append(CounterBasedDraws(layers, send))
+        return tuple(states)
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that judges a run, the first of `metric_names`."""
+        return named_metric(self.metric_names[0])
+
+    def network(self) -> nn.Module:
+        """Build the network in the recipe's precision, with the layers of virtual workers."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.recipe.seed)
+            model = self._made_network()
+        replace_dropout(model, seed=self.recipe.seed)
+        for path, module in model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                _normalise_per_worker(module, path, self.recipe.data.workload)
+        return model.to(self.dtype)
+
+    def _made_network(self) -> nn.Module:
+        with refusing_errors(f"data.workload={self.recipe.data.workload} fails in make_network"):
+            return self.make_network()
+
+    def inputs(self) -> Inputs:
+        """Open the loader, and try the loss on the first validation examples.
+
+        Raises UsageError if it fails, or is no sum over the examples.
+        """
+        inputs = self.open_inputs()
+        _try_out(self, inputs)
+        return inputs
+
+
+class _CheckedStatistics(RunningStatistics):
+    """Running BN statistics that check once whether each layer has a row for each example."""
+
+    def __init__(self, model: nn.Module, **settings: Any) -> None:
+        super().__init__(model, **settings)
+        self.examples = 0
+        self.hooks = [layer.register_forward_pre_hook(self._check) for layer in self.layers]
+
+    def start_micro_batch(self, each: MicroBatch) -> None:
+        """Set the next micro-batch's number of workers; the second one needs no check any more."""
+        super().start_micro_batch(each)
+        if self.examples:
+            for hook in self.hooks:
+                hook.remove()
+            self.hooks = []
+        self.examples = len(each.examples)
+
+    def _check(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if layer.training and len(inputs[0]) != self.examples:
+            raise UsageError(
+                f"a batch norm layer gets {len(inputs[0])} rows for {self.examples} examples, "
+                "which do not belong to one worker each; give it one row for each example"
+            )
+
+
+def _normalise_per_worker(norm: nn.Module, path: str, workload: str) -> None:
+    """Make a batch norm layer normalise per virtual worker, in place; raises UsageError."""
+    is_instance_norm = isinstance(norm, nn.modules.instancenorm._InstanceNorm)
+    if is_instance_norm and not norm.track_running_stats:
+        return
+    kind = worker_batch_norm_type(norm)
+    if kind is None or not (norm.affine and norm.track_running_stats):
+        raise UsageError(
+            f"data.workload={workload} normalises by {type(norm).__name__} in {path}, which may "
+            "mix the examples of several workers, or lacks gamma, beta or running statistics; use "
+            "BatchNorm1d or BatchNorm2d with these, or a norm of single examples"
+        )
+    norm.__class__ = kind
+
+
+def open_own_workload(recipe: Recipe, device: torch.device) -> OwnWorkload:
+    """Make the workload of a recipe's user; raises UsageError if it fails, or counts nothing."""
+    data = recipe.data
+    part = imported_part(WORKLOAD, data.workload, data.workload_source)
+    made: OwnWorkload = part(data.workload_options, recipe=recipe, device=device)
+    names = getattr(made, "count_names", None)
+    if not isinstance(names, tuple) or not names:
+        raise UsageError(
+            f"{part.override} has count_names={names!r}; write a tuple of the names of its counts, "
+            "such as ('examples',)"
+        )
+    return made
+
+
+@torch.inference_mode()
+def _try_out(workload: OwnWorkload, inputs: Inputs) -> None:
+    """Compute the loss of two validation examples together and alone; raises UsageError."""
+    override, kinds = f"data.workload={workload.recipe.data.workload}", len(workload.count_names)
+    model = workload.network().to(workload.device)
+    workload.carried_states(model, range(1), SingleComm())
+    model.eval()
+    ids = np.arange(min(2, workload.evaluation_examples("val")))
+    shares = [ids, *(ids[[place]] for place in ids)]
+    passes = [MicroBatch(None, share, range(0), 0, "val") for share in shares]
+    where = f"{override} fails on the first {len(ids)} validation examples"
+    with refusing_errors(where):
+        batches = zip(passes, inputs.evaluation(passes), strict=True)
+        (loss, counts), *alone = (workload.loss(model, batch, each) for each, batch in batches)
+        shapes = tuple(loss.shape), tuple(counts.shape)
+    if shapes != ((), (kinds,)) or counts.dtype != torch.int64:
+        raise UsageError(
+            f"{override} returns a loss of shape {shapes[0]} and counts of shape {shapes[1]} of "
+            f"{counts.dtype}; return a loss of shape () and int64 counts of shape ({kinds},), one "
+            "for each of count_names"
+        )
+    losses = sum(float(each) for each, _ in alone)
+    counted = torch.stack([each for _, each in alone]).sum(0)
+    if not (counts.equal(counted) and math.isclose(loss, losses, rel_tol=1e-3, abs_tol=1e-3)):
+        raise UsageError(
+            f"{override} has a loss of {float(loss):.4g} and counts {counts.tolist()} for two "
+            f"examples, which alone have {losses:.4g} and {counted.tolist()} in sum; return sums "
+            "over the examples, and let no example depend on another"
+        )
+    with refusing_errors(where):
+        metrics = workload.metrics(float(loss) / max(1, int(counts[0])), counts.tolist())
+    if set(metrics) != set(workload.metric_names):
+        raise UsageError(
+            f"{override} returns the metrics {', '.join(metrics) or 'none'}, and has "
+            f"metric_names={workload.metric_names}; return these"
+        )

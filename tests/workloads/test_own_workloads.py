@@ -1,0 +1,298 @@
+"""Workloads and metrics of one's own: what is refused before a run, and what they compute."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lsgd.comm.single import SingleComm
+from lsgd.config import from_saved, load_recipe
+from lsgd.errors import UsageError
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+from lsgd.recipe.reference import option_list
+from lsgd.rules.sampler import MicroBatch
+from lsgd.step import train_step
+from lsgd.workloads import open_workload
+from lsgd.workloads.images import ImageClassification
+
+CPU = torch.device("cpu")
+MODULE = '''
+import torch
+from torch import nn
+from lsgd.parts import OwnWorkload
+
+
+class Sums(OwnWorkload):
+    """Learn the sum of two numbers."""
+
+    metric_names = ("rmse", "far_error")
+    count_names = ("numbers", "far")
+
+    def __init__(self, recipe, device, *, kind="right", rows: int = 1):
+        super().__init__(recipe, device)
+        self.kind, self.rows = kind, rows
+        if kind == "no counts": self.count_names = ()
+
+    def make_network(self):
+        if self.kind == "no network": raise OSError("no disk")
+        norm = nn.BatchNorm3d(4) if self.kind == "volumes" else nn.BatchNorm1d(4)
+        if self.rows > 1: norm = nn.Sequential(nn.Unflatten(1, (self.rows, -1)), nn.Flatten(0, 1),
+                                               nn.BatchNorm1d(4 // self.rows), Merge(self.rows))
+        return nn.Sequential(nn.Linear(2, 4), norm, nn.Dropout(0.5), nn.Linear(4, 1))
+
+    def open_inputs(self):
+        return Numbers(self.dtype)
+
+    def loss(self, model, batch, each):
+        if self.kind == "fails": raise IndexError("too few")
+        far = (model(batch).squeeze(1) - batch.sum(1)).square()
+        loss = far.mean() if self.kind == "mean" else far if self.kind == "each" else far.sum()
+        counts = torch.tensor([len(batch), int((far > 1).sum())])
+        return loss, counts.float() if self.kind == "floats" else counts
+
+    def metrics(self, loss, counts):
+        if self.kind == "other": return {"rmse": loss}
+        return {"rmse": loss**0.5, "far_error": 100 * counts[1] / counts[0]}
+
+
+class Merge(nn.Module):
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, x):
+        return x.unflatten(0, (-1, self.rows)).flatten(1)
+
+
+class Numbers:
+    name = "numbers"
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def columns(self):
+        return {}
+
+    def train(self, passes):
+        for each in passes:
+            ids = torch.from_numpy(each.examples).float()
+            yield torch.stack((ids.sin(), ids.cos()), 1).to(self.dtype)
+
+    evaluation = train
+
+
+class Unfinished(OwnWorkload):
+    metric_names = ("rmse",)
+
+
+class Unnamed(Sums):
+    metric_names = ("RMSE",)
+
+
+class WrongError:
+    def __init__(self, classes, *, kind="right"):
+        self.kind, self.count_names = kind, ("images", "wrong")
+
+    def counts(self, logits, labels):
+        if self.kind == "fails": raise IndexError("too few")
+        wrong = (logits.argmax(1) != labels).sum()
+        counts = torch.stack((torch.tensor(len(labels)), wrong))
+        if self.kind == "mean": return 100 * counts // len(labels)
+        if self.kind == "floats": return counts.double()
+        return counts[:1] if self.kind == "one" else counts
+
+    def value(self, counts):
+        return 100 * counts[1] / counts[0]
+
+
+class Top1Error(WrongError):
+    pass
+
+
+class Größe(WrongError):
+    pass
+'''
+RECIPE = """
+# The sum of two numbers.
+defaults: [digits, {override /data: null}, {override /model: null}]
+name: sums
+data: {name: numbers, train_examples: 64, val_examples: 9, classes: 1, workload: "own_task:Sums"}
+model: {name: own}
+workers: 4
+worker_batch: 4
+workers_per_pass: 2
+epochs: 3
+schedule: {reference_batch: 16, milestones: []}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module with the workload and the metric, and a recipe in the current folder."""
+    (tmp_path / "own_task.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "sums.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("lsgd.own_parts._imported", {})
+    yield
+    sys.modules.pop("own_task", None)
+
+
+def sums(*overrides: str) -> Recipe:
+    return load_recipe(["recipe=./sums.yaml", *overrides])
+
+
+def learned(recipe: Recipe) -> Learner:
+    """The learner of a recipe after its first step."""
+    learner = Learner(recipe, SingleComm(), CPU)
+    [task, *_] = learner.strategy.tasks(0, [0])
+    train_step(learner, task, learner.workload.inputs().train(task.micro_batches))
+    learner.strategy.synchronize()
+    return learner
+
+
+def test_a_step_does_not_depend_on_the_micro_batches() -> None:
+    """Batch norm is of each worker, and dropout of each example."""
+    recipe = sums("precision=float64")
+    states = [learned(replace(recipe, workers_per_pass=k)).model.state_dict() for k in (1, 4)]
+    torch.testing.assert_close(*states, rtol=0, atol=1e-12)
+    assert states[0]["1.running_mean"].abs().min() > 0
+    workload = open_workload(recipe, CPU)
+    shares = [workload.evaluation_micro_batches("val", rank, 2) for rank in range(2)]
+    found = np.concatenate([each.examples for share in shares for each in share])
+    assert sorted(found) == [*range(9)]
+    assert sorted(workload.example_order(1)) == [*range(64)]
+    assert workload.metric.format_labelled(1.5) == "rmse 1.50"
+
+
+def test_options_and_source_are_in_the_fingerprint() -> None:
+    recipe = sums()
+    assert recipe.data.workload_options == {"kind": "right", "rows": 1}
+    assert sums("data.workload_options.rows=1").fingerprint == recipe.fingerprint
+    changed = replace(recipe.data, workload_source="0" * 64)
+    others = [sums("data.workload_options.rows=2"), replace(recipe, data=changed)]
+    assert len({each.fingerprint for each in (recipe, *others)}) == 3
+    assert option_list("data.workload=own_task:Sums").splitlines() == [
+        "data.workload=own_task:Sums",
+        "    Learn the sum of two numbers.",
+        "data.workload_options.kind=right   [a text]",
+        "data.workload_options.rows=1   [a whole number]",
+    ]
+    digits = load_recipe(["recipe=digits"])
+    own = load_recipe(["recipe=digits", "metric.name=own_task:WrongError"])
+    assert own.fingerprint != digits.fingerprint
+
+
+def test_a_dry_run_keeps_the_data_and_the_network() -> None:
+    dry = sums("dry_run=true", "keep_best=rmse", "metric.epochs_to.rmse=0.1")
+    assert (dry.data, dry.worker_batch) == (sums().data, 4)
+    assert "data, network and worker_batch stay those of own_task:Sums" in dry.summary()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.name=small_resnet"], "data.workload=own_task:Sums makes its network itself, and"),
+        (["inputs=memory"], "inputs=memory has no effect with data.workload=own_task:Sums, which"),
+        (["data.image_size=8"], "data.image_size=8 has no effect with data.workload=own_task:Sums"),
+        (["keep_best=top1_error"], "keep_best=top1_error is not a metric of data.workload=own_"),
+        (["metric.epochs_to.f=1"], r"metric.epochs_to.f is not a metric .* loss, rmse, far_error"),
+        (["data.workload_options.row=2"], "did you mean data.workload_options.rows?"),
+        (["data.workload=own_task:Unnamed"], r"has metric_names=\('RMSE',\); write a tuple of nam"),
+        (["data.workload=own_task:WrongError"], "is not a lsgd.parts.OwnWorkload; write a cl"),
+        (["metric.name=own_task:WrongError"], "has no effect with data.workload=own_task:Sums"),
+        (["metric.stop=true"], "metric.stop=true has no target to stop at"),
+    ],
+)
+def test_what_does_not_fit_the_workload_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sums(*words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("no counts", r"has count_names=\(\); write a tuple"),
+        ("no network", r"fails in make_network \(OSError: no disk\); fix it"),
+        ("volumes", "normalises by BatchNorm3d in 1, which may mix the examples"),
+        ("fails", r"fails on the first 2 validation examples \(IndexError: too few\); fix it"),
+        ("each", r"returns a loss of shape \(2,\) and counts of shape \(2,\)"),
+        (
+            "floats",
+            r"returns a loss of shape \(\) and counts of shape \(2,\) of torch.float32; ret",
+        ),
+        ("mean", "has a loss of .*, which alone have .* in sum; return sums over the examples"),
+        ("other", r"returns the metrics rmse, and has metric_names=\('rmse', 'far_error'\)"),
+    ],
+)
+def test_a_broken_workload_is_one_sentence(kind: str, message: str) -> None:
+    recipe = sums(f"data.workload_options.kind='{kind}'")
+    with pytest.raises(UsageError, match=f"data.workload=own_task:Sums {message}"):
+        open_workload(recipe, CPU).inputs()
+
+
+def test_an_unfinished_workload_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"Unfinished cannot be made with .*abstract"):
+        open_workload(sums("data.workload=own_task:Unfinished"), CPU)
+
+
+def test_rows_that_are_not_examples_are_refused() -> None:
+    with pytest.raises(UsageError, match="a batch norm layer gets 16 rows for 8 examples"):
+        learned(sums("data.workload_options.rows=2"))
+
+
+def test_a_saved_workload_is_not_imported() -> None:
+    recipe = sums("keep_best=rmse")
+    from dataclasses import asdict
+
+    sys.modules.pop("own_task")
+    assert from_saved(asdict(recipe)) == recipe
+    assert "own_task" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("fails", r"fails on 12 made-up images \(IndexError: too few\); fix it"),
+        ("mean", "has counts of 12 images that are not the sum of those of the first 5"),
+        ("floats", r"returns counts of shape \(2,\) of torch.float64, and has 2 count_names"),
+        ("one", r"returns counts of shape \(1,\) of torch.int64, and has 2 count_names"),
+    ],
+)
+def test_a_metric_of_no_sums_is_refused(kind: str, message: str) -> None:
+    words = ["metric.name=own_task:WrongError", f"metric.options.kind={kind}"]
+    with pytest.raises(UsageError, match=f"metric.name=own_task:WrongError {message}"):
+        open_workload(load_recipe(["recipe=digits", *words]), CPU)
+
+
+def test_a_metric_has_a_name_of_its_own() -> None:
+    with pytest.raises(
+        UsageError, match="would have the name 'top1_error' in rows, which lsgd has"
+    ):
+        load_recipe(["recipe=digits", "metric.name=own_task:Top1Error"])
+    with pytest.raises(UsageError, match="would have the name 'größe' in rows, which is not of"):
+        load_recipe(["recipe=digits", "metric.name=own_task:Größe"])
+    with pytest.raises(UsageError, match="keep_best=own_error is not a metric of these runs"):
+        load_recipe(["recipe=digits", "keep_best=own_error"])
+
+
+def test_a_metric_of_ones_own_judges_the_run() -> None:
+    """Beside those of lsgd, of whose counts it takes nothing away."""
+    recipe = load_recipe(
+        ["recipe=digits", "metric.name=own_task:WrongError", "keep_best=wrong_error"]
+    )
+    workload = open_workload(recipe, CPU)
+    assert isinstance(workload, ImageClassification)
+    logits, labels = torch.eye(4, 10), torch.tensor([0, 1, 2, 5])
+    model = torch.nn.Identity()
+    _, counts = workload.loss(model, (logits, labels), MicroBatch(None, np.arange(4), split="val"))
+    scores = workload.metrics(1.0, counts.tolist())
+    assert (counts[:2].tolist(), counts[3:].tolist()) == ([4, 3], [4, 1])
+    assert scores["top1_error"] == scores["wrong_error"] == 25
+    assert workload.count_names[3:] == ("wrong_error: images", "wrong_error: wrong")
+    assert workload.metric.format_labelled(25) == "wrong error 25.00 %"
