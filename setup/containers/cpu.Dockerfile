@@ -3,7 +3,7 @@
 #     docker build -f setup/containers/cpu.Dockerfile -t lsgd .
 #     docker run --rm --init --user "$(id -u):$(id -g)" -v "$PWD:/lsgd" lsgd train recipe=digits
 #
-# Linted by hadolint and held against the checkout by tests/setup/test_containers.py; not built yet.
+# Linted by hadolint and held against the checkout by tests/setup/test_containers.py.
 # hadolint global ignore=DL3008,DL3013
 # Packages of Python are pinned by constraints.txt, which hadolint does not see. Those of Debian are
 # not, as its mirrors keep the newest alone.
