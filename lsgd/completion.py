@@ -33,7 +33,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("--allreduce", "--fused", "--no-fused", "--to", "--price", "--cheapest", "--out"),
     ),
     "predict": ("--explain", "--top", "--to", "--out", "--validation"),
-    "report": ("--explain", "--study", "--out", "--table"),
+    "report": ("--explain", "--study", "--out", "--table", "--ladder"),
     "search": (
         *(*OF_RUNS, "--master", "--storage", "--retry-failed", "--report", "--out", "--searches"),
     ),
@@ -85,7 +85,7 @@ def overrides(prefix: str) -> list[str]:
     """Return the completions of a partly typed override of a recipe: keys, or values of its key.
 
     >>> overrides("optim=l"), overrides("averaging.half"), overrides("recipe=bs8k_s")
-    (['optim=lars'], ['averaging.half_life='], ['recipe=bs8k_sqrt_lr'])
+    (['optim=lamb', 'optim=lars'], ['averaging.half_life='], ['recipe=bs8k_sqrt_lr'])
     """
     key, equals, _ = prefix.partition("=")
     found = _values(key) if equals else (f"{each}=" for each in ["recipe", *config.override_keys()])

@@ -204,7 +204,7 @@ def test_what_parts_are_written_with_stays() -> None:
     names = {"metric_names", "count_names", "evaluation_sets", "example_weights"}
     assert {*inspect.get_annotations(parts.OwnWorkload)} == names
     assert [*inspect.signature(parts.OwnWorkload).parameters] == ["recipe", "device"]
-    assert {"epoch", "examples", "workers", "step", "split"} == {
+    assert {"epoch", "examples", "workers", "step", "split", "side"} == {
         each.name for each in fields(parts.MicroBatch)
     }
     assert [*inspect.signature(parts.uniforms).parameters] == ["examples", "seed", "epoch", "draw"]

@@ -159,7 +159,7 @@ def test_what_knows_only_images_and_allreduce_says_so(
         ("data.workload", "language", "images"), ("strategy.name", "servers", "allreduce")
     ):  # fmt: skip
         other = with_fields(recipe, **{key.replace(".", "__"): value})
-        monkeypatch.setattr(config, "load_recipe", lambda _, other=other: other)
+        monkeypatch.setattr(config, "load_recipe", lambda _, other=other, **_more: other)
         said = usage_error(command, capsys, *own, "+recipe=bs256")
         assert f"supports only {key}={known}, and bs256 has {key}={value}; " in said
         assert re.search(says, said)

@@ -95,10 +95,10 @@ def test_made_up_images_are_no_dataset(tmp_path: Path) -> None:
     trained_learner("small_resnet", tmp_path / "run")
     exported = read(tmp_path / "run", "hub")
     made = exported.recipe
-    data = replace(made.data, name="cifar10", augmentation="crop_flip", image_size=32)
+    data = replace(made.data, name="imagenet", augmentation="crop_flip", image_size=32)
     made = replace(made, data=data, inputs=replace(made.inputs, loader="synthetic"))
     text = model_card(replace(exported, recipe=made))
-    assert "made-up images in place of cifar10" in text
+    assert "made-up images in place of imagenet" in text
     assert "The centre crop of 32 x 32 after the short side was resized to 37 (bilinear" in text
     assert ModelCard(text).data.datasets is None
 

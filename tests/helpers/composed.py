@@ -26,12 +26,12 @@ def compose_recipe(*words: str) -> Recipe:
     return replace(_loaded(words))
 
 
-def compose_or_explain(words: Sequence[str]) -> Recipe:
+def compose_or_explain(words: Sequence[str], *, is_tuned: bool = False) -> Recipe:
     """Return the recipe of config.load_recipe, or raise its UsageError; for commands in a test."""
     try:
-        return compose_recipe(*words)
+        return load_recipe(words, is_tuned=True) if is_tuned else compose_recipe(*words)
     except UsageError:
-        return load_recipe(words)
+        return load_recipe(words, is_tuned=is_tuned)
 
 
 @cache

@@ -347,7 +347,7 @@ def test_a_folder_that_is_not_there_is_refused_with_help(monkeypatch: pytest.Mon
     [
         (["+recipe=digits", "inputs=torchvision"], "digits is not one; write inputs=memory"),
         (["+recipe=bs256", "inputs=memory"], "and not imagenet; write inputs=auto"),
-        (["+recipe=bs256", "data.augmentation=shift_flip"], "shift_flip is for small images"),
+        (["+recipe=bs256", "data.augmentation=shift_flip"], "shifts, which is for small images"),
         (["+recipe=digits", "data.skip=[train/a/b]"], "data.skip is for image folders"),
         (["+recipe=digits", "data.augmentation=crop_flip"], "write shift_flip or none for digits"),
         (["+recipe=digits", "data.augmentation=fb_resnet_torch"], "torch is for image folders"),

@@ -51,6 +51,11 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Any:
             "momentum_correction": False,
             "clip_norm": None,
             "trust": 0.1,
+            "ratio_decay": None,
+            "bias_correction": True,
+            "rms_lr": 3e-4,
+            "beta_center": 10.0,
+            "beta_period": 5.0,
             "fused": "torch",
         }
         return optim.optimizer_over_groups(

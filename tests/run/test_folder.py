@@ -64,7 +64,9 @@ def test_the_same_trajectory_resumes(tmp_path: Path) -> None:
     words = ["workers_per_pass=2", "checkpoint_steps=5", "comm=torch", "val_batch=7"]
     opened = open_once(recipe(*words, f"run_dir={tmp_path}"))
     path = f"{tmp_path}/checkpoint-3.pt"
-    execution = {"workers_per_pass": 16, "channels_last": False}
+    execution = {
+        "workers_per_pass": 16, "channels_last": False, "threads": None, "compile": False
+    }  # fmt: skip
     assert opened == OpenRun(tmp_path, saved, path, execution=execution)
     assert listing(tmp_path) | {".": before["."]} == before
 
