@@ -145,6 +145,7 @@ SOURCES = {
     "torchvision_bs256": Source(drops(0.1, 0, 30, 60), 450_360, 5004),
     # At each step here, and at the beginning of an epoch the source's.
     "torchvision_bs1k": Source(cosine(0.5, 5, 90, start=0.005), 112_590, 1251),
+    "torchvision_v2_bs1k": Source(cosine(0.5, 5, 600, start=0.005), 750_600, 1251),
     "fujitsu_bs86016": Source(
         fujitsu,
         1350,

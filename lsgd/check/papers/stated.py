@@ -161,16 +161,22 @@ def crops(
     area: tuple[float, float],
     aspect: tuple[float, float],
     epochs: int | None = None,
+    more: tuple[str, ...] = (),
 ) -> Rule:
-    """Return the rule for area and aspect of random crops, half of them flipped, for `epochs`."""
+    """Return the rule for area and aspect of random crops, half of them flipped, for `epochs`.
+
+    `more` has the further parts of the augmentation.
+    """
 
     def holds(found: CropSamples | None) -> bool:
-        return found is not None and found.has_ranges(area, aspect, epochs)
+        return found is not None and found.has_ranges(area, aspect, epochs, more)
 
     return Rule(
         section,
         f"area {100 * area[0]:g} to {100 * area[1]:g} %, aspect {aspect[0]:.3g} to {aspect[1]:.3g},"
-        " flip 0.5" + (f", for {epochs} epochs" if epochs else ""),
+        " flip 0.5"
+        + "".join(f", {part}" for part in more)
+        + (f", for {epochs} epochs" if epochs else ""),
         holds,
     )
 
