@@ -43,6 +43,7 @@ RUNS = {
     "intel": ("+recipe=intel_bs2k", *SMALL, "data.train_examples=40960"),
     "algoperf": ("+recipe=algoperf_bs1k", *SMALL, "data.train_examples=1281167"),
     "gluon": ("+recipe=gluon_bs1k", *SMALL, "data.train_examples=40960"),
+    "rsb": ("+recipe=rsb_a3", *SMALL, "data.train_examples=20500"),
     "torchvision_v2": (
         "+recipe=torchvision_v2_bs1k", *SMALL, "image_sizes.points=[[0,16]]",
         "data.train_examples=40960",
@@ -182,6 +183,8 @@ def test_every_rule_has_its_fact(run: str) -> None:
         ("gluon", "epochs=90", "epochs"),
         ("torchvision", "optim.nesterov=true", "momentum"),
         ("torchvision_v2", "label_smoothing=0", "label_smoothing"),
+        ("rsb", "optim.adapts=all", "lamb"),
+        ("rsb", "bce_over_classes=mean", "loss"),
         ("torchvision_v2", "optim.weight_decay=1e-4", "weight_decay"),
         ("dle", "schedule.per=step", "lr_curve"),
         ("dle", "optim.weight_decay=1e-4", "weight_decay"),

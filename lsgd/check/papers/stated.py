@@ -56,12 +56,13 @@ def by_power(
     return rule
 
 
-def by_cosine(lr: float, warmup: float, *, start: float = 0.0) -> LrRule:
-    """Return a linear warmup over epochs, then half a cosine to 0 at the end of the run."""
+def by_cosine(lr: float, warmup: float, *, start: float = 0.0, end: float = 0.0) -> LrRule:
+    """Return a linear warmup over epochs, then half a cosine to `end` at the end of the run."""
 
     def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
         rise = warmup * per_epoch
-        falling = lr * (1 + np.cos(math.pi * (steps - rise) / (total - rise))) / 2
+        half = (1 + np.cos(math.pi * (steps - rise) / (total - rise))) / 2
+        falling = end + (lr - end) * half
         return np.where(steps < rise, start + (lr - start) * steps / rise, falling)
 
     return rule
