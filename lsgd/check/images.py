@@ -64,14 +64,13 @@ def _of_files(recipe: Recipe) -> list[Observation]:
     side, kind = recipe.data.image_size, recipe.data.augmentation
     parts = augmentation.parts_of(kind)
     windows = _windows(recipe) if "crop" in parts else None
-    more = [f", {part}" for part in parts if part not in ("crop", "flip", "colour")]
     is_full = kind == "fb_resnet_torch"
     resize = "bicubic" if is_full else "bilinear"
     as_stored = Observation("colour", "as stored", "as stored")
     ratio = recipe.data.crop_ratio
     crop = f"short side {round(side / ratio)}, centre {side}"
     return [
-        Observation("augmentation", f"{windows or kind}{''.join(more)}", None if more else windows),
+        Observation("augmentation", str(windows or kind), windows),
         Observation("resize", f"antialiased {resize}", {resize}),
         _colour(recipe) if "colour" in parts else as_stored,
         Observation("evaluation_crop", crop, ratio == augmentation.CROP_RATIO),
@@ -112,12 +111,18 @@ class CropSamples:
     """The share of flipped images."""
     epochs: int | None = None
     """The number of first epochs with random crops; None for all."""
+    more: tuple[str, ...] = ()
+    """The further parts of the augmentation, such as a policy, without colours."""
 
     def __str__(self) -> str:
         return (
-            f"area {100 * self.area[0]:.0f} to {100 * self.area[1]:.0f} %, aspect "
-            f"{self.aspect[0]:.2f} to {self.aspect[1]:.2f}, flip {self.flipped:.1f}"
-        ) + (f", for {self.epochs} epochs" if self.epochs else "")
+            (
+                f"area {100 * self.area[0]:.0f} to {100 * self.area[1]:.0f} %, aspect "
+                f"{self.aspect[0]:.2f} to {self.aspect[1]:.2f}, flip {self.flipped:.1f}"
+            )
+            + "".join(f", {part}" for part in self.more)
+            + (f", for {self.epochs} epochs" if self.epochs else "")
+        )
 
     def has_min_area(self, share: float) -> bool:
         """Return whether areas span `share` to 1, aspects 3/4 to 4/3, and half of them flip."""
@@ -128,9 +133,11 @@ class CropSamples:
         area: tuple[float, float],
         aspect: tuple[float, float],
         epochs: int | None = None,
+        more: tuple[str, ...] = (),
     ) -> bool:
         """Return whether areas and aspects span these ranges for `epochs`, and half of them flip.
 
+        The further parts of the augmentation have to be `more`.
         Tolerances allow for a pixel and for the sampling error of ten thousand draws.
         """
         (least, most), (narrow, wide) = self.area, self.aspect
@@ -141,6 +148,7 @@ class CropSamples:
             and aspect[1] - 0.025 < wide < aspect[1] + 0.017
             and abs(self.flipped - 0.5) < 0.05
             and self.epochs == epochs
+            and self.more == more
         )
 
 
@@ -157,11 +165,14 @@ def _windows(recipe: Recipe) -> CropSamples:
     )
     width, height = windows[:, 2] / side, windows[:, 3] / side
     area, aspect = width * height, width / height
-    flips = "flip" in augmentation.parts_of(recipe.data.augmentation)
-    mirrored = augmentation.flip_mask(ids, seed=recipe.seed, epoch=0).mean() if flips else 0.0
+    parts = augmentation.parts_of(recipe.data.augmentation)
+    mirrored = (
+        augmentation.flip_mask(ids, seed=recipe.seed, epoch=0).mean() if "flip" in parts else 0.0
+    )
     return CropSamples(
         (area.min(), area.max()),
         (aspect.min(), aspect.max()),
         float(mirrored),
         recipe.data.augmented_epochs,
+        tuple(part for part in parts if part not in ("crop", "flip", "colour")),
     )

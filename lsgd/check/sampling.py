@@ -105,7 +105,7 @@ def _mixing(recipe: Recipe) -> Observation:
     """Observe by which methods training images are mixed with each other."""
     alphas = {"mixup": recipe.data.mixup, "CutMix": recipe.data.cutmix}
     used = [f"{name} of alpha {alpha:g}" for name, alpha in alphas.items() if alpha]
-    return Observation("mixing", " or ".join(used) or "none", bool(used))
+    return Observation("mixing", " or ".join(used) or "none", (*alphas.values(),))
 
 
 def _growth(recipe: Recipe) -> Observation:

@@ -64,7 +64,7 @@ roles decide the same."""
 PAPERS = (
     *("akiba2017", "algoperf", "cloudtpu", "diu", "dle", "ffcv", "flax", "fujitsu", "gluon"),
     *("goyal2017", "haiku", "hoffer2017", "intel", "lamb2020", "lars2017", "mlperf", "mlperf05"),
-    *("mlperf06", "mosaic", "nado2021", "nus", "nus_lamb", "torchvision"),
+    *("mlperf06", "mosaic", "nado2021", "nus", "nus_lamb", "rsb", "torchvision"),
 )
 """The papers whose rules lsgd.check verifies, each in a file of lsgd/check/papers."""
 MEAN_SQUARE = ("adam", "adamw", "lamb", "rmsprop_warmup")

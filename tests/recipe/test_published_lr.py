@@ -46,11 +46,14 @@ def power(full: float, warmup: float, end: int, last: float, p: float = 2) -> Ca
     return lr
 
 
-def cosine(full: float, warmup: float, epochs: int, start: float = 0.0) -> Callable[..., float]:
+def cosine(
+    full: float, warmup: float, epochs: int, start: float = 0.0, end: float = 0.0
+) -> Callable[..., float]:
     def lr(t: float, s: float) -> float:
         if t < warmup * s:
             return start + (full - start) * t / (warmup * s)
-        return full / 2 * (1 + math.cos(math.pi * (t / s - warmup) / (epochs - warmup)))
+        half = 1 + math.cos(math.pi * (t / s - warmup) / (epochs - warmup))
+        return end + (full - end) / 2 * half
 
     return lr
 
@@ -145,6 +148,8 @@ SOURCES = {
     "torchvision_bs256": Source(drops(0.1, 0, 30, 60), 450_360, 5004),
     # At each step here, and at the beginning of an epoch the source's.
     "torchvision_bs1k": Source(cosine(0.5, 5, 90, start=0.005), 112_590, 1251),
+    "rsb_a3": Source(cosine(0.008, 5, 100, start=8e-7, end=1e-6), 62_500, 625),
+    "torchvision_v2_bs1k": Source(cosine(0.5, 5, 600, start=0.005), 750_600, 1251),
     "fujitsu_bs86016": Source(
         fujitsu,
         1350,

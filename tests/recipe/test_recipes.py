@@ -63,7 +63,8 @@ ERRORS = {
     "flax_bs512": (23.28, None), "flax_bs1k": (23.63, None), "flax_bs2k": (23.73, None),
     "intel_bs2k": (23.95, None), "intel_bs4k": (23.85, None), "algoperf_bs1k": (22.57, None),
     "gluon_bs1k": (22.33, None), "torchvision_bs256": (23.87, None),
-    "torchvision_bs1k": (23.51, None),
+    "torchvision_bs1k": (23.51, None), "torchvision_v2_bs1k": (19.33, None),
+    "rsb_a3": (21.7, None),
     # NVIDIA's examples, and five runs of Fujitsu
     "dle_amp_bs2k": (22.88, 0.11), "dle_tf32_bs2k": (23.05, 0.18), "dle_bs896": (22.99, 0.16),
     "dle_amp_bs4k": (22.90, 0.06), "dle_bs4k": (22.77, 0.04), "dle_amp_bs4k_50": (24.19, 0.08),

@@ -31,6 +31,7 @@ from lsgd.check.papers import (
     nado2021,
     nus,
     nus_lamb,
+    rsb,
     torchvision,
 )
 from lsgd.recipe import Recipe
@@ -58,6 +59,7 @@ PAPERS: dict[str, ModuleType] = {
     "nado2021": nado2021,
     "nus": nus,
     "nus_lamb": nus_lamb,
+    "rsb": rsb,
     "torchvision": torchvision,
 }
 

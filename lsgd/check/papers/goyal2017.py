@@ -138,7 +138,9 @@ RULES = {
         "none: every image once per epoch, with weight 1",
         lambda how: how == "none",
     ),
-    "mixing": Rule("5.1", "none: an image is one image of the dataset", lambda mixes: not mixes),
+    "mixing": Rule(
+        "5.1", "none: an image is one image of the dataset", lambda alphas: not any(alphas)
+    ),
     "batch_growth": Rule("5.1", "one minibatch for the whole run", lambda sizes: len(sizes) == 1),
     "image_sizes": Rule("5.1", "224 x 224 in all epochs", lambda sizes: sizes == [(0, 224)]),
     "loss": Rule("5.1", "cross-entropy", lambda loss: loss == ("cross_entropy", "")),

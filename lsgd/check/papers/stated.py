@@ -56,12 +56,13 @@ def by_power(
     return rule
 
 
-def by_cosine(lr: float, warmup: float, *, start: float = 0.0) -> LrRule:
-    """Return a linear warmup over epochs, then half a cosine to 0 at the end of the run."""
+def by_cosine(lr: float, warmup: float, *, start: float = 0.0, end: float = 0.0) -> LrRule:
+    """Return a linear warmup over epochs, then half a cosine to `end` at the end of the run."""
 
     def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
         rise = warmup * per_epoch
-        falling = lr * (1 + np.cos(math.pi * (steps - rise) / (total - rise))) / 2
+        half = (1 + np.cos(math.pi * (steps - rise) / (total - rise))) / 2
+        falling = end + (lr - end) * half
         return np.where(steps < rise, start + (lr - start) * steps / rise, falling)
 
     return rule
@@ -161,16 +162,22 @@ def crops(
     area: tuple[float, float],
     aspect: tuple[float, float],
     epochs: int | None = None,
+    more: tuple[str, ...] = (),
 ) -> Rule:
-    """Return the rule for area and aspect of random crops, half of them flipped, for `epochs`."""
+    """Return the rule for area and aspect of random crops, half of them flipped, for `epochs`.
+
+    `more` has the further parts of the augmentation.
+    """
 
     def holds(found: CropSamples | None) -> bool:
-        return found is not None and found.has_ranges(area, aspect, epochs)
+        return found is not None and found.has_ranges(area, aspect, epochs, more)
 
     return Rule(
         section,
         f"area {100 * area[0]:g} to {100 * area[1]:g} %, aspect {aspect[0]:.3g} to {aspect[1]:.3g},"
-        " flip 0.5" + (f", for {epochs} epochs" if epochs else ""),
+        " flip 0.5"
+        + "".join(f", {part}" for part in more)
+        + (f", for {epochs} epochs" if epochs else ""),
         holds,
     )
 

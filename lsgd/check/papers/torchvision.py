@@ -1,7 +1,8 @@
-"""Rules of torchvision's weights V1 of ResNet-50, and of the first step from V1 to V2.
+"""Rules of torchvision's weights V1 of ResNet-50, of the first step to V2, and of V2.
 
 code: pytorch/vision at 017e9b9, references/classification, whose lr changes once per epoch; V2:
-pytorch/vision, issue 3995, by which the first step is a minibatch of 1,024 with a cosine.
+pytorch/vision, issue 3995, by which the first step is a minibatch of 1,024 with a cosine. Repeated
+augmentation, its last step, is left out.
 """
 
 import numpy as np
@@ -16,11 +17,11 @@ from lsgd.recipe import Recipe
 TITLE = "torchvision, ResNet-50"
 WHO = "torchvision's reference"
 NOTE = "code is references/classification of pytorch/vision, V2 its issue 3995."
-WD = frozenset([1e-4])
+WD, WD_V2 = frozenset([1e-4]), frozenset([2e-5])
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
-    """Return the rules of torchvision's reference for 256 images, or of V2's for 1,024."""
+    """Return the rules of torchvision's reference for 256 images, or of V2's steps for 1,024."""
     if recipe.batch_size == 1024:
         text = "lr of whole epochs: from 0.005 to 0.5 over 5 epochs, then half a cosine to 0"
         curve = stated.lr_curve("V2", text, _per_epoch)
@@ -29,7 +30,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         curve = stated.lr_curve("code", text, stated.by_drops(0.1, 0, 30, 60))
     else:
         curve = stated.no_row("256 and 1,024")
-    return RULES | {"lr_curve": curve}
+    # Of V2's steps, 600 epochs came with all that follow the first one, or soon before them.
+    return RULES | (V2 if recipe.epochs == 600 else {}) | {"lr_curve": curve}
 
 
 def _per_epoch(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
@@ -57,3 +59,18 @@ RULES = (
         "epochs": stated.epochs("code", 90),
     }
 )
+
+MORE = ("trivial_augment", "erasing")
+V2 = {
+    "augmentation": stated.crops("V2", (0.08, 1), (3 / 4, 4 / 3), more=MORE),
+    "mixing": Rule("V2", "mixup of 0.2 or CutMix of 1", lambda alphas: alphas == (0.2, 1.0)),
+    "image_sizes": Rule("V2", "176 in all epochs", lambda sizes: sizes == [(0, 176)]),
+    "evaluation_crop": Rule("V2", "short side 232, centre 224", lambda is_256: not is_256),
+    "label_smoothing": stated.label_smoothing("V2", 0.1),
+    "weight_decay": Rule(
+        "V2", "2e-5", lambda found: found == WeightDecayGroups(WD_V2, WD_V2, untouched=0)
+    ),
+    "batchnorm_decay": stated.no_batchnorm_decay("V2"),
+    "averaging": Rule("V2", "exponential, every 32 updates", lambda name: name == "ema"),
+    "epochs": stated.epochs("V2", 600),
+}

@@ -1,0 +1,63 @@
+"""Rules of A3 of Wightman et al. 2021, ResNet strikes back, as mmpretrain has it.
+
+code: resnet50_8xb256-rsb-a3-100e_in1k.py of open-mmlab/mmpretrain at 14ced91, with its bases. The
+paper could not be read.
+"""
+
+from lsgd.check.observation import Rule
+from lsgd.check.papers import goyal2017, stated
+from lsgd.check.step import LambSettings, WeightDecayGroups
+from lsgd.recipe import Recipe
+
+TITLE = "ResNet strikes back, A3, in mmpretrain"
+WHO = "mmpretrain"
+NOTE = "code is the configuration of mmpretrain."
+
+
+def rules(recipe: Recipe) -> dict[str, Rule]:
+    """Return the rules of mmpretrain's A3."""
+    return RULES
+
+
+WEIGHTS, BIASES = frozenset([0.02]), frozenset([0.0])
+RULES = (
+    goyal2017.COMMON_RULES
+    | goyal2017.rules_for_section("code", "data", "conv_init")
+    | stated.RESNET50
+    | stated.STRIDE
+    | stated.BATCHNORM
+    | {
+        # Its magnitude is drawn anew for each operation, which torchvision's is not.
+        "augmentation": Rule(
+            "code", "area 8 to 100 %, flip 0.5, RandAugment of 2 and 6 ± 0.5", lambda _: False
+        ),
+        "mixing": Rule("code", "mixup of 0.1 or CutMix of 1", lambda alphas: alphas == (0.1, 1.0)),
+        "resize": Rule("code", "bicubic", lambda filters: filters == {"bicubic"}),
+        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
+        "evaluation_crop": Rule("code", "short side 236, centre 224", lambda is_256: not is_256),
+        "fc_init": Rule("code", "not N(0, 0.01²)", lambda std: std != 0.01),
+        "last_gamma": stated.last_gamma("code", 1.0),
+        "loss": Rule(
+            "code", "binary cross-entropy, sum over classes", lambda loss: loss == ("bce", "sum")
+        ),
+        "label_smoothing": stated.label_smoothing("code", 0.0),
+        "weight_decay": Rule(
+            "code",
+            "0.02 of weights, none of biases, in the update and not in the gradient",
+            lambda decays: decays == WeightDecayGroups(WEIGHTS, BIASES, 0, decoupled=True),
+        ),
+        "batchnorm_decay": stated.no_batchnorm_decay("code"),
+        "lamb": Rule(
+            "code",
+            "beta 0.9 and 0.999, eps 1e-6, with bias correction, of what decays",
+            lambda lamb: lamb == LambSettings((0.9, 0.999), 1e-6, True, frozenset(["weights"])),
+        ),
+        "lr_curve": stated.lr_curve(
+            "code",
+            "from 8e-7 to 0.008 over 5 epochs, then half a cosine to 1e-6",
+            stated.by_cosine(0.008, 5, start=8e-7, end=1e-6),
+        ),
+        "epochs": stated.epochs("code", 100),
+        "worker_batch": Rule("code", "BN over all 2,048 images", lambda sizes: sizes == {2048}),
+    }
+)
