@@ -112,6 +112,11 @@ def parts_in_epoch(kind: str, epoch: int | None, augmented_epochs: int | None) -
     return parts_of(kind) if is_used else ()
 
 
+def policy_of(parts: Sequence[str]) -> str | None:
+    """Return the one of an augmentation's parts that torchvision draws, or None."""
+    return next((part for part in parts if part in POLICIES), None)
+
+
 def centred_squares(image_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the largest centred square of each image: (left, top, width, height), (images, 4)."""
     side = image_sizes.min(axis=1, keepdims=True)
