@@ -227,11 +227,17 @@ class Recipe(RunSettings):
         return schedule.size_by_points(epoch, sizes.points, sizes.multiple)
 
     @cached_property
-    def training_sizes(self) -> tuple[int, ...]:
-        """The distinct sides of training images over the run, in the order of their epochs."""
+    def size_changes(self) -> tuple[tuple[int, int], ...]:
+        """The sides of training images in pixels, each after the first epoch that has it."""
         points = self.image_sizes.points  # from the last one on the size stays
         epochs = min(self.epochs, math.ceil(points[-1][0]) + 1) if points else 1
-        return tuple(dict.fromkeys(map(self.training_size, range(epochs))))
+        sides = [self.training_size(epoch) for epoch in range(epochs)]
+        return tuple((e, side) for e, side in enumerate(sides) if sides[e - 1 : e] != [side])
+
+    @property
+    def training_sizes(self) -> tuple[int, ...]:
+        """The distinct sides of training images over the run, in the order of their epochs."""
+        return tuple(dict.fromkeys(side for _, side in self.size_changes))
 
     @property
     def has_phases(self) -> bool:

@@ -80,8 +80,6 @@ TAGGING_AND_TREES = only_for(WORKLOAD, "tagging", "trees")
 """Metadata of fields that exist for some workloads only."""
 SMOOTH = only_for("schedule.decay", *schedule.SMOOTH_DECAYS, override="schedule")
 """Metadata of the settings of a smooth decay of the lr."""
-
-
 CROPPED = only_with_part("crop")
 """Metadata of the settings of random crops of image files."""
 

@@ -141,12 +141,12 @@ def make_optimizer(
             group[DECOUPLED_DECAY] = group.pop("weight_decay") / ratio
     made = optimizer_over_groups(groups, **settings)
     if decay == "decoupled":
-        made.register_step_pre_hook(_shrink)
+        made.register_step_pre_hook(_decay_weights)
     return made
 
 
 @torch.no_grad()
-def _shrink(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _decay_weights(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Multiply the weights by 1 - decay lr / (full lr), unless the update is skipped.
 
     So it is in DecoupledSGDW of MosaicML's composer (after Loshchilov and Hutter 2019).
