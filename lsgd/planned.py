@@ -241,9 +241,10 @@ def limit_threads(launcher: RunLauncher, jobs: int) -> None:
     """Set OMP_NUM_THREADS so that `jobs` concurrent runs share the cores of this machine.
 
     Otherwise each run would use one thread per core. A value set by the caller stays. Spark sets
-    the number of each task, and runs on other machines keep the default.
+    the number of each task, and runs on other machines keep the default: sbatch would pass on a
+    number that is made of the cores of this one.
     """
-    if omp_num_threads(os.environ) or launcher.name == "spark":
+    if omp_num_threads(os.environ) or launcher.name == "spark" or LAUNCHERS[launcher.name].submits:
         return
     if not launcher.options.keys() & {"--hosts", "--nodes"}:
         processes = count_processes(launcher.name, launcher.options)

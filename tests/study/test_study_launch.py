@@ -24,15 +24,18 @@ def test_trials_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) ->
     """Each of 2 jobs of 2 processes has a quarter of them; what the user has set stays."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    for options, given, expected in (
-        (["--np", "2"], None, "4"),
-        (["--np", "64"], None, "1"),
-        (["--np", "2"], "3", "3"),
-        (["--np", "2"], "all", "4"),
-        (["--hosts", "a:2,b:2"], None, None),
+    for name, options, given, expected in (
+        ("mpirun", ["--np", "2"], None, "4"),
+        ("mpirun", ["--np", "64"], None, "1"),
+        ("mpirun", ["--np", "2"], "3", "3"),
+        ("mpirun", ["--np", "2"], "all", "4"),
+        ("mpirun", ["--hosts", "a:2,b:2"], None, None),
+        # The cores of the login node say nothing about those of a job.
+        ("slurm", ["--gpus", "2"], None, None),
+        ("slurm", ["--np", "2"], None, None),
     ):
         monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": given} if given else {})
-        limit_threads(trial_launcher("mpirun", options), jobs=2)
+        limit_threads(trial_launcher(name, options), jobs=2)
         assert os.environ.get("OMP_NUM_THREADS") == expected
 
 
