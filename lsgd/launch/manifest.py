@@ -6,6 +6,7 @@ Both are merged into a manifest by name, as kubectl merges a strategic patch.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,11 @@ def pod_templates(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _merge(base: dict[str, Any], patch: Mapping[str, Any]) -> None:
-    """Merge a patch into a mapping of a manifest; null removes a field."""
+    """Merge a copy of a patch into a mapping of a manifest; null removes a field.
+
+    A copy, since a patch of several pods must leave them nothing in common that a later one changes
+    in one of them.
+    """
     for key, value in patch.items():
         there = base.get(key)
         if value is None:
@@ -181,9 +186,9 @@ def _merge(base: dict[str, Any], patch: Mapping[str, Any]) -> None:
             _merge_lists(there, value)
         elif isinstance(value, list):
             # The name that means every item names none of a list that does not exist.
-            base[key] = [item for item in value if _identity(item) != ("name", EVERY)]
+            base[key] = [deepcopy(item) for item in value if _identity(item) != ("name", EVERY)]
         else:
-            base[key] = value
+            base[key] = deepcopy(value)
 
 
 def _merge_lists(items: list[Any], patch: list[Any]) -> None:
@@ -198,7 +203,7 @@ def _merge_lists(items: list[Any], patch: list[Any]) -> None:
         if same:
             _merge(same[0], item)
         elif item not in items:
-            items.append(item)
+            items.append(deepcopy(item))
 
 
 def _identity(item: Any) -> tuple[str, Any] | None:

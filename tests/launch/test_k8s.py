@@ -94,6 +94,32 @@ metadata: {labels: {team: a}}
         assert container == old
 
 
+def test_a_patch_of_one_pod_leaves_the_others_alone(
+    printed: Callable[..., str], tmp_path: Path
+) -> None:
+    """Also where a patch of all pods has set the same field before."""
+    patch = tmp_path / "patch.yaml"
+    patch.write_text("""\
+kind: Pod
+spec: {nodeSelector: {pool: a}, volumes: [{name: nvme, hostPath: {path: /nvme}}]}
+---
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      template:
+        spec:
+          nodeSelector: {zone: b}
+          volumes: [{name: nvme, hostPath: {type: Directory}}]
+""")
+    words = [*options_of("pytorchjob"), "--patch", str(patch)]
+    pods = yaml.safe_load(printed("k8s", "digits", *words))["spec"]["pytorchReplicaSpecs"]
+    master, worker = (pods[name]["template"]["spec"] for name in ("Master", "Worker"))
+    assert master["nodeSelector"] == {"pool": "a"}
+    assert worker["nodeSelector"] == {"pool": "a", "zone": "b"}
+    assert master["volumes"][-1]["hostPath"] == {"path": "/nvme"}
+    assert worker["volumes"][-1]["hostPath"] == {"path": "/nvme", "type": "Directory"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_values_of_a_cluster(kind: str, printed: Callable[..., str]) -> None:
     """Each where Kubernetes looks for it; a pod that trains nothing gets no share of a node."""
