@@ -18,7 +18,7 @@ from lsgd.errors import NotSavedError, UsageError, converting_disk_full
 from lsgd.files import lock
 from lsgd.job.command import Parser, integer_from
 from lsgd.job.launcher import cores, detect_launch, omp_num_threads
-from lsgd.launch.k8s import longest_name
+from lsgd.launch.k8s import check_options, longest_name
 from lsgd.launch.options import LAUNCHERS, Request, option_words, read_options
 from lsgd.launch.processes import count_processes, gpus_per_machine, python
 from lsgd.launch.sbatch_options import with_gres_gpus
@@ -156,7 +156,10 @@ class RunLauncher:
     options: dict[str, str]
 
     def command(self, trial: PlannedRun) -> list[str]:
-        """Return the command that starts or resumes a planned run; on Spark, of each process."""
+        """Return the command that starts or resumes a planned run; on Spark, of each process.
+
+        Raises UsageError without an option that the launcher needs.
+        """
         folder, (_, options) = trial.folder, self.fit(trial.recipe)
         if self.name == "spark":
             recipe = format_override("+recipe", trial.recipe_argument)
@@ -169,6 +172,7 @@ class RunLauncher:
                 format_override("run_dir", folder),
             ]
         if self.name == "k8s":
+            check_options(self.options)
             # The volume claim is mounted at /lsgd. Kubernetes accepts each job name only once.
             folder = Path("/lsgd") / folder
             options = options | {"--name": _name_on_kubernetes(trial.folder.name, options)}
@@ -231,7 +235,7 @@ def _name_on_kubernetes(folder: str, options: Mapping[str, str]) -> str:
 
     The end holds the fingerprint, which is unique.
     """
-    most = longest_name(int(options.get("--nodes", 1)), options["--kind"])
+    most = longest_name(options)
     name = re.sub("[^a-z0-9]+", "-", folder.lower())
     begin = "" if name[-most:][0].isalpha() else "t"
     return f"{begin}{name[len(begin) - most :]}"

@@ -63,7 +63,8 @@ def test_each_has_a_name_of_its_own_on_kubernetes(
 def test_any_recipe_has_a_name_that_kubernetes_takes(name: str, most: int) -> None:
     """With all of its pods' names, and with the end that tells one trial from another."""
     trial = PlannedRun(with_fields(BASE, name=name), [])
-    options = {"--kind": "mpijob", "--nodes": str(most), "--gpus": "1"}
+    options = {"--kind": "mpijob", "--image": "i", "--claim": "c"}
+    options |= {"--nodes": str(most), "--gpus": "1"}
     command = RunLauncher("k8s", options).command(trial)
     job, nodes = (command[command.index(option) + 1] for option in ("--name", "--nodes"))
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job)
