@@ -13,22 +13,21 @@ from typing import Any
 import yaml
 
 from lsgd.errors import UsageError
+from lsgd.launch.options import MANIFEST_OPTIONS
 from lsgd.launch.quoting import WIDTH, yaml_text
 from lsgd.paths import local_path
 
-KEYS = ("name", "mountPath")
-"""The keys by which Kubernetes tells apart the items of a list, such as containers or mounts."""
+KEYS = ("mountPath", "name")
+"""The keys by which Kubernetes tells apart the items of a list, such as mounts or containers.
+
+A mount is told by its path, since one volume may have several mounts.
+"""
 EVERY = "*"
 """The name of an item of a patch that is merged into every item of the manifest's list."""
 POD = "Pod"
 """The kind of a patch that is merged into all pods of a manifest."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 """The label by which Kueue queues a job."""
-OPTIONS = (
-    *("--namespace", "--env", "--secret", "--pull-secret", "--node-selector", "--tolerate"),
-    *("--requests", "--limits", "--ttl", "--queue", "--patch"),
-)
-"""The options of the launcher that change a manifest here."""
 
 
 def customize(text: str, kind: str, options: Mapping[str, str]) -> str:
@@ -37,7 +36,7 @@ def customize(text: str, kind: str, options: Mapping[str, str]) -> str:
     `kind` is that of the job; other documents belong to it. A manifest without such values stays as
     it is. Raises UsageError for a value that does not fit.
     """
-    if not options.keys() & {*OPTIONS}:
+    if not options.keys() & {*MANIFEST_OPTIONS}:
         return text
     # As JSON, in which what YAML calls aliases are copies.
     documents = json.loads(json.dumps([*yaml.safe_load_all(text)]))
@@ -207,13 +206,10 @@ def _merge_lists(items: list[Any], patch: list[Any]) -> None:
 
 
 def _identity(item: Any) -> tuple[str, Any] | None:
-    """Return the key and value that tell an item of a list from the others, if it has such a key.
-
-    A mount is told by its path, since one volume may have several mounts.
-    """
+    """Return the key and value that tell an item of a list from the others, or None without."""
     if not isinstance(item, dict):
         return None
-    return next(((key, item[key]) for key in reversed(KEYS) if key in item), None)
+    return next(((key, item[key]) for key in KEYS if key in item), None)
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types

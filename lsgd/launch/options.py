@@ -135,6 +135,12 @@ FORMS = {
 }
 """The regular expression that the value of a metavariable has to match, and its description."""
 
+MANIFEST_OPTIONS = (
+    *("--namespace", "--env", "--secret", "--pull-secret", "--node-selector", "--tolerate"),
+    *("--requests", "--limits", "--ttl", "--queue", "--patch"),
+)
+"""The options that change a manifest of Kubernetes, whatever its kind."""
+
 LAUNCHERS = {
     "local": Launcher(
         "one job on this machine: over Horovod if installed, else under torchrun; one process "
@@ -174,8 +180,7 @@ LAUNCHERS = {
         "a job of Kubeflow (MPIJob, PyTorchJob, TrainJob) or a JobSet",
         (
             *("--kind", "--image", "--claim", "--nodes", "--gpus", "--name", "--rdma"),
-            *("--namespace", "--env", "--secret", "--pull-secret", "--node-selector", "--tolerate"),
-            *("--requests", "--limits", "--ttl", "--queue", "--patch"),
+            *MANIFEST_OPTIONS,
         ),
         submits=True,
     ),
