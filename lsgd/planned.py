@@ -39,8 +39,6 @@ FORBIDDEN_KEYS = {
 """The keys that no override of planned runs may set, with the reason and the fix."""
 ARRAYS = Path("runs/arrays")
 """The folder of the batch scripts, job numbers and logs of arrays of Slurm jobs."""
-MOST_JOBS = 500
-"""The maximum number of jobs of an array: clusters allow 1000, and each has a file locked here."""
 VALUES_PER_GPU = 32 * 3 * 224 * 224
 """The input values of a step for which one more GPU pays off: the paper's 32 images per GPU.
 
@@ -104,12 +102,8 @@ class PlannedRun:
         That of a job of an array is the array's id and its own number, such as 12_3.
         """
         task = re.fullmatch(r"job (\d+) of (\S+)\n", _text_of(self.job_path))
-        submitted = re.search(
-            r"Submitted batch job (\d+)", _text_of(ARRAYS / task[2] if task else self.job_path)
-        )
-        if submitted and task:
-            return f"{submitted[1]}_{task[1]}"
-        return submitted[1] if submitted else None
+        number = submitted_job(ARRAYS / task[2] if task else self.job_path)
+        return f"{number}_{task[1]}" if number and task else number
 
     @property
     def active_job(self) -> str | None:
@@ -135,6 +129,12 @@ class PlannedRun:
             f"it is unknown whether job {job} still trains {self} ({problem}); check where "
             f"squeue works, or remove {self.job_path} if the job has ended"
         )
+
+
+def submitted_job(answer: Path) -> str | None:
+    """Return the number of the job that sbatch names in its answer; None if it names none."""
+    found = re.search(r"Submitted batch job (\d+)", _text_of(answer))
+    return found[1] if found else None
 
 
 def _text_of(path: Path) -> str:

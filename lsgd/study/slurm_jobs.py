@@ -11,11 +11,13 @@ from typing import IO
 
 from lsgd.errors import UsageError, converting_disk_full
 from lsgd.files import lock
-from lsgd.launch.options import Request
 from lsgd.launch.sbatch_options import time_limit
 from lsgd.launch.slurm import slurm_array, slurm_task
-from lsgd.planned import ARRAYS, MOST_JOBS, PlannedRun, RunLauncher
+from lsgd.planned import ARRAYS, PlannedRun, RunLauncher, submitted_job
 from lsgd.report.formatting import format_count
+
+MOST_JOBS = 500
+"""The maximum number of jobs of an array: clusters allow 1000, and each has a file locked here."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,8 @@ def report_script(
 ) -> str:
     """Return the batch script of the job that writes a study's report."""
     command = ["-m", "lsgd.study", *arguments, "--report-only"]
-    paths = Request(name, [], launcher.options)
     title = f"{name}-report"
-    return slurm_task(launcher.options, command, title, f"{ARRAYS}/{title}-%j.log", paths)
+    return slurm_task(launcher.options, command, title, f"{ARRAYS}/{title}-%j.log")
 
 
 def submit_arrays(
@@ -99,7 +100,7 @@ def submit_arrays(
                 print(f"{run}: {error}", flush=True)
         free = [run for run in runs if str(run) in files]
         submitted: list[str] = []
-        for array in job_arrays(launcher, name, free, at_once) if free else ():
+        for array in job_arrays(launcher, name, free, at_once):
             try:
                 job = _submit(array, [files[str(run)] for run in array.runs])
             except (UsageError, OSError) as error:
@@ -118,7 +119,8 @@ def submit_arrays(
         depends = f"--dependency=afterany:{':'.join(submitted)}"
         script = report_script(launcher, name, report_arguments, runs)
         try:
-            print(f"{name}: job {_sbatch(script, name, depends)} will write the report", flush=True)
+            job = _sbatch(script, _new_file(f"{name}-report"), depends)
+            print(f"{name}: job {job} will write the report", flush=True)
         except (UsageError, OSError) as error:
             print(f"{name}: no job will write the report: {error}", flush=True)
     return failed
@@ -126,7 +128,6 @@ def submit_arrays(
 
 def _submit(array: JobArray, files: Sequence[IO[str]]) -> str:
     """Submit an array; write into the file of each run which job of which array trains it."""
-    ARRAYS.mkdir(parents=True, exist_ok=True)
     answer = _new_file(array.name)
     for number, file in enumerate(files):
         file.truncate(0)
@@ -134,7 +135,7 @@ def _submit(array: JobArray, files: Sequence[IO[str]]) -> str:
         file.write(f"job {number} of {answer.name}\n")
         file.flush()
     try:
-        return _sbatch(array.script, array.name, answer=answer, files=files)
+        return _sbatch(array.script, answer, files=files)
     except (UsageError, OSError):
         for file in files:
             file.truncate(0)
@@ -142,19 +143,11 @@ def _submit(array: JobArray, files: Sequence[IO[str]]) -> str:
         raise
 
 
-def _sbatch(
-    script: str,
-    name: str,
-    *options: str,
-    answer: Path | None = None,
-    files: Sequence[IO[str]] = (),
-) -> str:
+def _sbatch(script: str, answer: Path, *options: str, files: Sequence[IO[str]] = ()) -> str:
     """Submit a batch script and return the job's number; sbatch writes it into `answer`.
 
     sbatch inherits the locks of `files`, which so end with it even if this process is killed.
     """
-    ARRAYS.mkdir(parents=True, exist_ok=True)
-    answer = answer or _new_file(f"{name}-report")
     answer.with_suffix(".sh").write_text(f"{script}\n", encoding="utf-8")
     with answer.open("w", encoding="utf-8") as output:
         done = subprocess.run(
@@ -170,14 +163,15 @@ def _sbatch(
         raise UsageError(
             f"sbatch refuses {answer.with_suffix('.sh')}: {'; '.join(filter(None, reasons))}"
         )
-    found = re.search(r"Submitted batch job (\d+)", answer.read_text("utf-8", "replace"))
-    if not found:
+    job = submitted_job(answer)
+    if job is None:
         raise UsageError(f"sbatch has named no job; {answer} has its answer")
-    return found[1]
+    return job
 
 
 def _new_file(name: str) -> Path:
     """Create an empty file for sbatch's answer, under a name that no earlier array has."""
+    ARRAYS.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
         path = ARRAYS / f"{name}-{number}.job"

@@ -132,6 +132,7 @@ def test_a_study_on_slurm_is_one_array_with_a_report_after_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
     options = "--launch slurm --gpus 1 --account phys --time 30 --jobs 2 --images-per-second 9"
+    options += " --container i --mount /apps:/apps"
     assert main(["+study=small", *options.split(), "--print"]) == 0
     array, report = capsys.readouterr().out.split("# after them:\n")
     assert array.count("#!/usr/bin/env bash") == 1
@@ -144,6 +145,8 @@ def test_a_study_on_slurm_is_one_array_with_a_report_after_it(
     for script in (array, report):
         assert "#SBATCH --account=phys\n" in script
         assert "#SBATCH --time=30\n" in script
+        # The image may have its software there, for the report too.
+        assert re.search(r"srun .*--container-image=i .*\\,/apps:/apps ", script)
     assert "--gpus" not in report.partition("exec")[0]
     assert "--report-only" in report
     assert re.search(
