@@ -185,8 +185,8 @@ def print_scripts(request: StudyRequest, todo: Sequence[PlannedRun]) -> None:
         print(array.script)
     if arrays:
         print("# after them:")
-        script = report_script(request.launcher, request.study.name, study_arguments(request), todo)
-        print(script, flush=True)
+        arguments = study_arguments(request)
+        print(report_script(request.launcher, request.study.name, arguments), flush=True)
 
 
 def study_arguments(request: StudyRequest) -> list[str]:

@@ -55,9 +55,7 @@ def job_arrays(
         yield JobArray(title, part, processes, script)
 
 
-def report_script(
-    launcher: RunLauncher, name: str, arguments: Sequence[str], runs: Sequence[PlannedRun]
-) -> str:
+def report_script(launcher: RunLauncher, name: str, arguments: Sequence[str]) -> str:
     """Return the batch script of the job that writes a study's report."""
     command = ["-m", "lsgd.study", *arguments, "--report-only"]
     title = f"{name}-report"
@@ -81,23 +79,8 @@ def submit_arrays(
             "sbatch is not installed; submit where Slurm is, or leave out --launch slurm to train "
             "on this machine"
         )
-    failed: dict[str, str] = {}
     with ExitStack() as locks:
-        files: dict[str, IO[str]] = {}
-        for run in runs:
-            with converting_disk_full(run.job_path):
-                run.job_path.parent.mkdir(parents=True, exist_ok=True)
-                # Another command must not submit the same run meanwhile.
-                file = locks.enter_context(run.job_path.open("a", encoding="utf-8"))
-            lock(file, wait=True)
-            try:
-                if job := run.active_job:
-                    print(f"{run}: {job} is already queued or running", flush=True)
-                else:
-                    files[str(run)] = file
-            except UsageError as error:
-                failed[str(run)] = str(error)
-                print(f"{run}: {error}", flush=True)
+        files, failed = _lock_runs(runs, locks)
         free = [run for run in runs if str(run) in files]
         submitted: list[str] = []
         for array in job_arrays(launcher, name, free, at_once):
@@ -117,13 +100,39 @@ def submit_arrays(
             )
     if submitted:
         depends = f"--dependency=afterany:{':'.join(submitted)}"
-        script = report_script(launcher, name, report_arguments, runs)
+        script = report_script(launcher, name, report_arguments)
         try:
             job = _sbatch(script, _new_file(f"{name}-report"), depends)
             print(f"{name}: job {job} will write the report", flush=True)
         except (UsageError, OSError) as error:
             print(f"{name}: no job will write the report: {error}", flush=True)
     return failed
+
+
+def _lock_runs(
+    runs: Sequence[PlannedRun], locks: ExitStack
+) -> tuple[dict[str, IO[str]], dict[str, str]]:
+    """Lock the files of the runs' jobs, so that no other command submits the same runs meanwhile.
+
+    Returns the files of the runs that no job trains, and the reasons why that is unknown of others.
+    """
+    files: dict[str, IO[str]] = {}
+    failed: dict[str, str] = {}
+    # In the same order in all studies, or two that share runs might wait for each other forever.
+    for run in sorted(runs, key=lambda run: run.job_path):
+        with converting_disk_full(run.job_path):
+            run.job_path.parent.mkdir(parents=True, exist_ok=True)
+            file = locks.enter_context(run.job_path.open("a", encoding="utf-8"))
+        lock(file, wait=True)
+        try:
+            if job := run.active_job:
+                print(f"{run}: {job} is already queued or running", flush=True)
+            else:
+                files[str(run)] = file
+        except UsageError as error:
+            failed[str(run)] = str(error)
+            print(f"{run}: {error}", flush=True)
+    return files, failed
 
 
 def _submit(array: JobArray, files: Sequence[IO[str]]) -> str:

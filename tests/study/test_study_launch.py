@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.studies import StudyFolder
 from lsgd import paths
 from lsgd.launch.options import option_words, read_options
 from lsgd.planned import PlannedRun, RunLauncher, limit_threads
+from lsgd.study import slurm_jobs
 from lsgd.study.__main__ import main
 
 
@@ -153,6 +155,22 @@ def test_a_study_on_slurm_is_one_array_with_a_report_after_it(
         "^# cost: 4 runs to train, .* GPU hours.* by --images-per-second", report, re.M
     )
     assert "# cost by --time 30: at most 2.0 GPU hours" in report
+
+
+def test_studies_that_share_runs_lock_them_in_the_same_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In orders of their own, two that are submitted at once could wait for each other forever."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda program: program)
+    monkeypatch.setattr(PlannedRun, "active_job", "job 1")
+    locked: list[str] = []
+    monkeypatch.setattr(slurm_jobs, "lock", lambda file, *, wait: locked.append(file.name))
+    runs = [PlannedRun(with_fields(BASE, seed=seed), []) for seed in (1, 0, 2)]
+    for order in (runs, runs[::-1]):
+        launcher = trial_launcher("slurm", ["--np", "1"])
+        assert not slurm_jobs.submit_arrays(launcher, "small", order, None, [])
+    assert locked[:3] == locked[3:]
 
 
 def test_processes_of_servers_come_on_top() -> None:
