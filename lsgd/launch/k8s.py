@@ -62,6 +62,7 @@ def k8s(request: Request) -> LaunchCommand:
     [indent] = re.findall("^( *)resources:", template, re.M)
     fields = {
         "name": yaml_text(name),
+        "host": yaml_text(f"{name}-node-0-0.{name}"),
         "image": yaml_text(options["--image"]),
         "claim": yaml_text(options["--claim"]),
         "nodes": str(nodes),

@@ -213,6 +213,18 @@ def test_the_logs_of_a_folder_that_needs_quotes(printed: Callable[..., str]) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_name_that_yaml_takes_for_no_text(kind: str, printed: Callable[..., str]) -> None:
+    """Nor is it broken by quotes where it is a part of another value."""
+    jobs = [*yaml.safe_load_all(printed("k8s", "digits", *options_of(kind), "--name", "no"))]
+    assert {job["metadata"]["name"] for job in jobs} == {"no"}
+    if kind == "jobset":
+        [template] = pod_templates(jobs)
+        [container] = template["spec"]["containers"]
+        addresses = [each for each in container["env"] if each["name"] == "PET_MASTER_ADDR"]
+        assert addresses == [{"name": "PET_MASTER_ADDR", "value": "no-node-0-0.no"}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_value_is_no_line_of_the_manifest(kind: str, printed: Callable[..., str]) -> None:
     """Whatever is in it: a line, a comment, a brace, or a field of the template."""
     values = {
