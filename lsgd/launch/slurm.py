@@ -267,6 +267,11 @@ def _srun(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
 def _container(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
     """Return srun's options for a container, with the folders that it sees; none without one."""
     if "--container" not in options:
+        if "--mount" in options:
+            raise UsageError(
+                f"--mount {options['--mount']} adds folders to a container; write --container "
+                "IMAGE too, or leave it out"
+            )
         return []
     # The folder as the shell names it, since overrides may contain it with unresolved links.
     folder = os.environ.get("PWD", "")
