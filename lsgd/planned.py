@@ -18,7 +18,7 @@ from lsgd.errors import NotSavedError, UsageError, converting_disk_full
 from lsgd.files import lock
 from lsgd.job.command import Parser, integer_from
 from lsgd.job.launcher import cores, detect_launch, omp_num_threads
-from lsgd.launch.k8s import longest_name
+from lsgd.launch.k8s import check_options, longest_name
 from lsgd.launch.options import LAUNCHERS, Request, option_words, read_options
 from lsgd.launch.processes import count_processes, gpus_per_machine, python
 from lsgd.launch.sbatch_options import with_gres_gpus
@@ -39,8 +39,6 @@ FORBIDDEN_KEYS = {
 """The keys that no override of planned runs may set, with the reason and the fix."""
 ARRAYS = Path("runs/arrays")
 """The folder of the batch scripts, job numbers and logs of arrays of Slurm jobs."""
-MOST_JOBS = 500
-"""The maximum number of jobs of an array: clusters allow 1000, and each has a file locked here."""
 VALUES_PER_GPU = 32 * 3 * 224 * 224
 """The input values of a step for which one more GPU pays off: the paper's 32 images per GPU.
 
@@ -104,12 +102,8 @@ class PlannedRun:
         That of a job of an array is the array's id and its own number, such as 12_3.
         """
         task = re.fullmatch(r"job (\d+) of (\S+)\n", _text_of(self.job_path))
-        submitted = re.search(
-            r"Submitted batch job (\d+)", _text_of(ARRAYS / task[2] if task else self.job_path)
-        )
-        if submitted and task:
-            return f"{submitted[1]}_{task[1]}"
-        return submitted[1] if submitted else None
+        number = submitted_job(ARRAYS / task[2] if task else self.job_path)
+        return f"{number}_{task[1]}" if number and task else number
 
     @property
     def active_job(self) -> str | None:
@@ -137,6 +131,12 @@ class PlannedRun:
         )
 
 
+def submitted_job(answer: Path) -> str | None:
+    """Return the number of the job that sbatch names in its answer; None if it names none."""
+    found = re.search(r"Submitted batch job (\d+)", _text_of(answer))
+    return found[1] if found else None
+
+
 def _text_of(path: Path) -> str:
     """Return the text of a file, or an empty string if it does not exist."""
     return path.read_text("utf-8", "replace") if path.exists() else ""
@@ -156,7 +156,10 @@ class RunLauncher:
     options: dict[str, str]
 
     def command(self, trial: PlannedRun) -> list[str]:
-        """Return the command that starts or resumes a planned run; on Spark, of each process."""
+        """Return the command that starts or resumes a planned run; on Spark, of each process.
+
+        Raises UsageError without an option that the launcher needs.
+        """
         folder, (_, options) = trial.folder, self.fit(trial.recipe)
         if self.name == "spark":
             recipe = format_override("+recipe", trial.recipe_argument)
@@ -169,6 +172,7 @@ class RunLauncher:
                 format_override("run_dir", folder),
             ]
         if self.name == "k8s":
+            check_options(self.options)
             # The volume claim is mounted at /lsgd. Kubernetes accepts each job name only once.
             folder = Path("/lsgd") / folder
             options = options | {"--name": _name_on_kubernetes(trial.folder.name, options)}
@@ -231,7 +235,7 @@ def _name_on_kubernetes(folder: str, options: Mapping[str, str]) -> str:
 
     The end holds the fingerprint, which is unique.
     """
-    most = longest_name(int(options.get("--nodes", 1)), options["--kind"])
+    most = longest_name(options)
     name = re.sub("[^a-z0-9]+", "-", folder.lower())
     begin = "" if name[-most:][0].isalpha() else "t"
     return f"{begin}{name[len(begin) - most :]}"
@@ -241,9 +245,10 @@ def limit_threads(launcher: RunLauncher, jobs: int) -> None:
     """Set OMP_NUM_THREADS so that `jobs` concurrent runs share the cores of this machine.
 
     Otherwise each run would use one thread per core. A value set by the caller stays. Spark sets
-    the number of each task, and runs on other machines keep the default.
+    the number of each task, and runs on other machines keep the default: sbatch would pass on a
+    number that is made of the cores of this one.
     """
-    if omp_num_threads(os.environ) or launcher.name == "spark":
+    if omp_num_threads(os.environ) or launcher.name == "spark" or LAUNCHERS[launcher.name].submits:
         return
     if not launcher.options.keys() & {"--hosts", "--nodes"}:
         processes = count_processes(launcher.name, launcher.options)

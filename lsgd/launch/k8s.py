@@ -1,6 +1,7 @@
 """The Kubernetes launcher: a job of Kubeflow or a JobSet, from its template beside this file."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +20,14 @@ KINDS = {
     "jobset": "JobSet",
 }
 """The kinds of jobs, by the values of --kind."""
-INDENTS = {"mpijob": 14, "pytorchjob": 14, "trainjob": 22, "jobset": 18}
-"""The spaces before the fields of a container in the templates."""
 LABEL = 63
 """The maximum characters of a DNS label, such as the name of a pod that others look up."""
 
 
-def longest_name(nodes: int, kind: str) -> int:
+def longest_name(options: Mapping[str, str]) -> int:
     """Return the maximum length of a Kubernetes job's name, which the names of its pods extend."""
-    if kind in ("trainjob", "jobset"):
+    nodes = int(options.get("--nodes", 1))
+    if options["--kind"] in ("trainjob", "jobset"):
         # The Job of a JobSet adds its own name, and five characters to that of each pod.
         return LABEL - len(f"-node-0-{nodes - 1}-abcde")
     return LABEL - max(len("-launcher"), len(f"-worker-{nodes - 1}"))
@@ -36,9 +36,58 @@ def longest_name(nodes: int, kind: str) -> int:
 def k8s(request: Request) -> LaunchCommand:
     """Return the kubectl command and manifest of a job of Kubeflow, or of a JobSet.
 
-    Raises UsageError without a kind, an image and a claim.
+    Raises UsageError without a kind, an image and a claim, and for values that no pod can have.
     """
     options = request.options
+    check_options(options)
+    for key in PATH_FIELDS:
+        if (path := last_text(request.overrides, key)) and path.startswith("~"):
+            raise UsageError(
+                f"{key}={path} begins with ~, the home folder of this machine, which no pod has; "
+                "write a path inside the pods, such as /lsgd/… on the claim"
+            )
+    kind, name = options["--kind"], _job_name(request)
+    nodes, gpus = int(options.get("--nodes", 1)), int(options.get("--gpus", GPUS))
+    if not request.run_dir:
+        request = replace(request, overrides=[*request.overrides, f"run_dir=/lsgd/runs/{name}"])
+    if kind == "mpijob":
+        mpirun = ["mpirun", "--bind-to", "none", "--tag-output", "-np", str(nodes * gpus)]
+        command = [*mpirun, "python3", *request.train_arguments]
+    else:
+        # torchrun reads the rendezvous and the number of pods from PET_*, which the operator sets,
+        # or the manifest of a JobSet.
+        logs = f"{request.run_dir}/logs"
+        command = ["torchrun", "--log-dir", logs, "--tee", "3", *request.train_arguments]
+    template = Path(__file__).with_name(f"{kind}.yaml").read_text(encoding="utf-8").rstrip("\n")
+    [indent] = re.findall("^( *)resources:", template, re.M)
+    fields = {
+        "name": yaml_text(name),
+        "host": yaml_text(f"{name}-node-0-0.{name}"),
+        "image": yaml_text(options["--image"]),
+        "claim": yaml_text(options["--claim"]),
+        "nodes": str(nodes),
+        "gpus": str(gpus),
+        "workers": str(nodes - 1),
+        "rdma": f', {yaml_text(rdma)}: "1"' if (rdma := options.get("--rdma")) else "",
+        # Registering memory with such a network card needs this capability.
+        "lock": f"\n{indent}securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}" if rdma else "",
+        "command": kubernetes_command(command),
+    }
+    # In one pass, so that a value that looks like a field is not replaced.
+    manifest = re.sub(r"\{\{(\w+)\}\}", lambda field: fields[field[1]], template)
+    manifest = customize(manifest, KINDS[kind], options)
+    return LaunchCommand(
+        request,
+        nodes * gpus,
+        ["kubectl", "create", "-f", "-"],
+        "kubectl",
+        "or save the output of --print and give it to the administrator of the cluster",
+        manifest,
+    )
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Raise UsageError unless the options have the kind, the image and the claim of a job."""
     kind = options.get("--kind", "missing")
     if kind not in KINDS:
         raise UsageError(
@@ -51,57 +100,19 @@ def k8s(request: Request) -> LaunchCommand:
         raise UsageError(
             "--claim is missing: a PersistentVolumeClaim, so that a restarted job finds its run"
         )
-    for key in PATH_FIELDS:
-        if (path := last_text(request.overrides, key)) and path.startswith("~"):
-            raise UsageError(
-                f"{key}={path} begins with ~, the home folder of this machine, which no pod has; "
-                "write a path inside the pods, such as /lsgd/… on the claim"
-            )
-    nodes, gpus = int(options.get("--nodes", 1)), int(options.get("--gpus", GPUS))
+
+
+def _job_name(request: Request) -> str:
+    """Return the job's name in Kubernetes; raise UsageError for one that Kubernetes refuses."""
     # Names in Kubernetes have no underscores and no capitals.
-    name = options.get("--name", request.job_name.lower().replace("_", "-"))
+    name = request.options.get("--name", request.job_name.lower().replace("_", "-"))
     if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name):
         raise UsageError(
             f"--name is {name}, but must have only lower-case letters, digits and dashes"
         )
-    if len(name) > (most := longest_name(nodes, kind)):
+    if len(name) > (most := longest_name(request.options)):
         raise UsageError(
             f"--name is {name}, of {len(name)} characters, which would make pod names longer "
             f"than the {LABEL} that Kubernetes allows; write --name with {most} or fewer"
         )
-    if not request.run_dir:
-        request = replace(request, overrides=[*request.overrides, f"run_dir=/lsgd/runs/{name}"])
-    if kind == "mpijob":
-        mpirun = ["mpirun", "--bind-to", "none", "--tag-output", "-np", str(nodes * gpus)]
-        command = [*mpirun, "python3", *request.train_arguments]
-    else:
-        # torchrun reads the rendezvous and the number of pods from PET_*, which the operator sets,
-        # or the manifest of a JobSet.
-        logs = f"{request.run_dir}/logs"
-        command = ["torchrun", "--log-dir", logs, "--tee", "3", *request.train_arguments]
-    fields = {
-        "name": yaml_text(name),
-        "image": yaml_text(options["--image"]),
-        "claim": yaml_text(options["--claim"]),
-        "nodes": str(nodes),
-        "gpus": str(gpus),
-        "workers": str(nodes - 1),
-        "rdma": f', {yaml_text(rdma)}: "1"' if (rdma := options.get("--rdma")) else "",
-        # Registering memory with such a network card needs this capability.
-        "lock": f"\n{' ' * INDENTS[kind]}securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}"
-        if rdma
-        else "",
-        "command": kubernetes_command(command),
-    }
-    template = Path(__file__).with_name(f"{kind}.yaml").read_text(encoding="utf-8").rstrip("\n")
-    # In one pass, so that a value that looks like a field is not replaced.
-    manifest = re.sub(r"\{\{(\w+)\}\}", lambda field: fields[field[1]], template)
-    manifest = customize(manifest, KINDS[kind], options)
-    return LaunchCommand(
-        request,
-        nodes * gpus,
-        ["kubectl", "create", "-f", "-"],
-        "kubectl",
-        "or save the output of --print and give it to the administrator of the cluster",
-        manifest,
-    )
+    return name

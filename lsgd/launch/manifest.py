@@ -6,28 +6,28 @@ Both are merged into a manifest by name, as kubectl merges a strategic patch.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lsgd.errors import UsageError
+from lsgd.launch.options import MANIFEST_OPTIONS
 from lsgd.launch.quoting import WIDTH, yaml_text
 from lsgd.paths import local_path
 
-KEYS = ("name", "mountPath")
-"""The keys by which Kubernetes tells apart the items of a list, such as containers or mounts."""
+KEYS = ("mountPath", "name")
+"""The keys by which Kubernetes tells apart the items of a list, such as mounts or containers.
+
+A mount is told by its path, since one volume may have several mounts.
+"""
 EVERY = "*"
 """The name of an item of a patch that is merged into every item of the manifest's list."""
 POD = "Pod"
 """The kind of a patch that is merged into all pods of a manifest."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 """The label by which Kueue queues a job."""
-OPTIONS = (
-    *("--namespace", "--env", "--secret", "--pull-secret", "--node-selector", "--tolerate"),
-    *("--requests", "--limits", "--ttl", "--queue", "--patch"),
-)
-"""The options of the launcher that change a manifest here."""
 
 
 def customize(text: str, kind: str, options: Mapping[str, str]) -> str:
@@ -36,7 +36,7 @@ def customize(text: str, kind: str, options: Mapping[str, str]) -> str:
     `kind` is that of the job; other documents belong to it. A manifest without such values stays as
     it is. Raises UsageError for a value that does not fit.
     """
-    if not options.keys() & {*OPTIONS}:
+    if not options.keys() & {*MANIFEST_OPTIONS}:
         return text
     # As JSON, in which what YAML calls aliases are copies.
     documents = json.loads(json.dumps([*yaml.safe_load_all(text)]))
@@ -170,7 +170,11 @@ def pod_templates(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _merge(base: dict[str, Any], patch: Mapping[str, Any]) -> None:
-    """Merge a patch into a mapping of a manifest; null removes a field."""
+    """Merge a copy of a patch into a mapping of a manifest; null removes a field.
+
+    A copy, since a patch of several pods must leave them nothing in common that a later one changes
+    in one of them.
+    """
     for key, value in patch.items():
         there = base.get(key)
         if value is None:
@@ -181,9 +185,9 @@ def _merge(base: dict[str, Any], patch: Mapping[str, Any]) -> None:
             _merge_lists(there, value)
         elif isinstance(value, list):
             # The name that means every item names none of a list that does not exist.
-            base[key] = [item for item in value if _identity(item) != ("name", EVERY)]
+            base[key] = [deepcopy(item) for item in value if _identity(item) != ("name", EVERY)]
         else:
-            base[key] = value
+            base[key] = deepcopy(value)
 
 
 def _merge_lists(items: list[Any], patch: list[Any]) -> None:
@@ -198,17 +202,14 @@ def _merge_lists(items: list[Any], patch: list[Any]) -> None:
         if same:
             _merge(same[0], item)
         elif item not in items:
-            items.append(item)
+            items.append(deepcopy(item))
 
 
 def _identity(item: Any) -> tuple[str, Any] | None:
-    """Return the key and value that tell an item of a list from the others, if it has such a key.
-
-    A mount is told by its path, since one volume may have several mounts.
-    """
+    """Return the key and value that tell an item of a list from the others, or None without."""
     if not isinstance(item, dict):
         return None
-    return next(((key, item[key]) for key in reversed(KEYS) if key in item), None)
+    return next(((key, item[key]) for key in KEYS if key in item), None)
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types

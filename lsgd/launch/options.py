@@ -3,9 +3,10 @@
 import argparse
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lsgd import paths
 from lsgd.errors import UsageError
@@ -135,6 +136,12 @@ FORMS = {
 }
 """The regular expression that the value of a metavariable has to match, and its description."""
 
+MANIFEST_OPTIONS = (
+    *("--namespace", "--env", "--secret", "--pull-secret", "--node-selector", "--tolerate"),
+    *("--requests", "--limits", "--ttl", "--queue", "--patch"),
+)
+"""The options that change a manifest of Kubernetes, whatever its kind."""
+
 LAUNCHERS = {
     "local": Launcher(
         "one job on this machine: over Horovod if installed, else under torchrun; one process "
@@ -174,8 +181,7 @@ LAUNCHERS = {
         "a job of Kubeflow (MPIJob, PyTorchJob, TrainJob) or a JobSet",
         (
             *("--kind", "--image", "--claim", "--nodes", "--gpus", "--name", "--rdma"),
-            *("--namespace", "--env", "--secret", "--pull-secret", "--node-selector", "--tolerate"),
-            *("--requests", "--limits", "--ttl", "--queue", "--patch"),
+            *MANIFEST_OPTIONS,
         ),
         submits=True,
     ),
@@ -246,30 +252,11 @@ def read_options(
     `caller` is the parser of the command that passes these arguments on. Raises UsageError for
     options that the launcher does not take.
     """
-    form, *_ = lines = _lines(launcher)
+    form, *_ = _lines(launcher)
     remedy = f"write {form}" if caller is None else SEE_HELP
     if "--" in argv:
         raise UsageError(f"option -- is unknown; {remedy}")
-    parser = Parser(usage="\n".join(lines).replace("%", "%%"), add_help=False, keys=recipe_keys)
-    parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
-    parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--recipe-dir", action=RecipeFolder, help=argparse.SUPPRESS)
-    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    taken = LAUNCHERS[launcher]
-    for name in {*taken.options, *taken.program_options}:
-        # A missing value is rejected below, with a better message.
-        parser.add_argument(
-            name, dest=name, nargs="?", const="", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
-    for name in taken.program_flags:
-        parser.add_argument(
-            name,
-            dest=name,
-            action="store_const",
-            const="",
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
+    taken, parser = LAUNCHERS[launcher], _option_parser(launcher)
     # Intermixed, since options may stand between positional arguments.
     namespace, unknown = parser.parse_known_intermixed_args(argv)
     # argparse takes what looks like a negative number for a positional argument.
@@ -286,8 +273,40 @@ def read_options(
             remedy = OTHER_OPTIONS
         (caller or parser).reject_argument(unknown[0], argv, remedy, also=parser.known_options)
     options = {name: value for name, value in vars(namespace).items() if taken.takes(name)}
+    _check_values(options, taken.program_flags, remedy)
+    gpus = None if "--np" in options else gres_gpus(options)
+    if gpus is not None and int(options.setdefault("--gpus", str(gpus))) != gpus:
+        raise UsageError(
+            f"--gres {options['--gres']} has {gpus} GPUs on each node, and --gpus "
+            f"{options['--gpus']} others; leave out --gpus"
+        )
+    return namespace.words, options, namespace.print
+
+
+def _option_parser(launcher: str) -> Parser:
+    """Return the parser of a launcher's command line; an option without its value is ''."""
+    usage = "\n".join(_lines(launcher)).replace("%", "%%")
+    parser = Parser(usage=usage, add_help=False, keys=recipe_keys)
+    parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
+    parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--recipe-dir", action=RecipeFolder, help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    taken = LAUNCHERS[launcher]
+    hidden: dict[str, Any] = {"const": "", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for name in {*taken.options, *taken.program_options}:
+        parser.add_argument(name, dest=name, nargs="?", **hidden)
+    for name in taken.program_flags:
+        parser.add_argument(name, dest=name, action="store_const", **hidden)
+    return parser
+
+
+def _check_values(options: Mapping[str, str], flags: Container[str], remedy: str) -> None:
+    """Raise UsageError for options without the values that they need, or with wrong ones.
+
+    `flags` are the options that need no value; `remedy` is the fix for a missing one.
+    """
     for name, value in options.items():
-        if name in taken.program_flags:
+        if name in flags:
             continue
         if not value:
             raise UsageError(f"{name} has no value; {remedy}")
@@ -300,13 +319,6 @@ def read_options(
         raise UsageError(
             "--np counts all processes and --gpus those of one machine; write one of them"
         )
-    gpus = None if "--np" in options else gres_gpus(options)
-    if gpus is not None and int(options.setdefault("--gpus", str(gpus))) != gpus:
-        raise UsageError(
-            f"--gres {options['--gres']} has {gpus} GPUs on each node, and --gpus "
-            f"{options['--gpus']} others; leave out --gpus"
-        )
-    return namespace.words, options, namespace.print
 
 
 def option_words(options: Mapping[str, str]) -> list[str]:

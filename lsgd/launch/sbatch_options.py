@@ -43,7 +43,8 @@ OTHER_OPTIONS = (
 )
 """The remedy for an option that neither lsgd nor this list of sbatch's options has."""
 
-_GPU = re.compile(r"(?<![^,])(?:gres:)?gpu((?::[A-Za-z]\w*)?)(?::(\d+))?(?![^,(])")
+# A type is all that is not a number alone, such as a100-sxm4-80gb, or 1g.5gb for a part of a GPU.
+_GPU = re.compile(r"(?<![^,])(?:gres:)?gpu((?::\d*[^:,(\d][^:,(]*)?)(?::(\d+))?(?![^,(])")
 
 
 def gres_gpus(options: Mapping[str, str]) -> int | None:
@@ -51,6 +52,8 @@ def gres_gpus(options: Mapping[str, str]) -> int | None:
 
     >>> gres_gpus({"--gres": "gpu:h100:4,nvme:1"}), gres_gpus({"--gres": "nvme:1"})
     (4, None)
+    >>> [gres_gpus({"--gres": gpus}) for gpus in ("gpu:1g.5gb:2", "gpu:a100-80gb", "gpu:8(S:0)")]
+    [2, 1, 8]
     """
     found = _GPU.search(options.get("--gres", ""))
     return int(found[2] or 1) if found else None

@@ -55,6 +55,12 @@ PATTERNS = {
 """The patterns in the names of Slurm's log files, and the shell variables of the same value."""
 
 
+PLACE_OPTIONS = (
+    *("--partition", "--account", "--qos", "--reservation", "--setup", "--container", "--mount"),
+)
+"""The options that say where a job may run and with what software, whatever it computes."""
+
+
 def slurm(request: Request) -> LaunchCommand:
     """Return the sbatch command and batch script of a job on whole machines or on some cores."""
     options = request.options
@@ -118,19 +124,13 @@ def slurm_array(requests: Sequence[Request], name: str, log: str, at_once: int |
     )
 
 
-def slurm_task(
-    options: Mapping[str, str], arguments: Sequence[str], name: str, log: str, paths: Request
-) -> str:
+def slurm_task(options: Mapping[str, str], arguments: Sequence[str], name: str, log: str) -> str:
     """Return the batch script of a job of one process without GPUs: `python ARGUMENTS`.
 
-    Of the options only those count that say where a job may run and who pays for it. A container
-    sees the paths of the request `paths`.
+    Of the options only those of PLACE_OPTIONS count, and the time limit. A container sees the
+    current folder and those of LSGD_DATA and --mount.
     """
-    kept = {
-        key: value
-        for key, value in options.items()
-        if key in ("--partition", "--account", "--qos", "--container", "--setup", "--reservation")
-    }
+    kept = {key: value for key, value in options.items() if key in PLACE_OPTIONS}
     lines = _option_lines(
         {
             **{"--job-name": name, "--nodes": "1", "--ntasks": "1"},
@@ -140,7 +140,7 @@ def slurm_task(
         kept,
     )
     command = _train_line(kept, arguments)
-    srun = shell_line(["srun", *_container(kept, [paths])]) + " " if "--container" in kept else ""
+    srun = shell_line(["srun", *_container(kept, [])]) + " " if "--container" in kept else ""
     return f"#!/usr/bin/env bash\n{lines}\n\n{_setup(kept)}exec {srun}{command}"
 
 
@@ -172,7 +172,7 @@ def _job_record(folder: str, log: str, *, is_array: bool) -> str:
 
     Paths are relative to the run folder.
     """
-    job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if is_array else "$SLURM_JOB_ID"
+    job = _expanded("%A_%a" if is_array else "%j")
     path = re.sub(r"[$`\\]", r"\\\g<0>", json.dumps(os.path.relpath(log, folder)))
     return (
         f'{{"job": "{job}", "nodes": "$SLURM_JOB_NODELIST", '
@@ -267,6 +267,11 @@ def _srun(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
 def _container(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
     """Return srun's options for a container, with the folders that it sees; none without one."""
     if "--container" not in options:
+        if "--mount" in options:
+            raise UsageError(
+                f"--mount {options['--mount']} adds folders to a container; write --container "
+                "IMAGE too, or leave it out"
+            )
         return []
     # The folder as the shell names it, since overrides may contain it with unresolved links.
     folder = os.environ.get("PWD", "")

@@ -15,6 +15,9 @@ from lsgd.run.read import NotARunError, read_run
 from lsgd.sanitizing import sanitize
 
 ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED")
+"""The states of Slurm's jobs that have not ended."""
+RECORD_KEYS = {"job", "nodes", "start", "began", "log", "process_logs"}
+"""The keys of the file that a job writes when it starts."""
 
 
 def print_status(arguments: Sequence[str]) -> int:
@@ -55,8 +58,7 @@ def _last_start(folder: Path) -> dict[str, Any] | None:
         record = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    whole = isinstance(record, dict) and {"job", "nodes", "start", "began", "log", "process_logs"}
-    return record if whole and whole <= record.keys() else None
+    return record if isinstance(record, dict) and record.keys() >= RECORD_KEYS else None
 
 
 def _job_lines(job: Mapping[str, str], record: Mapping[str, Any] | None) -> list[str]:
@@ -87,7 +89,7 @@ def _job_lines(job: Mapping[str, str], record: Mapping[str, Any] | None) -> list
 def _queued_job(folder: Path) -> dict[str, str]:
     """Return the fields of a pending or running job whose log is that of the folder, or none."""
     log = str(folder.absolute()) + ".log"
-    found = [job for job in _show() if job.get("JobState") in ACTIVE and job.get("StdOut") == log]
+    found = [job for job in _show() if job["JobState"] in ACTIVE and job.get("StdOut") == log]
     return found[-1] if found else {}
 
 

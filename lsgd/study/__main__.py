@@ -169,11 +169,10 @@ def print_plan(request: StudyRequest) -> None:
         [trial for trial in trials if not has_ended(trial.saved_run)]
         for trials in (chosen, [trial for trial in added if trial not in chosen])
     )
-    at_once = request.jobs if on_slurm else request.jobs or 1
+    at_once = request.jobs or (max(1, len(todo)) if on_slurm else 1)
     costs = cost_lines(
-        request.launcher, todo, possible, findings.groups, at_once or max(1, len(todo)),
-        request.images_per_second,
-    )  # fmt: skip
+        request.launcher, todo, possible, findings.groups, at_once, request.images_per_second
+    )
     for line in filter(None, [*costs, limit_line(request.launcher, todo)]):
         print(f"# {line}")
 
@@ -186,8 +185,8 @@ def print_scripts(request: StudyRequest, todo: Sequence[PlannedRun]) -> None:
         print(array.script)
     if arrays:
         print("# after them:")
-        script = report_script(request.launcher, request.study.name, study_arguments(request), todo)
-        print(script, flush=True)
+        arguments = study_arguments(request)
+        print(report_script(request.launcher, request.study.name, arguments), flush=True)
 
 
 def study_arguments(request: StudyRequest) -> list[str]:

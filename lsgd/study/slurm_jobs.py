@@ -11,11 +11,13 @@ from typing import IO
 
 from lsgd.errors import UsageError, converting_disk_full
 from lsgd.files import lock
-from lsgd.launch.options import Request
 from lsgd.launch.sbatch_options import time_limit
 from lsgd.launch.slurm import slurm_array, slurm_task
-from lsgd.planned import ARRAYS, MOST_JOBS, PlannedRun, RunLauncher
+from lsgd.planned import ARRAYS, PlannedRun, RunLauncher, submitted_job
 from lsgd.report.formatting import format_count
+
+MOST_JOBS = 500
+"""The maximum number of jobs of an array: clusters allow 1000, and each has a file locked here."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,11 @@ def job_arrays(
         yield JobArray(title, part, processes, script)
 
 
-def report_script(
-    launcher: RunLauncher, name: str, arguments: Sequence[str], runs: Sequence[PlannedRun]
-) -> str:
+def report_script(launcher: RunLauncher, name: str, arguments: Sequence[str]) -> str:
     """Return the batch script of the job that writes a study's report."""
     command = ["-m", "lsgd.study", *arguments, "--report-only"]
-    paths = Request(name, [], launcher.options)
     title = f"{name}-report"
-    return slurm_task(launcher.options, command, title, f"{ARRAYS}/{title}-%j.log", paths)
+    return slurm_task(launcher.options, command, title, f"{ARRAYS}/{title}-%j.log")
 
 
 def submit_arrays(
@@ -80,26 +79,11 @@ def submit_arrays(
             "sbatch is not installed; submit where Slurm is, or leave out --launch slurm to train "
             "on this machine"
         )
-    failed: dict[str, str] = {}
     with ExitStack() as locks:
-        files: dict[str, IO[str]] = {}
-        for run in runs:
-            with converting_disk_full(run.job_path):
-                run.job_path.parent.mkdir(parents=True, exist_ok=True)
-                # Another command must not submit the same run meanwhile.
-                file = locks.enter_context(run.job_path.open("a", encoding="utf-8"))
-            lock(file, wait=True)
-            try:
-                if job := run.active_job:
-                    print(f"{run}: {job} is already queued or running", flush=True)
-                else:
-                    files[str(run)] = file
-            except UsageError as error:
-                failed[str(run)] = str(error)
-                print(f"{run}: {error}", flush=True)
+        files, failed = _lock_runs(runs, locks)
         free = [run for run in runs if str(run) in files]
         submitted: list[str] = []
-        for array in job_arrays(launcher, name, free, at_once) if free else ():
+        for array in job_arrays(launcher, name, free, at_once):
             try:
                 job = _submit(array, [files[str(run)] for run in array.runs])
             except (UsageError, OSError) as error:
@@ -116,17 +100,43 @@ def submit_arrays(
             )
     if submitted:
         depends = f"--dependency=afterany:{':'.join(submitted)}"
-        script = report_script(launcher, name, report_arguments, runs)
+        script = report_script(launcher, name, report_arguments)
         try:
-            print(f"{name}: job {_sbatch(script, name, depends)} will write the report", flush=True)
+            job = _sbatch(script, _new_file(f"{name}-report"), depends)
+            print(f"{name}: job {job} will write the report", flush=True)
         except (UsageError, OSError) as error:
             print(f"{name}: no job will write the report: {error}", flush=True)
     return failed
 
 
+def _lock_runs(
+    runs: Sequence[PlannedRun], locks: ExitStack
+) -> tuple[dict[str, IO[str]], dict[str, str]]:
+    """Lock the files of the runs' jobs, so that no other command submits the same runs meanwhile.
+
+    Returns the files of the runs that no job trains, and the reasons why that is unknown of others.
+    """
+    files: dict[str, IO[str]] = {}
+    failed: dict[str, str] = {}
+    # In the same order in all studies, or two that share runs might wait for each other forever.
+    for run in sorted(runs, key=lambda run: run.job_path):
+        with converting_disk_full(run.job_path):
+            run.job_path.parent.mkdir(parents=True, exist_ok=True)
+            file = locks.enter_context(run.job_path.open("a", encoding="utf-8"))
+        lock(file, wait=True)
+        try:
+            if job := run.active_job:
+                print(f"{run}: {job} is already queued or running", flush=True)
+            else:
+                files[str(run)] = file
+        except UsageError as error:
+            failed[str(run)] = str(error)
+            print(f"{run}: {error}", flush=True)
+    return files, failed
+
+
 def _submit(array: JobArray, files: Sequence[IO[str]]) -> str:
     """Submit an array; write into the file of each run which job of which array trains it."""
-    ARRAYS.mkdir(parents=True, exist_ok=True)
     answer = _new_file(array.name)
     for number, file in enumerate(files):
         file.truncate(0)
@@ -134,7 +144,7 @@ def _submit(array: JobArray, files: Sequence[IO[str]]) -> str:
         file.write(f"job {number} of {answer.name}\n")
         file.flush()
     try:
-        return _sbatch(array.script, array.name, answer=answer, files=files)
+        return _sbatch(array.script, answer, files=files)
     except (UsageError, OSError):
         for file in files:
             file.truncate(0)
@@ -142,19 +152,11 @@ def _submit(array: JobArray, files: Sequence[IO[str]]) -> str:
         raise
 
 
-def _sbatch(
-    script: str,
-    name: str,
-    *options: str,
-    answer: Path | None = None,
-    files: Sequence[IO[str]] = (),
-) -> str:
+def _sbatch(script: str, answer: Path, *options: str, files: Sequence[IO[str]] = ()) -> str:
     """Submit a batch script and return the job's number; sbatch writes it into `answer`.
 
     sbatch inherits the locks of `files`, which so end with it even if this process is killed.
     """
-    ARRAYS.mkdir(parents=True, exist_ok=True)
-    answer = answer or _new_file(f"{name}-report")
     answer.with_suffix(".sh").write_text(f"{script}\n", encoding="utf-8")
     with answer.open("w", encoding="utf-8") as output:
         done = subprocess.run(
@@ -170,14 +172,15 @@ def _sbatch(
         raise UsageError(
             f"sbatch refuses {answer.with_suffix('.sh')}: {'; '.join(filter(None, reasons))}"
         )
-    found = re.search(r"Submitted batch job (\d+)", answer.read_text("utf-8", "replace"))
-    if not found:
+    job = submitted_job(answer)
+    if job is None:
         raise UsageError(f"sbatch has named no job; {answer} has its answer")
-    return found[1]
+    return job
 
 
 def _new_file(name: str) -> Path:
     """Create an empty file for sbatch's answer, under a name that no earlier array has."""
+    ARRAYS.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
         path = ARRAYS / f"{name}-{number}.job"

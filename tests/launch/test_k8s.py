@@ -94,6 +94,32 @@ metadata: {labels: {team: a}}
         assert container == old
 
 
+def test_a_patch_of_one_pod_leaves_the_others_alone(
+    printed: Callable[..., str], tmp_path: Path
+) -> None:
+    """Also where a patch of all pods has set the same field before."""
+    patch = tmp_path / "patch.yaml"
+    patch.write_text("""\
+kind: Pod
+spec: {nodeSelector: {pool: a}, volumes: [{name: nvme, hostPath: {path: /nvme}}]}
+---
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      template:
+        spec:
+          nodeSelector: {zone: b}
+          volumes: [{name: nvme, hostPath: {type: Directory}}]
+""")
+    words = [*options_of("pytorchjob"), "--patch", str(patch)]
+    pods = yaml.safe_load(printed("k8s", "digits", *words))["spec"]["pytorchReplicaSpecs"]
+    master, worker = (pods[name]["template"]["spec"] for name in ("Master", "Worker"))
+    assert master["nodeSelector"] == {"pool": "a"}
+    assert worker["nodeSelector"] == {"pool": "a", "zone": "b"}
+    assert master["volumes"][-1]["hostPath"] == {"path": "/nvme"}
+    assert worker["volumes"][-1]["hostPath"] == {"path": "/nvme", "type": "Directory"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_values_of_a_cluster(kind: str, printed: Callable[..., str]) -> None:
     """Each where Kubernetes looks for it; a pod that trains nothing gets no share of a node."""
@@ -184,6 +210,18 @@ def test_the_logs_of_a_folder_that_needs_quotes(printed: Callable[..., str]) -> 
     job = yaml.safe_load(printed("k8s", "digits", "run_dir='/lsgd/läuf 2'", *options))
     (pod,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
     assert "/lsgd/läuf 2/logs" in pod["command"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_that_yaml_takes_for_no_text(kind: str, printed: Callable[..., str]) -> None:
+    """Nor is it broken by quotes where it is a part of another value."""
+    jobs = [*yaml.safe_load_all(printed("k8s", "digits", *options_of(kind), "--name", "no"))]
+    assert {job["metadata"]["name"] for job in jobs} == {"no"}
+    if kind == "jobset":
+        [template] = pod_templates(jobs)
+        [container] = template["spec"]["containers"]
+        addresses = [each for each in container["env"] if each["name"] == "PET_MASTER_ADDR"]
+        assert addresses == [{"name": "PET_MASTER_ADDR", "value": "no-node-0-0.no"}]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -173,6 +173,7 @@ def test_what_a_site_asks_for_is_passed_on(printed: Printed) -> None:
         ("--gpus 4 --exclusive", True),
         ("--gpus 4 --nodes 2", True),
         ("--gres gpu:a100:2", False),
+        ("--gres gpu:1g.5gb:2", False),
         ("--gpus 8 --cpus 12", False),
     ],
 )
@@ -188,6 +189,7 @@ def test_a_part_of_a_node_is_not_the_whole(words: str, whole: bool, printed: Pri
     ("words", "named"),
     [
         ("--gres gpu:8 --gpus 4", "--gres gpu:8 has 8 GPUs on each node, and --gpus 4 others"),
+        ("--mount /a:/b", "--mount /a:/b adds folders to a container; write --container"),
         ("--output a.log", "--output is set by lsgd itself; run_dir=PATH"),
         ("--node 2", "option --node does not exist; did you mean --nodes"),
         ("--zzz 2", "option --zzz does not exist; the options of sbatch's manual are passed on"),

@@ -139,6 +139,7 @@ def test_a_study_that_cannot_be_read_stops_no_other(
             "model.last_gamma=0 makes fashion_bs64 and fashion_bs64_gamma0 the same run",
         ),
         ("+study=small --launch k8s --kind mpijob --image a --claim c", "write --print for the"),
+        ("+study=small --launch k8s --print", "--kind is missing, but must be mpijob (Horovod)"),
         ("+study=small seeds=x", "seeds=x must be a number of seeds or a list of distinct seeds"),
         ("+study=small epoch=1", "there is no key 'epoch'; did you mean epochs?"),
         ("+study=small --launch sbatch", "write one of horovodrun, k8s, local, mpirun"),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.studies import StudyFolder
 from lsgd import paths
 from lsgd.launch.options import option_words, read_options
 from lsgd.planned import PlannedRun, RunLauncher, limit_threads
+from lsgd.study import slurm_jobs
 from lsgd.study.__main__ import main
 
 
@@ -24,15 +26,18 @@ def test_trials_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) ->
     """Each of 2 jobs of 2 processes has a quarter of them; what the user has set stays."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    for options, given, expected in (
-        (["--np", "2"], None, "4"),
-        (["--np", "64"], None, "1"),
-        (["--np", "2"], "3", "3"),
-        (["--np", "2"], "all", "4"),
-        (["--hosts", "a:2,b:2"], None, None),
+    for name, options, given, expected in (
+        ("mpirun", ["--np", "2"], None, "4"),
+        ("mpirun", ["--np", "64"], None, "1"),
+        ("mpirun", ["--np", "2"], "3", "3"),
+        ("mpirun", ["--np", "2"], "all", "4"),
+        ("mpirun", ["--hosts", "a:2,b:2"], None, None),
+        # The cores of the login node say nothing about those of a job.
+        ("slurm", ["--gpus", "2"], None, None),
+        ("slurm", ["--np", "2"], None, None),
     ):
         monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": given} if given else {})
-        limit_threads(trial_launcher("mpirun", options), jobs=2)
+        limit_threads(trial_launcher(name, options), jobs=2)
         assert os.environ.get("OMP_NUM_THREADS") == expected
 
 
@@ -60,7 +65,8 @@ def test_each_has_a_name_of_its_own_on_kubernetes(
 def test_any_recipe_has_a_name_that_kubernetes_takes(name: str, most: int) -> None:
     """With all of its pods' names, and with the end that tells one trial from another."""
     trial = PlannedRun(with_fields(BASE, name=name), [])
-    options = {"--kind": "mpijob", "--nodes": str(most), "--gpus": "1"}
+    options = {"--kind": "mpijob", "--image": "i", "--claim": "c"}
+    options |= {"--nodes": str(most), "--gpus": "1"}
     command = RunLauncher("k8s", options).command(trial)
     job, nodes = (command[command.index(option) + 1] for option in ("--name", "--nodes"))
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job)
@@ -128,6 +134,7 @@ def test_a_study_on_slurm_is_one_array_with_a_report_after_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
     options = "--launch slurm --gpus 1 --account phys --time 30 --jobs 2 --images-per-second 9"
+    options += " --container i --mount /apps:/apps"
     assert main(["+study=small", *options.split(), "--print"]) == 0
     array, report = capsys.readouterr().out.split("# after them:\n")
     assert array.count("#!/usr/bin/env bash") == 1
@@ -140,12 +147,30 @@ def test_a_study_on_slurm_is_one_array_with_a_report_after_it(
     for script in (array, report):
         assert "#SBATCH --account=phys\n" in script
         assert "#SBATCH --time=30\n" in script
+        # The image may have its software there, for the report too.
+        assert re.search(r"srun .*--container-image=i .*\\,/apps:/apps ", script)
     assert "--gpus" not in report.partition("exec")[0]
     assert "--report-only" in report
     assert re.search(
         "^# cost: 4 runs to train, .* GPU hours.* by --images-per-second", report, re.M
     )
     assert "# cost by --time 30: at most 2.0 GPU hours" in report
+
+
+def test_studies_that_share_runs_lock_them_in_the_same_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In orders of their own, two that are submitted at once could wait for each other forever."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda program: program)
+    monkeypatch.setattr(PlannedRun, "active_job", "job 1")
+    locked: list[str] = []
+    monkeypatch.setattr(slurm_jobs, "lock", lambda file, *, wait: locked.append(file.name))
+    runs = [PlannedRun(with_fields(BASE, seed=seed), []) for seed in (1, 0, 2)]
+    for order in (runs, runs[::-1]):
+        launcher = trial_launcher("slurm", ["--np", "1"])
+        assert not slurm_jobs.submit_arrays(launcher, "small", order, None, [])
+    assert locked[:3] == locked[3:]
 
 
 def test_processes_of_servers_come_on_top() -> None:
