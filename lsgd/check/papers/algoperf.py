@@ -18,8 +18,8 @@ WARMUP, END, STEPS = 6999, 133_107, 146_999
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of AlgoPerf's target run."""
-    warmup = WARMUP / recipe.steps_per_epoch
-    curve = stated.by_power(LR, warmup, end=0.001 * LR, end_step=END, power=1)
+    warmup, until = WARMUP / recipe.steps_per_epoch, END / recipe.steps_per_epoch
+    curve = stated.by_power(LR, warmup, end=0.001 * LR, until=until, power=1)
     text = f"from 0 to lr {LR:.4f} over {WARMUP} steps, linear to a thousandth at step {END}"
     return RULES | {"lr_curve": stated.lr_curve("code", text, curve)}
 

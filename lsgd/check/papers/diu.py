@@ -1,12 +1,14 @@
 """Rules of fast.ai's and DIU's ImageNet training: diux-dev/imagenet18 at a61ced3, by machine."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lsgd.check.learning_rate import LrByEpoch
+import numpy as np
+from numpy.typing import NDArray
+
+from lsgd.check.learning_rate import Curve
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
+from lsgd.check.papers import goyal2017, stated
 from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
 
@@ -70,11 +72,11 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         "image_sizes": Rule(
             "train", "128, then 224 and 288 pixels", lambda found: found == _changes(sizes)
         ),
-        "lr": Rule(
+        "lr_curve": stated.lr_curve(
             "train",
             f"from {phases[0].lr:g} to {phases[-1].last_lr:g}, linear in a phase, whose steps are "
             "counted from 1",
-            lambda lr: _is_lr(lr, phases, recipe.workers, end),
+            _linear_in_phases(phases, recipe.workers, end),
         ),
         "epochs": Rule("train", f"{end} at most", lambda epochs: epochs.count == end),
     }
@@ -85,19 +87,18 @@ def _changes(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [row for i, row in enumerate(rows) if not i or row[1:] != rows[i - 1][1:]]
 
 
-def _is_lr(found: LrByEpoch, phases: Sequence[TrainingPhase], k: int, end: int) -> bool:
-    """Return whether the lr is linear within each phase, whose steps are counted from 1."""
-    begins = [phase.epoch for phase in phases]
+def _linear_in_phases(phases: Sequence[TrainingPhase], k: int, end: int) -> stated.LrRule:
+    """Return an lr that is linear within each phase, whose steps are counted from 1."""
+    begins, _, n, first, last = np.array(phases).T
+    lengths = np.diff([*begins, end])
+    steps = np.ceil(EXAMPLES / (k * n))
 
-    def lr(epoch: float) -> float:
-        number = bisect_right(begins, epoch) - 1
-        phase = phases[number]
-        length = [*begins[1:], end][number] - phase.epoch
-        steps = -(-EXAMPLES // (k * phase.n))
-        share = (epoch - phase.epoch + 1 / steps) / length
-        return phase.lr + (phase.last_lr - phase.lr) * share
+    def rule(epochs: NDArray[np.float64], _: float) -> Curve:
+        i = np.searchsorted(begins, epochs, side="right") - 1
+        share = (epochs - begins[i] + 1 / steps[i]) / lengths[i]
+        return first[i] + (last[i] - first[i]) * share
 
-    return found.equals(lr)
+    return rule
 
 
 RULES = (

@@ -1,9 +1,7 @@
 """Rules of FFCV's ImageNet training: train_imagenet.py and rn50_configs at 4dd291a."""
 
-from collections.abc import Callable
-
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
+from lsgd.check.papers import goyal2017, stated
 from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
 
@@ -18,28 +16,12 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of FFCV's code, and of its configuration for the number of epochs."""
     first = FIRST_AT_192.get(recipe.epochs)
     return RULES | {
-        "lr": Rule(
-            "code",
-            "linear from 1.7e-4 to 1.7 at epoch 2, and to 0 at the end",
-            lambda lr: lr.equals(_lr(recipe.epochs)),
-        ),
         "image_sizes": Rule(
             "configs",
             f"160, and 192 from epoch {first} on",
             lambda sizes: sizes == [(0, 160), (first, 192)],
         ),
     }
-
-
-def _lr(epochs: int) -> Callable[[float], float]:
-    """Return the lr by epoch: two straight lines."""
-
-    def lr(epoch: float) -> float:
-        if epoch <= 2:
-            return 1.7e-4 + (1.7 - 1.7e-4) * epoch / 2
-        return 1.7 * (epochs - epoch) / (epochs - 2)
-
-    return lr
 
 
 RULES = (
@@ -74,6 +56,11 @@ RULES = (
             "code",
             "equation (9), not Nesterov, m = 0.9",
             lambda momentum: momentum == Momentum(9, nesterov=False, m=0.9, clip_norm=None),
+        ),
+        "lr_curve": stated.lr_curve(
+            "code",
+            "linear from 1.7e-4 to 1.7 at epoch 2, and to 0 at the end",
+            stated.by_power(1.7, 2, start=1.7e-4, power=1),
         ),
         "label_smoothing": Rule("configs", "0.1", lambda share: share == 0.1),
         "loss": Rule("code", "cross-entropy", lambda loss: loss == ("cross_entropy", "")),

@@ -19,14 +19,11 @@ LR, WARMUP, END = 13.0, 36, 1320
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of Fujitsu's code for 86,016 images."""
-    return RULES
-
-
-def _lr() -> Rule:
+    until = END / recipe.steps_per_epoch
     # Its warmup counts updates from 1, by which it is one step early.
-    curve = stated.by_power(LR, WARMUP, start=LR / 540, end=0.0025 * LR, end_step=END, power=2.2)
+    curve = stated.by_power(LR, WARMUP, start=LR / 540, end=0.0025 * LR, until=until, power=2.2)
     text = f"to lr 13 over {WARMUP} epochs, power 2.2 to 0.0325 at step {END}; to 0.3 %"
-    return stated.lr_curve("code", text, curve, within=0.003)
+    return RULES | {"lr_curve": stated.lr_curve("code", text, curve, within=0.003)}
 
 
 RULES = (
@@ -48,7 +45,6 @@ RULES = (
             lambda share: math.isclose(share, 0.1 * 1000 / 999, abs_tol=1e-5),
         ),
         "precision": stated.precision("code", "float16"),
-        "lr_curve": _lr(),
         "epochs": stated.epochs("code", 90),
         "worker_batch": stated.worker_batch("code", 42),
     }

@@ -42,7 +42,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 def _warms_up(warmup: Warmup) -> bool:
     # An lr that does not grow with the minibatch needs no warmup.
-    full = float(warmup.larger_run.curve.max())
+    full = float(warmup.larger_run.lrs.max())
     return warmup.starts_at_full_lr and (
         full == warmup.reference or warmup.larger_run.rises(warmup.reference, full, 5)
     )

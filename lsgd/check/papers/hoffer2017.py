@@ -34,7 +34,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 def _starts_full(warmup: Warmup) -> bool:
-    return bool(warmup.own.curve[0] == warmup.own.curve.max())
+    return bool(warmup.own.lrs[0] == warmup.own.lrs.max())
 
 
 RULES = goyal2017.COMMON_RULES | {

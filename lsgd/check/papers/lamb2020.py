@@ -4,11 +4,8 @@ code: fastalgo/imagenet_resnet50_lamb at b778c4c, whose log has the run's error.
 could not be read.
 """
 
-import numpy as np
-
-from lsgd.check.learning_rate import Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
+from lsgd.check.papers import goyal2017, stated
 from lsgd.check.step import LambSettings, WeightDecayGroups
 from lsgd.recipe import Recipe
 
@@ -21,15 +18,10 @@ WD = frozenset([1.5])
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of the authors' code of LAMB for ResNet-50."""
-    return RULES
-
-
-def rises_and_falls(warmup: Warmup, lr: float, warmup_steps: float, end: float) -> bool:
-    """Return whether the lr of a run rises linearly from 0, and then falls linearly to 0."""
-    steps = np.arange(len(warmup.own.curve))
-    rising, falling = lr * steps / warmup_steps, lr * (end - steps) / (end - warmup_steps)
-    expected = np.minimum(rising, falling).clip(0)
-    return bool(np.allclose(warmup.own.curve, expected, rtol=1e-9, atol=1e-12))
+    warmup, until = WARMUP_STEPS / recipe.steps_per_epoch, STEPS / recipe.steps_per_epoch
+    text = f"from 0 to lr {LR:g} over {WARMUP_STEPS} steps, then linear to 0 at step {STEPS}"
+    curve = stated.by_power(LR, warmup, until=until, power=1)
+    return RULES | {"lr_curve": stated.lr_curve("code", text, curve)}
 
 
 SHARED = ("data", "augmentation", "resize", "evaluation_crop", "model", "stride", "fc_init")
@@ -59,11 +51,6 @@ RULES = (
         ),
         "label_smoothing": Rule("code", "0.1", lambda share: share == 0.1),
         "precision": Rule("code", "bfloat16", lambda names: names == {"bfloat16", "float32"}),
-        "warmup": Rule(
-            "code",
-            f"from 0 to lr {LR:g} over {WARMUP_STEPS} steps, then linear to 0 at step {STEPS}",
-            lambda warmup: rises_and_falls(warmup, LR, WARMUP_STEPS, STEPS),
-        ),
         "epochs": Rule("code", f"{STEPS} steps", lambda epochs: epochs.steps == STEPS),
         "worker_batch": Rule("code", "BN over 128 images", lambda sizes: sizes == {128}),
     }

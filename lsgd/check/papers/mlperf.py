@@ -36,9 +36,9 @@ def _power_of_two(decays: frozenset[float]) -> bool:
 
 
 def _rises_from_0(warmup: Warmup) -> bool:
-    curve, steps = warmup.own.curve, warmup.own.steps
-    epochs, rest = divmod(int(curve.argmax()), steps)
-    return not rest and warmup.own.rises(0.0, float(curve.max()), epochs)
+    own = warmup.own
+    epochs = float(own.epochs[own.lrs.argmax()])
+    return epochs.is_integer() and own.rises(0.0, float(own.lrs.max()), epochs)
 
 
 def _to_its_end(decay: Parabola | None) -> bool:

@@ -3,10 +3,8 @@
 Its optimizer, initialisation and image sizes are those of mosaicml/composer at 6405188.
 """
 
-import math
-
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
+from lsgd.check.papers import goyal2017, stated
 from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
 
@@ -19,13 +17,6 @@ EPOCHS = 36
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of MosaicML's mild recipe."""
     return RULES
-
-
-def _lr(epoch: float) -> float:
-    """Return the lr by epoch: 8 epochs of warmup, then half a cosine."""
-    if epoch < 8:
-        return 2.048 * epoch / 8
-    return 1.024 * (1 + math.cos(math.pi * (epoch - 8) / (EPOCHS - 8)))
 
 
 SHARED = ("data", "augmentation", "model", "stride")
@@ -69,10 +60,10 @@ RULES = (
         "label_smoothing": Rule("mild", "0.08", lambda share: share == 0.08),
         "averaging": Rule("mild", "exponential", lambda name: name == "ema"),
         "precision": Rule("mild", "float16", lambda names: names == {"float16", "float32"}),
-        "lr": Rule(
+        "lr_curve": stated.lr_curve(
             "mild",
             "from 0 to 2.048 over 8 epochs, then half a cosine to 0 at epoch 36",
-            lambda lr: lr.equals(_lr),
+            stated.by_cosine(2.048, 8, until=EPOCHS),
         ),
         "phases": Rule("mild", "8 x 256 in all epochs", lambda phases: phases == [(0, 8, 256)]),
         "epochs": Rule("mild", f"{EPOCHS}", lambda epochs: epochs.count == EPOCHS and epochs.whole),

@@ -1,20 +1,16 @@
 """Rules of NUS-HPC-AI-Lab, pytorch-lamb at 638a309: its README's table and its code."""
 
 import math
-from fractions import Fraction
 
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017, nus
-from lsgd.check.papers.lamb2020 import rises_and_falls
+from lsgd.check.papers import goyal2017, nus, stated
 from lsgd.check.step import LambSettings, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "NUS-HPC-AI-Lab, pytorch-lamb"
 WHO = "the code of NUS for LAMB"
 NOTE = "table is that of its README, by minibatch."
-TABLE = {
-    4096: Fraction(5, 2), 8192: Fraction(5), 16384: Fraction(10), 32768: Fraction(20),
-}  # fmt: skip
+TABLE = {4096: 2.5, 8192: 5, 16384: 10, 32768: 20}
 """The warmup epochs, by minibatch."""
 
 
@@ -22,17 +18,11 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of the NUS code for LAMB and of its table's row for the minibatch."""
     batch_size = recipe.batch_size
     if batch_size not in TABLE:
-        known = ", ".join(f"{each:,}" for each in TABLE)
-        return RULES | {"warmup": Rule("table", f"there are rows for {known}", lambda _: False)}
-    epochs, lr = TABLE[batch_size], 0.04 * math.sqrt(batch_size / 32768)
+        return RULES | {"lr_curve": stated.no_row(TABLE)}
+    warmup, lr = TABLE[batch_size], 0.04 * math.sqrt(batch_size / 32768)
+    text = f"from 0 to lr {lr:.3g} over {warmup:g} epochs, then linear to 0 at the end"
     return RULES | {
-        "warmup": Rule(
-            "table",
-            f"from 0 to lr {lr:.3g} over {float(epochs):g} epochs, then linear to 0 at the end",
-            lambda warmup: rises_and_falls(
-                warmup, lr, float(epochs * warmup.own.steps), len(warmup.own.curve)
-            ),
-        )
+        "lr_curve": stated.lr_curve("table", text, stated.by_power(lr, warmup, power=1))
     }
 
 

@@ -1,26 +1,25 @@
 """Rules for settings that a source states as plain values, and the lr curves of such sources."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.check.images import CropSamples
-from lsgd.check.learning_rate import Curve, Ramp
+from lsgd.check.learning_rate import Curve, LrCurve
 from lsgd.check.observation import Rule
 from lsgd.check.step import Lars, Momentum, WeightDecayGroups
 
-LrRule = Callable[[NDArray[np.int64], int, int], Curve]
-"""A function of the numbers of all steps, the steps per epoch and the steps of the run."""
+LrRule = Callable[[NDArray[np.float64], float], Curve]
+"""A function of the epochs at which the steps begin, and of the number of epochs of the run."""
 
 
 def lr_curve(section: str, text: str, rule: LrRule, *, within: float = 1e-9) -> Rule:
     """Return the rule that the lr of every step is that of `rule`, with this relative tolerance."""
 
-    def holds(ramp: Ramp) -> bool:
-        steps = np.arange(len(ramp.curve))
-        return np.allclose(ramp.curve, rule(steps, ramp.steps, len(steps)), rtol=within, atol=1e-9)
+    def holds(found: LrCurve) -> bool:
+        return np.allclose(found.lrs, rule(found.epochs, found.end), rtol=within, atol=1e-12)
 
     return Rule(section, text, holds)
 
@@ -28,10 +27,9 @@ def lr_curve(section: str, text: str, rule: LrRule, *, within: float = 1e-9) -> 
 def by_drops(lr: float, warmup: float, *drops: int, start: float = 0.0) -> LrRule:
     """Return a linear warmup over epochs from `start`, then a tenth at each of these epochs."""
 
-    def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
-        rising = start + (lr - start) * steps / max(warmup * per_epoch, 1)
-        dropped = sum((steps >= drop * per_epoch).astype(int) for drop in drops)
-        return np.where(steps < warmup * per_epoch, rising, lr * 0.1**dropped)
+    def rule(epochs: NDArray[np.float64], _: float) -> Curve:
+        dropped = sum((epochs >= drop).astype(int) for drop in drops)
+        return _warms_up(epochs, start, lr, warmup, lr * 0.1**dropped)
 
     return rule
 
@@ -42,35 +40,48 @@ def by_power(
     *,
     start: float = 0.0,
     end: float = 0.0,
-    end_step: int | None = None,
+    until: float | None = None,
     power: float = 2.0,
 ) -> LrRule:
-    """Return a linear warmup over epochs, then a polynomial to `end` at a step, or at the last."""
+    """Return a linear warmup over epochs, then a polynomial to `end`, which holds from then on.
 
-    def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
-        rise, last = warmup * per_epoch, end_step or total
-        left = np.clip((last - steps) / (last - rise), 0, 1)
-        falling = end + (lr - end) * left**power
-        return np.where(steps < rise, start + (lr - start) * steps / rise, falling)
+    The polynomial ends at epoch `until`, or with the run.
+    """
 
-    return rule
-
-
-def by_cosine(lr: float, warmup: float, *, start: float = 0.0, end: float = 0.0) -> LrRule:
-    """Return a linear warmup over epochs, then half a cosine to `end` at the end of the run."""
-
-    def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
-        rise = warmup * per_epoch
-        half = (1 + np.cos(math.pi * (steps - rise) / (total - rise))) / 2
-        falling = end + (lr - end) * half
-        return np.where(steps < rise, start + (lr - start) * steps / rise, falling)
+    def rule(epochs: NDArray[np.float64], last: float) -> Curve:
+        last = until or last
+        left = np.clip((last - epochs) / (last - warmup), 0, 1)
+        return _warms_up(epochs, start, lr, warmup, end + (lr - end) * left**power)
 
     return rule
 
 
-def no_row(what: str) -> Rule:
+def by_cosine(
+    lr: float, warmup: float, *, start: float = 0.0, end: float = 0.0, until: float | None = None
+) -> LrRule:
+    """Return a linear warmup over epochs, then half a cosine to `end`.
+
+    The cosine ends at epoch `until`, or with the run.
+    """
+
+    def rule(epochs: NDArray[np.float64], last: float) -> Curve:
+        half = (1 + np.cos(math.pi * (epochs - warmup) / ((until or last) - warmup))) / 2
+        return _warms_up(epochs, start, lr, warmup, end + (lr - end) * half)
+
+    return rule
+
+
+def _warms_up(
+    epochs: NDArray[np.float64], start: float, lr: float, warmup: float, after: Curve
+) -> Curve:
+    """Return a curve of lr that is linear in the epochs of the warmup, and `after` behind it."""
+    return np.where(epochs < warmup, start + (lr - start) * epochs / (warmup or 1), after)
+
+
+def no_row(batch_sizes: Iterable[int]) -> Rule:
     """Return the rule of a recipe whose minibatch has no row in its source; it never holds."""
-    return Rule("table", f"there are rows for {what} images", lambda _: False)
+    known = ", ".join(f"{each:,}" for each in batch_sizes)
+    return Rule("table", f"there are rows for {known} images", lambda _: False)
 
 
 def sgd(section: str, *, equation: int, nesterov: bool, m: float) -> Rule:

@@ -18,10 +18,11 @@ TITLE = "torchvision, ResNet-50"
 WHO = "torchvision's reference"
 NOTE = "code is references/classification of pytorch/vision, V2 its issue 3995."
 WD, WD_V2 = frozenset([1e-4]), frozenset([2e-5])
+V2_EPOCHS = 600
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
-    """Return the rules of torchvision's reference for 256 images, or of V2's steps for 1,024."""
+    """Return the rules of weights V1, V2 or the first step to V2, by minibatch and epochs."""
     if recipe.batch_size == 1024:
         text = "lr of whole epochs: from 0.005 to 0.5 over 5 epochs, then half a cosine to 0"
         curve = stated.lr_curve("V2", text, _per_epoch)
@@ -29,14 +30,14 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         text = "lr 0.1, a tenth at 30 and 60"
         curve = stated.lr_curve("code", text, stated.by_drops(0.1, 0, 30, 60))
     else:
-        curve = stated.no_row("256 and 1,024")
-    # Of V2's steps, 600 epochs came with all that follow the first one, or soon before them.
-    return RULES | (V2 if recipe.epochs == 600 else {}) | {"lr_curve": curve}
+        curve = stated.no_row([256, 1024])
+    # The first step to V2 has 90 epochs. Later ones have 600 before they have all of V2, and no
+    # rules of their own: a recipe of 600 epochs deviates in what it lacks of V2.
+    return RULES | (V2 if recipe.epochs == V2_EPOCHS else {}) | {"lr_curve": curve}
 
 
-def _per_epoch(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
-    epoch, last = steps // per_epoch, total // per_epoch
-    return stated.by_cosine(0.5, 5, start=0.005)(epoch, 1, last)
+def _per_epoch(epochs: NDArray[np.float64], last: float) -> Curve:
+    return stated.by_cosine(0.5, 5, start=0.005)(np.floor(epochs), last)
 
 
 RULES = (
@@ -72,5 +73,5 @@ V2 = {
     ),
     "batchnorm_decay": stated.no_batchnorm_decay("V2"),
     "averaging": Rule("V2", "exponential, every 32 updates", lambda name: name == "ema"),
-    "epochs": stated.epochs("V2", 600),
+    "epochs": stated.epochs("V2", V2_EPOCHS),
 }
