@@ -55,7 +55,7 @@ def _in_memory(data: Data) -> list[Observation]:
     return [
         Observation("augmentation", kinds.get(data.augmentation, data.augmentation), None),
         Observation(
-            "evaluation_crop", f"the whole image of {data.image_size} x {data.image_size}", False
+            "evaluation_crop", f"the whole image of {data.image_size} x {data.image_size}", None
         ),
     ]
 
@@ -73,7 +73,7 @@ def _of_files(recipe: Recipe) -> list[Observation]:
         Observation("augmentation", str(windows or kind), windows),
         Observation("resize", f"antialiased {resize}", {resize}),
         _colour(recipe) if "colour" in parts else as_stored,
-        Observation("evaluation_crop", crop, ratio == augmentation.CROP_RATIO),
+        Observation("evaluation_crop", crop, ratio),
     ]
 
 

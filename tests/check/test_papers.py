@@ -8,7 +8,7 @@ import torch
 from helpers.composed import compose_recipe
 
 from lsgd import check, recipe
-from lsgd.check import learning_rate, network, sampling, step
+from lsgd.check import images, learning_rate, network, sampling, step
 from lsgd.check.__main__ import main, verdict
 from lsgd.check.papers import PAPERS
 from lsgd.errors import UsageError
@@ -230,6 +230,18 @@ def test_sizes_and_phases_are_those_of_the_source(run: str, word: str, rule: str
         for recipe in asked
     )  # fmt: skip
     assert (own, other) == (set(), {rule})
+
+
+@pytest.mark.parametrize(
+    "run", ["mlperf", "torchvision", "torchvision_v2", "rsb", "mosaic", "ffcv"]
+)
+def test_another_crop_of_evaluated_images(run: str) -> None:
+    """Neither that of most sources, 256, nor one that only is not 256, has to pass for 232."""
+    for ratio, is_broken in ((None, False), (224 / 240, True)):
+        asked = compose_recipe(*RUNS[run], *[f"data.crop_ratio={ratio}"] * is_broken)
+        results = check.apply_rules(asked, images.observe(asked))
+        [crop] = [each for each in results if each.rule == "evaluation_crop"]
+        assert crop.is_followed != is_broken
 
 
 def test_evaluations_every_four_epochs_are_mlperfs() -> None:

@@ -31,10 +31,8 @@ RULES = (
     | {
         "last_gamma": stated.last_gamma("code", 0.0),
         "momentum": stated.sgd("code", equation=9, nesterov=False, m=M),
-        "weight_decay": Rule(
-            "code", f"{WD:g} of weights", lambda found: found.weights == frozenset([WD])
-        ),
+        "weight_decay": stated.decay_of_weights("code", WD),
         "label_smoothing": stated.label_smoothing("code", 0.2),
-        "epochs": Rule("code", f"{STEPS:,} steps", lambda epochs: epochs.steps == STEPS),
+        "epochs": stated.steps("code", STEPS),
     }
 )

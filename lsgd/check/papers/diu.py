@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from lsgd.check.learning_rate import Curve
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
-from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "fast.ai's and DIU's ImageNet training"
@@ -101,9 +100,10 @@ def _linear_in_phases(phases: Sequence[TrainingPhase], k: int, end: int) -> stat
     return rule
 
 
+NETWORK = ("model", "stride", "conv_init", "fc_init", "last_gamma")
 RULES = (
     goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "model", "stride", "conv_init", "fc_init", "last_gamma")
+    | goyal2017.rules_for_section("code", *NETWORK, "loss")
     | {
         "data": Rule(
             "train",
@@ -113,26 +113,15 @@ RULES = (
         "augmentation": Rule(
             "train", "area from 8 % on, from 8.7 % at 224 and 50 % at 288", lambda _: False
         ),
-        "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
-        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
+        "resize": stated.resize("code", "bilinear"),
+        "colour": stated.colour_as_stored("code"),
         "evaluation_crop": Rule("code", "rectangles in the last phase", lambda _: False),
-        "weight_decay": Rule(
-            "code",
-            "1e-4 of weights and of the fc bias",
-            lambda decays: (
-                decays == WeightDecayGroups(frozenset([1e-4]), frozenset([1e-4]), untouched=0)
-            ),
-        ),
-        "batchnorm_decay": Rule("code", "none", lambda decays: not any(decays)),
-        "momentum": Rule(
-            "code",
-            "equation (9), not Nesterov, m = 0.9",
-            lambda momentum: momentum == Momentum(9, nesterov=False, m=0.9, clip_norm=None),
-        ),
+        "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
+        "batchnorm_decay": stated.no_batchnorm_decay("code"),
+        "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
         "tail": Rule("code", "a smaller last step", lambda is_dropped: not is_dropped),
-        "loss": Rule("code", "cross-entropy", lambda loss: loss == ("cross_entropy", "")),
-        "label_smoothing": Rule("code", "none", lambda share: share == 0),
+        "label_smoothing": stated.label_smoothing("code", 0.0),
         "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
-        "precision": Rule("code", "float16", lambda names: names == {"float16", "float32"}),
+        "precision": stated.precision("code", "float16"),
     }
 )

@@ -57,7 +57,7 @@ RULES = (
     | stated.STRIDE
     | stated.FAN_IN
     | {
-        "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
+        "resize": stated.resize("code", "bilinear"),
         "last_gamma": stated.last_gamma("code", 1.0),
         "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.875),
         "label_smoothing": stated.label_smoothing("code", 0.1),

@@ -4,8 +4,6 @@ code: Fujitsu's folder in mlcommons/training_results_v0.6 at f312518. Its LARS h
 the decay and the full lr in its denominator, where other codes have the decay.
 """
 
-import math
-
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
 from lsgd.recipe import Recipe
@@ -39,11 +37,7 @@ RULES = (
         "lars": stated.lars(
             "code", equation=10, m=0.96, trust=0.0025, eps=1e-9, ratio_decay=6.5e-4
         ),
-        "label_smoothing": Rule(
-            "code",
-            "0.1 over the other classes, which is 0.1001 over all",
-            lambda share: math.isclose(share, 0.1 * 1000 / 999, abs_tol=1e-5),
-        ),
+        "label_smoothing": stated.smoothing_over_others("code"),
         "precision": stated.precision("code", "float16"),
         "epochs": stated.epochs("code", 90),
         "worker_batch": stated.worker_batch("code", 42),

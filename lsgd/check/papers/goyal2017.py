@@ -7,6 +7,7 @@ from lsgd.check.learning_rate import RunLength, Warmup
 from lsgd.check.observation import Rule
 from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
+from lsgd.rules import augmentation
 
 TITLE = "Goyal et al. 2017"
 WHO = "the paper"
@@ -75,7 +76,9 @@ RULES = {
         "jitter by 0.6 to 1.4, lighting of standard deviation 0.1; named in fb.resnet.torch only",
         lambda colour: colour == FB_RESNET_COLOURS,
     ),
-    "evaluation_crop": Rule("[12]", "short side 256, centre 224", bool),
+    "evaluation_crop": Rule(
+        "[12]", "short side 256, centre 224", lambda ratio: ratio == augmentation.CROP_RATIO
+    ),
     "model": Rule("5.1", "ResNet-50, 161 tensors", bool),
     "stride": Rule(
         "5.1", "stride 2 in the 3 x 3 convolution of a block", lambda sizes: sizes == {(3, 3)}

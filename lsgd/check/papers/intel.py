@@ -30,9 +30,7 @@ RULES = (
     | stated.RESNET50
     | {
         "momentum": stated.sgd("code", equation=10, nesterov=False, m=0.9),
-        "weight_decay": Rule(
-            "code", "1e-4 of weights", lambda found: found.weights == frozenset([1e-4])
-        ),
+        "weight_decay": stated.decay_of_weights("code", 1e-4),
         "epochs": stated.epochs("code", 90),
     }
 )

@@ -6,14 +6,12 @@ could not be read.
 
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
-from lsgd.check.step import LambSettings, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "You et al. 2020, LAMB"
 WHO = "the authors' code"
 NOTE = "code is that of the authors for ResNet-50 on TPUs."
 LR, WARMUP_STEPS, STEPS = 0.04, 782, 3519
-WD = frozenset([1.5])
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
@@ -29,29 +27,19 @@ RULES = (
     goyal2017.COMMON_RULES
     | goyal2017.rules_for_section("code", *SHARED, "last_gamma", "running_average")
     | {
-        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
+        "colour": stated.colour_as_stored("code"),
         # lsgd starts all convolutions as Goyal et al. 2017 do.
         "conv_init": Rule("code", "N(0, 1 / fan in), cut at two deviations", lambda _: False),
-        "weight_decay": Rule(
-            "code",
-            "1.5 of weights and of the fc bias, in the update and not in the gradient",
-            lambda decays: decays == WeightDecayGroups(WD, WD, untouched=0, decoupled=True),
-        ),
-        "batchnorm_decay": Rule("code", "none", lambda decays: not any(decays)),
-        "lamb": Rule(
-            "code",
-            "beta 0.9 and 0.999, eps 1e-6, without bias correction, of weights and biases",
-            lambda lamb: (
-                lamb == LambSettings((0.9, 0.999), 1e-6, False, frozenset(["weights", "biases"]))
-            ),
-        ),
+        "weight_decay": stated.weight_decay("code", 1.5, biases=True, decoupled=True),
+        "batchnorm_decay": stated.no_batchnorm_decay("code"),
+        "lamb": stated.lamb("code", "weights", "biases", bias_correction=False),
         # A run of lsgd has no gradient of a worker that it could clip.
         "clip_norm": Rule(
             "code", "each core's own, to norm 1, before they are summed", lambda _: False
         ),
-        "label_smoothing": Rule("code", "0.1", lambda share: share == 0.1),
-        "precision": Rule("code", "bfloat16", lambda names: names == {"bfloat16", "float32"}),
-        "epochs": Rule("code", f"{STEPS} steps", lambda epochs: epochs.steps == STEPS),
-        "worker_batch": Rule("code", "BN over 128 images", lambda sizes: sizes == {128}),
+        "label_smoothing": stated.label_smoothing("code", 0.1),
+        "precision": stated.precision("code", "bfloat16"),
+        "epochs": stated.steps("code", STEPS),
+        "worker_batch": stated.worker_batch("code", 128),
     }
 )

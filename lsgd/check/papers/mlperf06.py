@@ -78,12 +78,13 @@ def _of_row(row: Submission, steps_per_epoch: int, *, equation: int) -> dict[str
     }
 
 
-SHARED = ("augmentation", "stride", "batchnorm_eps", "batchnorm_decay", "running_average")
 RULES = (
     goyal2017.COMMON_RULES
     | goyal2017.rules_for_section("rules", "data")
     | stated.RESNET50
-    | {name: mlperf.RULES[name] for name in SHARED}
+    | stated.STRIDE
+    | stated.BATCHNORM
+    | {name: mlperf.RULES[name] for name in ("augmentation", "batchnorm_decay")}
     | {
         "label_smoothing": stated.label_smoothing("code", 0.1),
         "evaluation_epochs": stated.evaluated_every("rules", 4),

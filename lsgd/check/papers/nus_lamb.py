@@ -4,7 +4,6 @@ import math
 
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, nus, stated
-from lsgd.check.step import LambSettings, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "NUS-HPC-AI-Lab, pytorch-lamb"
@@ -32,20 +31,10 @@ RULES = (
     | goyal2017.rules_for_section("code", *nus.SHARED)
     | {name: nus.RULES[name] for name in SAME}
     | {
-        "weight_decay": Rule(
-            "code",
-            "1.5 of weights, none of biases, in the update and not in the gradient",
-            lambda decays: (
-                decays == WeightDecayGroups(frozenset([1.5]), frozenset([0.0]), 0, decoupled=True)
-            ),
-        ),
-        "lamb": Rule(
-            "code",
-            "beta 0.9 and 0.999, eps 1e-6, without bias correction, of weights",
-            lambda lamb: lamb == LambSettings((0.9, 0.999), 1e-6, False, frozenset(["weights"])),
-        ),
+        "weight_decay": stated.weight_decay("code", 1.5, biases=False, decoupled=True),
+        "lamb": stated.lamb("code", "weights", bias_correction=False),
         "clip_norm": Rule("code", "the mean of all workers, to norm 1", lambda norm: norm == 1),
-        "epochs": Rule("code", "90", lambda epochs: epochs.count == 90 and epochs.whole),
-        "worker_batch": Rule("code", "n = 64", lambda sizes: sizes == {64}),
+        "epochs": stated.epochs("code", 90),
+        "worker_batch": stated.worker_batch("code", 64),
     }
 )

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lsgd.check.images import CropSamples
 from lsgd.check.learning_rate import Curve, LrCurve
 from lsgd.check.observation import Rule
-from lsgd.check.step import Lars, Momentum, WeightDecayGroups
+from lsgd.check.step import LambSettings, Lars, Momentum, WeightDecayGroups
 
 LrRule = Callable[[NDArray[np.float64], float], Curve]
 """A function of the epochs at which the steps begin, and of the number of epochs of the run."""
@@ -112,13 +112,37 @@ def lars(
     )
 
 
-def weight_decay(section: str, decay: float, *, biases: bool) -> Rule:
-    """Return the rule for a weight decay in the gradient of all weights, and of biases or none."""
-    groups = WeightDecayGroups(
-        frozenset([decay]), frozenset([decay if biases else 0.0]), untouched=0
+def lamb(section: str, *adapts: str, bias_correction: bool) -> Rule:
+    """Return the rule for LAMB with its usual constants, which scales these kinds of tensors."""
+    expected = LambSettings((0.9, 0.999), 1e-6, bias_correction, frozenset(adapts))
+    return Rule(
+        section,
+        f"beta 0.9 and 0.999, eps 1e-6, {'with' if bias_correction else 'without'} bias correction,"
+        f" of {' and '.join(adapts)}",
+        lambda found: found == expected,
     )
+
+
+def weight_decay(section: str, decay: float, *, biases: bool, decoupled: bool = False) -> Rule:
+    """Return the rule for a weight decay of all weights, and of biases or none.
+
+    It is in the gradient, or decoupled from it.
+    """
+    of_biases = frozenset([decay if biases else 0.0])
+    groups = WeightDecayGroups(frozenset([decay]), of_biases, 0, decoupled)
     text = f"{decay:g} of weights and {'' if biases else 'not of '}the bias"
+    text += ", in the update and not in the gradient" if decoupled else ""
     return Rule(section, text, lambda found: found == groups)
+
+
+def decay_of_weights(section: str, decay: float) -> Rule:
+    """Return the rule for the decay of weights, of a source that is silent on biases."""
+    return Rule(section, f"{decay:g} of weights", lambda found: found.weights == {decay})
+
+
+def batchnorm_decay(section: str, decay: float) -> Rule:
+    """Return the rule that gamma and beta of BN decay like all tensors."""
+    return Rule(section, f"{decay:g}, as of all tensors", lambda decays: decays == {decay})
 
 
 def no_batchnorm_decay(section: str) -> Rule:
@@ -136,7 +160,28 @@ def last_gamma(section: str, gamma: float) -> Rule:
 def label_smoothing(section: str, share: float) -> Rule:
     """Return the rule for the share of a label that is spread over all classes."""
     text = f"{share:g}" if share else "none"
-    return Rule(section, text, lambda found: abs(found - share) < 1e-5)
+    return Rule(section, text, lambda found: found == share)
+
+
+def smoothing_over_others(section: str) -> Rule:
+    """Return the rule for labels of which 0.1 is spread over the 999 classes that are false."""
+    return Rule(
+        section,
+        "0.1 over the other classes, which is 0.1001 over all",
+        lambda share: abs(share - 0.1 * 1000 / 999) < 1e-5,
+    )
+
+
+def binary_cross_entropy(section: str) -> Rule:
+    """Return the rule for the sum of the binary cross-entropies of all classes."""
+    text = "binary cross-entropy, sum over classes"
+    return Rule(section, text, lambda loss: loss == ("bce", "sum"))
+
+
+def mixing(section: str, mixup: float, cutmix: float) -> Rule:
+    """Return the rule for pairs of images that mixup or CutMix mixes, with these alphas."""
+    text = f"mixup of {mixup:g} or CutMix of {cutmix:g}"
+    return Rule(section, text, lambda alphas: alphas == (mixup, cutmix))
 
 
 def precision(section: str, name: str) -> Rule:
@@ -147,6 +192,16 @@ def precision(section: str, name: str) -> Rule:
 def worker_batch(section: str, n: int) -> Rule:
     """Return the rule for the number of images per BN statistic."""
     return Rule(section, f"BN over {n} images", lambda sizes: sizes == {n})
+
+
+def one_minibatch(section: str, k: int, n: int) -> Rule:
+    """Return the rule for k workers with n images each in all epochs."""
+    return Rule(section, f"{k} x {n} in all epochs", lambda phases: phases == [(0, k, n)])
+
+
+def steps(section: str, count: int) -> Rule:
+    """Return the rule for the number of steps of a run, which may end within an epoch."""
+    return Rule(section, f"{count:,} steps", lambda found: found.steps == count)
 
 
 def epochs(section: str, count: int) -> Rule:
@@ -193,14 +248,43 @@ def crops(
     )
 
 
+def resize(section: str, interpolation: str) -> Rule:
+    """Return the rule for the interpolation by which images are resized."""
+    return Rule(section, interpolation, lambda filters: filters == {interpolation})
+
+
+def evaluation_crop(section: str, short_side: int) -> Rule:
+    """Return the rule for the centre of 224 pixels of an image with this short side."""
+    return Rule(
+        section,
+        f"short side {short_side}, centre 224",
+        lambda ratio: ratio is not None and math.isclose(ratio, 224 / short_side),
+    )
+
+
+def colour_as_stored(section: str) -> Rule:
+    """Return the rule that the colours of training images are not changed."""
+    return Rule(section, "as stored", lambda colour: colour == "as stored")
+
+
 BATCHNORM = {
     "batchnorm_eps": Rule("code", "1e-05", lambda found: found == {1e-5}),
     "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
 }
 """The rules for BN of momentum 0.9 and eps 1e-5."""
-STRIDE = {"stride": Rule("code", "v1.5: stride 2 in the 3 x 3", lambda sizes: sizes == {(3, 3)})}
+STRIDE = {
+    "stride": Rule(
+        "code",
+        "v1.5: stride 2 in the 3 x 3 convolution of a block",
+        lambda sizes: sizes == {(3, 3)},
+    )
+}
 """The rule for ResNet-50 v1.5."""
 RESNET50 = {"model": Rule("code", "ResNet-50", bool)}
 """The rule for ResNet-50."""
 FAN_IN = {"conv_init": Rule("code", "He: N(0, 2 / fan in)", lambda side: side == "in")}
 """The rule for an initialisation by fan in."""
+FC_OF_PYTORCH = {
+    "fc_init": Rule("code", "as PyTorch starts linear layers", lambda std: std != 0.01)
+}
+"""The rule for a last layer that has PyTorch's initialisation."""

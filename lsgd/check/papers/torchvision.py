@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from lsgd.check.learning_rate import Curve
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
-from lsgd.check.step import WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "torchvision, ResNet-50"
 WHO = "torchvision's reference"
 NOTE = "code is references/classification of pytorch/vision, V2 its issue 3995."
-WD, WD_V2 = frozenset([1e-4]), frozenset([2e-5])
 V2_EPOCHS = 600
 
 
@@ -46,16 +44,14 @@ RULES = (
     | stated.RESNET50
     | stated.STRIDE
     | stated.BATCHNORM
+    | stated.FC_OF_PYTORCH
     | {
-        "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
-        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
-        "fc_init": Rule("code", "as PyTorch starts linear layers", lambda std: std != 0.01),
+        "resize": stated.resize("code", "bilinear"),
+        "colour": stated.colour_as_stored("code"),
         "last_gamma": stated.last_gamma("code", 1.0),
         "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
-        "weight_decay": Rule(
-            "code", "1e-4", lambda found: found == WeightDecayGroups(WD, WD, untouched=0)
-        ),
-        "batchnorm_decay": Rule("code", "1e-4, as of all tensors", lambda decays: decays == WD),
+        "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
+        "batchnorm_decay": stated.batchnorm_decay("code", 1e-4),
         "label_smoothing": stated.label_smoothing("code", 0.0),
         "epochs": stated.epochs("code", 90),
     }
@@ -64,13 +60,11 @@ RULES = (
 MORE = ("trivial_augment", "erasing")
 V2 = {
     "augmentation": stated.crops("V2", (0.08, 1), (3 / 4, 4 / 3), more=MORE),
-    "mixing": Rule("V2", "mixup of 0.2 or CutMix of 1", lambda alphas: alphas == (0.2, 1.0)),
+    "mixing": stated.mixing("V2", 0.2, 1.0),
     "image_sizes": Rule("V2", "176 in all epochs", lambda sizes: sizes == [(0, 176)]),
-    "evaluation_crop": Rule("V2", "short side 232, centre 224", lambda is_256: not is_256),
+    "evaluation_crop": stated.evaluation_crop("V2", 232),
     "label_smoothing": stated.label_smoothing("V2", 0.1),
-    "weight_decay": Rule(
-        "V2", "2e-5", lambda found: found == WeightDecayGroups(WD_V2, WD_V2, untouched=0)
-    ),
+    "weight_decay": stated.weight_decay("V2", 2e-5, biases=True),
     "batchnorm_decay": stated.no_batchnorm_decay("V2"),
     "averaging": Rule("V2", "exponential, every 32 updates", lambda name: name == "ema"),
     "epochs": stated.epochs("V2", V2_EPOCHS),
