@@ -124,10 +124,6 @@ class CropSamples:
             + (f", for {self.epochs} epochs" if self.epochs else "")
         )
 
-    def has_min_area(self, share: float) -> bool:
-        """Return whether areas span `share` to 1, aspects 3/4 to 4/3, and half of them flip."""
-        return self.has_ranges((share, 1.0), (3 / 4, 4 / 3))
-
     def has_ranges(
         self,
         area: tuple[float, float],

@@ -46,12 +46,13 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 RULES = (
     goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "data", "augmentation", "resize", "evaluation_crop")
+    | goyal2017.rules_for_section(
+        "code", "data", "augmentation", "resize", "evaluation_crop", "fc_init"
+    )
     | stated.RESNET50
     | stated.STRIDE
     | stated.BATCHNORM
     | {
-        "fc_init": Rule("code", "N(0, 0.01²)", lambda std: std == 0.01),
         "last_gamma": stated.last_gamma("code", 0.0),
         "batchnorm_decay": stated.no_batchnorm_decay("code"),
         "precision": stated.precision("code", "bfloat16"),

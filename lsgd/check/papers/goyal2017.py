@@ -50,7 +50,7 @@ def _warms_up(warmup: Warmup) -> bool:
 
 
 def _is_cropped(windows: CropSamples | None) -> bool:
-    return windows is not None and windows.has_min_area(0.08)
+    return windows is not None and windows.has_ranges((0.08, 1.0), (3 / 4, 4 / 3))
 
 
 def _every_epoch(epochs: RunLength) -> bool:

@@ -7,7 +7,6 @@ Minibatch, epochs, warmup epochs and BN group size are free, and so is the lr of
 
 import math
 
-from lsgd.check.images import CropSamples
 from lsgd.check.learning_rate import Parabola, Warmup
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
@@ -43,10 +42,6 @@ def _rises_from_0(warmup: Warmup) -> bool:
 
 def _to_its_end(decay: Parabola | None) -> bool:
     return decay is not None and abs(decay.end - 1e-4) < 1e-7
-
-
-def _is_cropped(windows: CropSamples | None) -> bool:
-    return windows is not None and windows.has_min_area(0.05)
 
 
 def of_lars(batch_size: int) -> dict[str, Rule]:
@@ -94,16 +89,16 @@ OF_SGD = {
 RULES = (
     goyal2017.COMMON_RULES
     | goyal2017.rules_for_section("rules", "data")
+    | goyal2017.rules_for_section("code", "fc_init")
     | stated.RESNET50
     | stated.STRIDE
     | stated.FAN_IN
     | stated.BATCHNORM
     | {
-        "augmentation": Rule("code", "area 5 to 100 %, aspect 3/4 to 4/3, flip 0.5", _is_cropped),
+        "augmentation": stated.crops("code", (0.05, 1.0), (3 / 4, 4 / 3)),
         "resize": stated.resize("code", "bilinear"),
         "colour": stated.colour_as_stored("code"),
         "evaluation_crop": stated.evaluation_crop("code", 256),
-        "fc_init": Rule("code", "N(0, 0.01²)", lambda std: std == 0.01),
         "last_gamma": Rule(
             "code",
             "1 in the last BN of each block; 0 in Google's and by an option of NVIDIA's code",

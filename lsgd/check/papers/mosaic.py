@@ -45,7 +45,7 @@ RULES = (
         "momentum": stated.sgd("mild", equation=9, nesterov=False, m=0.875),
         "loss": stated.binary_cross_entropy("mild"),
         "label_smoothing": stated.label_smoothing("mild", 0.08),
-        "averaging": Rule("mild", "exponential", lambda name: name == "ema"),
+        "averaging": stated.exponential_average("mild"),
         "precision": stated.precision("mild", "float16"),
         "lr_curve": stated.lr_curve(
             "mild",

@@ -194,6 +194,11 @@ def worker_batch(section: str, n: int) -> Rule:
     return Rule(section, f"BN over {n} images", lambda sizes: sizes == {n})
 
 
+def exponential_average(section: str) -> Rule:
+    """Return the rule that evaluations are of an exponential average of the weights."""
+    return Rule(section, "exponential", lambda name: name == "ema")
+
+
 def one_minibatch(section: str, k: int, n: int) -> Rule:
     """Return the rule for k workers with n images each in all epochs."""
     return Rule(section, f"{k} x {n} in all epochs", lambda phases: phases == [(0, k, n)])

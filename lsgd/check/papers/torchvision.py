@@ -20,18 +20,20 @@ V2_EPOCHS = 600
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
-    """Return the rules of weights V1, V2 or the first step to V2, by minibatch and epochs."""
-    if recipe.batch_size == 1024:
-        text = "lr of whole epochs: from 0.005 to 0.5 over 5 epochs, then half a cosine to 0"
-        curve = stated.lr_curve("V2", text, _per_epoch)
-    elif recipe.batch_size == 256:
+    """Return torchvision's rules for weights V1, for V2, or for the first step from V1 to V2.
+
+    V1 has 256 images per step and the others 1,024; V2 has 600 epochs. Steps between have no rules
+    of their own: by its epochs, a recipe of one is compared with the first step or with V2.
+    """
+    if recipe.batch_size == 256:
         text = "lr 0.1, a tenth at 30 and 60"
-        curve = stated.lr_curve("code", text, stated.by_drops(0.1, 0, 30, 60))
-    else:
-        curve = stated.no_row([256, 1024])
-    # The first step to V2 has 90 epochs. Later ones have 600 before they have all of V2, and no
-    # rules of their own: a recipe of 600 epochs deviates in what it lacks of V2.
-    return RULES | (V2 if recipe.epochs == V2_EPOCHS else {}) | {"lr_curve": curve}
+        drops = stated.by_drops(0.1, 0, 30, 60)
+        return RULES | {"lr_curve": stated.lr_curve("code", text, drops)}
+    if recipe.batch_size != 1024:
+        return RULES | {"lr_curve": stated.no_row([256, 1024])}
+    text = "lr of whole epochs: from 0.005 to 0.5 over 5 epochs, then half a cosine to 0"
+    own = V2 if recipe.epochs == V2_EPOCHS else {}
+    return RULES | own | {"lr_curve": stated.lr_curve("V2", text, _per_epoch)}
 
 
 def _per_epoch(epochs: NDArray[np.float64], last: float) -> Curve:
@@ -66,6 +68,6 @@ V2 = {
     "label_smoothing": stated.label_smoothing("V2", 0.1),
     "weight_decay": stated.weight_decay("V2", 2e-5, biases=True),
     "batchnorm_decay": stated.no_batchnorm_decay("V2"),
-    "averaging": Rule("V2", "exponential, every 32 updates", lambda name: name == "ema"),
+    "averaging": stated.exponential_average("V2"),
     "epochs": stated.epochs("V2", V2_EPOCHS),
 }
