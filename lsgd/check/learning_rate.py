@@ -4,7 +4,6 @@ A recipe for small data has its own reference, such as 0.1 for 64 images. That i
 other observations are relative to this reference: twice the minibatch has twice the lr, and so on.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -25,6 +24,27 @@ WARMUP = 5
 MANY, SAMPLE = 200_000, 100
 """The limit on steps above which a run is sampled, and the samples per epoch.
 All steps are computed of an epoch in or beside which the lr changes."""
+
+
+@dataclass(frozen=True)
+class LrCurve:
+    """The learning rate of every step of a run, with the epoch at which each step begins."""
+
+    lrs: Curve
+    epochs: NDArray[np.float64]
+
+    @property
+    def end(self) -> int:
+        """The number of epochs of the run, whose last epoch is a whole one."""
+        return int(self.epochs[-1]) + 1
+
+    def rises(self, start: float, full: float, epochs: float) -> bool:
+        """Return whether the lr rises linearly from `start` to `full` in the first `epochs`."""
+        if not epochs:
+            return _close(float(self.lrs[0]), full)
+        rising = self.epochs <= epochs  # a step behind them may already be in the decay
+        ramp = start + (full - start) * self.epochs[rising] / epochs
+        return np.allclose(self.lrs[rising], ramp, rtol=1e-9)
 
 
 def observe(learner: Learner) -> list[Observation]:
@@ -70,7 +90,7 @@ def _scaling(recipe: Recipe) -> Observation:
     )
 
 
-def _warmup(recipe: Recipe, run: "LrCurve") -> Observation:
+def _warmup(recipe: Recipe, run: LrCurve) -> Observation:
     """Observe the lr warmup of the run, or else of a run with four times the reference batch."""
     own = round(recipe.schedule.reference_batch)
     larger, where = run, ""
@@ -83,27 +103,6 @@ def _warmup(recipe: Recipe, run: "LrCurve") -> Observation:
         where + warmup_in_words(larger) + ("" if idle else "; also up to the reference"),
         Warmup(run, larger, _full(recipe, own), idle),
     )
-
-
-@dataclass(frozen=True)
-class LrCurve:
-    """The learning rate of every step of a run, with the epoch at which each step begins."""
-
-    lrs: Curve
-    epochs: NDArray[np.float64]
-
-    @property
-    def end(self) -> int:
-        """The number of epochs of the run, whose last epoch is a whole one."""
-        return math.floor(self.epochs[-1]) + 1
-
-    def rises(self, start: float, full: float, epochs: float) -> bool:
-        """Return whether the lr rises linearly from `start` to `full` in the first `epochs`."""
-        if not epochs:
-            return _close(float(self.lrs[0]), full)
-        rising = self.epochs <= epochs  # a step behind them may already be in the decay
-        ramp = start + (full - start) * self.epochs[rising] / epochs
-        return np.allclose(self.lrs[rising], ramp, rtol=1e-9)
 
 
 def _lr_curve(recipe: Recipe) -> LrCurve:

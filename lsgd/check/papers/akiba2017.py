@@ -28,7 +28,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
     def in_stages(epochs: NDArray[np.float64], _: float) -> Curve:
         firsts, shares = np.array(STAGES).T
-        return full * shares[np.searchsorted(firsts, epochs, side="right") - 1]
+        lrs: Curve = full * shares[np.searchsorted(firsts, epochs, side="right") - 1]
+        return lrs
 
     return RULES | {"lr_curve": stated.lr_curve("notes, code", text, in_stages)}
 

@@ -95,7 +95,8 @@ def _linear_in_phases(phases: Sequence[TrainingPhase], k: int, end: int) -> stat
     def rule(epochs: NDArray[np.float64], _: float) -> Curve:
         i = np.searchsorted(begins, epochs, side="right") - 1
         share = (epochs - begins[i] + 1 / steps[i]) / lengths[i]
-        return first[i] + (last[i] - first[i]) * share
+        lrs: Curve = first[i] + (last[i] - first[i]) * share
+        return lrs
 
     return rule
 

@@ -62,7 +62,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
             "last_gamma": stated.last_gamma("code", 0.0),
         }
     else:
-        known = [row[0] for row in (*NVIDIA, *GOOGLE)]
+        known = [*(images for images, _ in NVIDIA), *(images for images, _, _ in GOOGLE)]
         own = {"lr_curve": stated.no_row(dict.fromkeys(known))}
     return RULES | own
 

@@ -28,7 +28,7 @@ def by_drops(lr: float, warmup: float, *drops: int, start: float = 0.0) -> LrRul
     """Return a linear warmup over epochs from `start`, then a tenth at each of these epochs."""
 
     def rule(epochs: NDArray[np.float64], _: float) -> Curve:
-        dropped = sum((epochs >= drop).astype(int) for drop in drops)
+        dropped = np.sum([epochs >= drop for drop in drops], axis=0)
         return _warms_up(epochs, start, lr, warmup, lr * 0.1**dropped)
 
     return rule
@@ -263,7 +263,7 @@ def evaluation_crop(section: str, short_side: int) -> Rule:
     return Rule(
         section,
         f"short side {short_side}, centre 224",
-        lambda ratio: ratio is not None and math.isclose(ratio, 224 / short_side),
+        lambda ratio: ratio == 224 / short_side,
     )
 
 
