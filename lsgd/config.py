@@ -312,7 +312,11 @@ def _with_default_hardware(recipe: Recipe, given: Collection[Any]) -> Recipe:
         return recipe
     # The first two are timed in a network that is not compiled.
     names = TIMED[2:] if recipe.compile is True else TIMED
-    opened: dict[str, Any] = {name: AUTO for name in names if name not in given}
+    unopened = {*given}
+    if recipe.batch_schedule or recipe.image_sizes.points:
+        # The micro-batch is timed before the run, and those of later epochs may not fit the memory.
+        unopened.add("workers_per_pass")
+    opened: dict[str, Any] = {name: AUTO for name in names if name not in unopened}
     return replace(recipe, **opened)
 
 

@@ -77,8 +77,7 @@ def _phases(recipe: Recipe) -> Observation:
 
 def _image_sizes(recipe: Recipe) -> Observation:
     """Observe the sizes of training images, each with the first epoch that has it."""
-    sizes = [recipe.training_size(epoch) for epoch in range(recipe.epochs)]
-    changes = [(e, size) for e, size in enumerate(sizes) if not e or size != sizes[e - 1]]
+    changes = [*recipe.size_changes]
     shown = ", ".join(f"{size} from {epoch}" for epoch, size in changes[:3])
     return Observation(
         "image_sizes", f"{shown}{', …' * (len(changes) > 3)}, in pixels and epochs", changes

@@ -296,7 +296,7 @@ def _largest_micro_batch(recipe: Recipe) -> int:
 
 def _has_policy(data: Data) -> bool:
     """Return whether the augmentation has a policy, which DALI cannot apply from given draws."""
-    return bool({*augmentation.POLICIES} & {*augmentation.parts_of(data.augmentation)})
+    return augmentation.policy_of(augmentation.parts_of(data.augmentation)) is not None
 
 
 def is_dali_installed() -> bool:
@@ -358,12 +358,12 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
                 f"data.channels={data.channels}, and image files give 3 or, as grey, 1; write "
                 "data.channels=3 or data.channels=1"
             )
-        if data.channels == 1 and {"colour", *augmentation.POLICIES} & {*parts}:
+        if data.channels == 1 and ("colour" in parts or _has_policy(data)):
             raise UsageError(
                 f"data.augmentation={data.augmentation} changes colours, which images of "
                 "data.channels=1 do not have; write data.augmentation=crop_flip"
             )
-        if loader == "dali" and {*augmentation.POLICIES} & {*parts}:
+        if loader == "dali" and _has_policy(data):
             raise UsageError(
                 f"data.augmentation={data.augmentation} has a policy of torchvision, which DALI "
                 "cannot apply from given draws; write inputs=torchvision"

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -32,7 +33,7 @@ from lsgd.inputs.index import ImageIndex
 from lsgd.job.starting import enable_gc
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
-from lsgd.rules.augmentation import POLICIES, parts_in_epoch, parts_of
+from lsgd.rules.augmentation import parts_in_epoch, policy_of
 from lsgd.rules.sampler import MicroBatch
 
 if TYPE_CHECKING:
@@ -52,30 +53,26 @@ class ImageFiles:
     """
 
     def __init__(self, data: Data, indexes: Mapping[str, ImageIndex], *, seed: int) -> None:
-        self.side, self.augmentation, self.seed = data.image_size, data.augmentation, seed
-        self.channels, self.crop_ratio = data.channels, data.crop_ratio
-        self.augmented_epochs = data.augmented_epochs
-        self.ranges: dict[str, Any] = {
-            "area_range": data.crop_area,
-            "aspect_range": data.crop_aspect,
-        }
-        self.indexes = indexes
-        self.data = data
+        # Without the names of excluded images, which may be many, and no index has.
+        self.data, self.seed, self.indexes = replace(data, skip=[]), seed, indexes
 
     @cached_property
-    def policy(self) -> "AugmentationPolicy | None":
-        """The policy of the augmentation, or None; it is made in the process that uses it."""
-        return open_policy(self.data)
+    def policy(self) -> "AugmentationPolicy":
+        """The policy of the augmentation, made in the process that uses it."""
+        # Imported here, since it imports torch, which other decoders do without.
+        from lsgd.inputs.policy import AugmentationPolicy
+
+        return AugmentationPolicy(self.data)
 
     def shape(self, each: MicroBatch) -> tuple[int, ...]:
         """Return the shape (images, height, width, channels) of a micro-batch's decoded pixels."""
-        side = each.side or self.side
-        return len(each.examples), side, side, self.channels
+        side = each.side or self.data.image_size
+        return len(each.examples), side, side, self.data.channels
 
     @property
     def dtype(self) -> type[np.generic]:
         """The type of decoded pixels: 8 bits of RGB, or float32 of one channel with 16 bits."""
-        return np.uint8 if self.channels == 3 else np.float32
+        return np.uint8 if self.data.channels == 3 else np.float32
 
     @unlimited_image_size()
     def decode(self, each: MicroBatch, pixels: Pixels) -> LabelsAndColours:
@@ -92,39 +89,30 @@ class ImageFiles:
     def _decode(
         self, index: ImageIndex, each: MicroBatch, pixels: Pixels
     ) -> NDArray[np.float64] | None:
-        ids, side = each.examples, each.side or self.side
-        bicubic = self.augmentation == "fb_resnet_torch"
-        shape = pixels.shape[1:]
-        parts = parts_in_epoch(self.augmentation, each.epoch, self.augmented_epochs)
+        data, ids, side = self.data, each.examples, each.side or self.data.image_size
+        bicubic, shape = data.augmentation == "fb_resnet_torch", pixels.shape[1:]
+        parts = parts_in_epoch(data.augmentation, each.epoch, data.augmented_epochs)
         draw: dict[str, Any] = {"seed": self.seed, "epoch": each.epoch or 0}
-        crops, flips = "crop" in parts, "flip" in parts
-        windows = (
-            augmentation.crop_windows(index.sizes(ids), ids, **draw, **self.ranges) if crops else ()
-        )
+        if crops := "crop" in parts:
+            ranges: dict[str, Any] = {
+                "area_range": data.crop_area,
+                "aspect_range": data.crop_aspect,
+            }
+            windows = augmentation.crop_windows(index.sizes(ids), ids, **draw, **ranges)
+        flips = "flip" in parts
         mirrored = augmentation.flip_mask(ids, **draw) if flips else np.zeros(len(ids), bool)
-        policy = self.policy if {*parts} & {*POLICIES} else None
+        policy = self.policy if policy_of(parts) else None
         seeds = augmentation.policy_seeds(ids, **draw) if policy else ()
         for i, example in enumerate(ids):
-            whole = load_image(index, example, channels=self.channels)
+            whole = load_image(index, example, channels=data.channels)
             if crops:
                 image = crop(whole, windows[i], side, bicubic=bicubic)
             else:
-                image = centre_crop(whole, side, crop_ratio=self.crop_ratio, bicubic=bicubic)
+                image = centre_crop(whole, side, crop_ratio=data.crop_ratio, bicubic=bicubic)
             image = flip_horizontally(image) if mirrored[i] else image
             image = policy.apply(image, seeds[i]) if policy else image
             pixels[i] = np.asarray(image).reshape(shape)
         return augmentation.colour_transforms(ids, **draw) if "colour" in parts else None
-
-
-def open_policy(data: Data) -> "AugmentationPolicy | None":
-    """Make the policy of a recipe's augmentation, or return None if it has none."""
-    names = [part for part in parts_of(data.augmentation) if part in POLICIES]
-    if not names:
-        return None
-    # Imported here, since it imports torch, which other decoders do without.
-    from lsgd.inputs.policy import AugmentationPolicy
-
-    return AugmentationPolicy(names[0], data.rand_operations, data.rand_magnitude)
 
 
 class SharedPixelBuffer:

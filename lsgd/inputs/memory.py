@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from lsgd.errors import UsageError
 from lsgd.inputs import Batch, ExampleColumns
 from lsgd.inputs.arrays import load_arrays
-from lsgd.inputs.decoder import open_policy
 from lsgd.inputs.pixels import Normalise, resize
+from lsgd.inputs.policy import AugmentationPolicy
 from lsgd.job.device import arrays_to_device, to_device_together
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
+from lsgd.rules.augmentation import policy_of
 from lsgd.rules.sampler import MicroBatch
 
 PADDING = 4
@@ -41,7 +42,7 @@ class MemoryInputs:
         self.val_labels = torch.from_numpy(validation.labels).to(device)
         self.normalise = Normalise(data, device)
         self.augmentation, self.augmented_epochs = data.augmentation, data.augmented_epochs
-        self.policy = open_policy(data)
+        self.policy = AugmentationPolicy(data) if policy_of(parts) else None
         self.seed = seed
         self.repeats = data.balance == "sampler"
 
@@ -72,7 +73,7 @@ class MemoryInputs:
             images = self.train_images[ids]
             if places:
                 images = _moved(images, *places)
-            if self.policy and {*augmentation.POLICIES} & {*parts}:
+            if self.policy and policy_of(parts):
                 seeds = augmentation.policy_seeds(each.examples, **draw)
                 images = torch.stack(list(map(self.policy.apply, images, seeds)))
             if each.side:

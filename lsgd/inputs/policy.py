@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from lsgd.vision import transforms
+from lsgd.recipe import Data
+from lsgd.rules.augmentation import parts_of, policy_of
 
 _ONE_AT_A_TIME = Lock()
 """Held while torchvision draws from torch's generator, which all threads of a process share."""
@@ -19,12 +20,17 @@ class AugmentationPolicy:
     (Müller and Hutter 2021) one operation of a random magnitude. Both resample bilinearly.
     """
 
-    def __init__(self, name: str, operations: int, magnitude: int) -> None:
-        """Make `rand_augment` with its number of operations and magnitude, or `trivial_augment`."""
+    def __init__(self, data: Data) -> None:
+        """Make the policy that the augmentation of a recipe's data has."""
+        # Imported here: torchvision takes a second, and most small datasets have no policy.
+        from lsgd.vision import transforms
+
         v2 = import_module(f"{transforms.__name__}.v2")
         bilinear = transforms.InterpolationMode.BILINEAR
-        if name == "rand_augment":
-            self.transform = v2.RandAugment(operations, magnitude, interpolation=bilinear)
+        if policy_of(parts_of(data.augmentation)) == "rand_augment":
+            self.transform = v2.RandAugment(
+                data.rand_operations, data.rand_magnitude, interpolation=bilinear
+            )
         else:
             self.transform = v2.TrivialAugmentWide(interpolation=bilinear)
 

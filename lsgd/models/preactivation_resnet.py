@@ -29,11 +29,11 @@ class PreActivationBottleneck(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the block, of its shortcut and its convolutions."""
+        """Return the sum of the shortcut's output and that of the convolutions."""
         active = self.relu(self.bn1(x))
-        beside = x if self.shortcut is None else self.shortcut(active)
+        identity = x if self.shortcut is None else self.shortcut(active)
         inner = self.conv2(self.relu(self.bn2(self.conv1(active))))
-        out: Tensor = self.conv3(self.relu(self.bn3(inner))) + beside
+        out: Tensor = self.conv3(self.relu(self.bn3(inner))) + identity
         return out
 
 

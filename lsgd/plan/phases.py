@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -41,15 +42,14 @@ def split_into_phases(recipe: Recipe) -> list[Phase]:
     """Split a run into phases of one minibatch and one size of training images."""
     found: list[Phase] = []
     plain = replace(recipe, batch_schedule=[], batch_growth=BatchGrowth(), image_sizes=ImageSizes())
-    keys = [(recipe.stage(epoch), recipe.training_size(epoch)) for epoch in range(recipe.epochs)]
-    begins = [epoch for epoch in range(recipe.epochs) if keys[epoch - 1 : epoch] != [keys[epoch]]]
-    for begin, end in zip(begins, [*begins[1:], recipe.epochs], strict=True):
-        stage, side = keys[begin]
+    begins = sorted({*(stage.epoch for stage in recipe.stages), *dict(recipe.size_changes)})
+    for begin, end in pairwise([*begins, recipe.epochs]):
+        stage = recipe.stage(begin)
         sized = replace(
             plain,
             workers=stage.workers,
             worker_batch=stage.worker_batch,
-            data=replace(recipe.data, image_size=side),
+            data=replace(recipe.data, image_size=recipe.training_size(begin)),
         )
         steps = recipe.first_step(end) - recipe.first_step(begin)
         found.append(Phase(range(begin, end), sized, steps))

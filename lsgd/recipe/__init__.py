@@ -89,7 +89,7 @@ On two cores a small ResNet trains 1e8 pixel values in 15 seconds.
 
 @dataclass(frozen=True)
 class Stage:
-    """A range of a run's epochs with constant numbers of workers and of examples of each.
+    """A range of a run's epochs with a constant number of workers and of examples per worker.
 
     `steps_before` and `examples_before` are those of all earlier epochs.
     """
@@ -146,7 +146,7 @@ class Recipe(RunSettings):
 
     @property
     def fewest_workers(self) -> int:
-        """The smallest number of workers of a step, if the batch changes."""
+        """The smallest number of workers of any step of the run."""
         return min([self.workers, *(workers for _, workers, _ in self.batch_schedule)])
 
     @property
@@ -227,11 +227,17 @@ class Recipe(RunSettings):
         return schedule.size_by_points(epoch, sizes.points, sizes.multiple)
 
     @cached_property
-    def training_sizes(self) -> tuple[int, ...]:
-        """The distinct sides of training images over the run, in the order of their epochs."""
+    def size_changes(self) -> tuple[tuple[int, int], ...]:
+        """The sides of training images in pixels, each after the first epoch that has it."""
         points = self.image_sizes.points  # from the last one on the size stays
         epochs = min(self.epochs, math.ceil(points[-1][0]) + 1) if points else 1
-        return tuple(dict.fromkeys(map(self.training_size, range(epochs))))
+        sides = [self.training_size(epoch) for epoch in range(epochs)]
+        return tuple((e, side) for e, side in enumerate(sides) if sides[e - 1 : e] != [side])
+
+    @property
+    def training_sizes(self) -> tuple[int, ...]:
+        """The distinct sides of training images over the run, in the order of their epochs."""
+        return tuple(dict.fromkeys(side for _, side in self.size_changes))
 
     @property
     def has_phases(self) -> bool:
@@ -272,7 +278,7 @@ class Recipe(RunSettings):
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """S, the number of training steps of one epoch (of the first, if the batch changes)."""
+        """The number S of training steps per epoch (of the first epoch, if the batch changes)."""
         return self.stages[0].steps_per_epoch
 
     @cached_property
@@ -348,10 +354,10 @@ class Recipe(RunSettings):
         if self.schedule.per == "epoch":
             step = self.first_step(int(self.epoch(step)))
         left = 1.0 if self.schedule.decay in ("steps", "points") else self._decay_left(step)
-        rule = self._schedule_rule
+        epoch, rule = self.epoch(step), self._schedule_rule
         if self.batch_schedule:
-            rule = rule | {"batch_size": self.stage(self.epoch(step)).batch_size}
-        return schedule.learning_rate(self.epoch(step), remaining_decay=left, **rule)
+            rule = rule | {"batch_size": self.stage(epoch).batch_size}
+        return schedule.learning_rate(epoch, remaining_decay=left, **rule)
 
     @property
     def scaled_lr(self) -> float:

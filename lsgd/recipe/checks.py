@@ -906,7 +906,7 @@ def check_supported(
 
 
 def check_constant_batch(recipe: Recipe, command: str) -> None:
-    """Raise UsageError if a recipe's batch size grows, for commands that allow one size only."""
+    """Raise UsageError if a recipe's batch size changes, for commands that allow one size only."""
     if recipe.batch_schedule:
         raise UsageError(
             f"{command} supports steps of one size, and batch_schedule="

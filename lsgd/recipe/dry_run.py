@@ -26,11 +26,40 @@ VOCABULARY_SIZE, WIDTH = 100, 8
 def make_dry_run(recipe: Recipe) -> Recipe:
     """Return the dry run of a recipe: a miniature with the same workers, steps and lr.
 
-    Each worker has 2 small examples per step. The reference batch shrinks with n, so that the lr at
-    every step of the run is unchanged. The strategy is kept.
+    Data and network of a workload of the user's own cannot shrink, and stay. The strategy is kept.
     """
-    if recipe.data.is_own_workload:
-        return _of_own_workload(recipe)
+    stays = f"data, network and worker_batch stay those of {recipe.data.workload}"
+    small, changes = (recipe, [stays]) if recipe.data.is_own_workload else _shrink(recipe)
+    if len(recipe.evaluation.sets) > 1:
+        changes.append(f"evaluation.sets {','.join(recipe.evaluation.sets)} -> val")
+    steps = (
+        f"{recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides of the "
+        "first drop"
+        + " and of each growth" * bool(recipe.batch_growth.milestones)
+        + " and of each phase" * bool(recipe.batch_schedule)
+        + " and of each point of the lr" * bool(recipe.schedule.points)
+    )
+    return replace(
+        small,
+        evaluation=Evaluation(),
+        metric=replace(recipe.metric, epochs_to={}, steps_to={}, stop=False),
+        stop=EarlyStopping(),
+        log_steps=1,
+        target=None,
+        replaced=[
+            "dry run: this run shows that the machine, launch, communication, "
+            + "BN groups, " * (recipe.data.workload == "images")
+            + "checkpoint and lr are right, and does not measure accuracy",
+            *(f"  {change}" for change in [*changes, steps]),
+        ],
+    )
+
+
+def _shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """Return a recipe with 2 small examples per worker and step, and a note of each change.
+
+    The reference batch shrinks with n, so that the lr at every step of the run is unchanged.
+    """
     # Where the minibatch changes, the numbers of images of a worker keep their ratios.
     sizes = [stage.worker_batch for stage in recipe.stages]
     divisor = math.gcd(*sizes)
@@ -45,7 +74,7 @@ def make_dry_run(recipe: Recipe) -> Recipe:
         if images
         else UNITS[data.workload].dataset
     )
-    return replace(
+    small = replace(
         recipe,
         worker_batch=n[0],
         batch_schedule=[
@@ -56,53 +85,17 @@ def make_dry_run(recipe: Recipe) -> Recipe:
         image_sizes=_image_sizes(recipe, data.image_size),
         schedule=replace(recipe.schedule, reference_batch=reference_batch),
         inputs=replace(recipe.inputs, loader="synthetic", options={}, source=""),
-        evaluation=Evaluation(),
-        metric=replace(recipe.metric, epochs_to={}, steps_to={}, stop=False),
-        stop=EarlyStopping(),
-        log_steps=1,
-        target=None,
-        replaced=[
-            "dry run: this run shows that the machine, launch, communication, "
-            + "BN groups, " * images
-            + "checkpoint and lr are right, and does not measure accuracy",
-            f"  worker_batch {recipe.worker_batch} -> {n[0]}; schedule.reference_batch "
-            f"{recipe.schedule.reference_batch:g} -> {reference_batch:g}, which leaves the lr of "
-            "each step as it is",
-            f"  model {recipe.model.name} {network}",
-            f"  data {recipe.data.name} -> synthetic {made_up}, "
-            f"{data.train_examples} to train and {data.val_examples} to validate"
-            + f"; augmentation {recipe.data.augmentation} -> none"
-            * images,
-            *(
-                [f"  evaluation.sets {','.join(recipe.evaluation.sets)} -> val"]
-                if len(recipe.evaluation.sets) > 1
-                else []
-            ),
-            f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides "
-            "of the first drop"
-            + " and of each growth" * bool(recipe.batch_growth.milestones)
-            + " and of each phase" * bool(recipe.batch_schedule)
-            + " and of each point of the lr" * bool(recipe.schedule.points),
-        ],
     )
-
-
-def _of_own_workload(recipe: Recipe) -> Recipe:
-    """Return the dry run of a workload of the user's own, whose data and network cannot shrink."""
-    return replace(
-        recipe,
-        evaluation=Evaluation(),
-        metric=replace(recipe.metric, epochs_to={}, steps_to={}, stop=False),
-        stop=EarlyStopping(),
-        log_steps=1,
-        replaced=[
-            "dry run: this run shows that the machine, launch, communication, checkpoint and lr "
-            "are right, and does not measure accuracy",
-            f"  data, network and worker_batch stay those of {recipe.data.workload}",
-            f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides "
-            "of the first drop",
-        ],
-    )
+    return small, [
+        f"worker_batch {recipe.worker_batch} -> {n[0]}; schedule.reference_batch "
+        f"{recipe.schedule.reference_batch:g} -> {reference_batch:g}, which leaves the lr of each "
+        "step as it is",
+        f"model {recipe.model.name} {network}",
+        f"data {recipe.data.name} -> synthetic {made_up}, {data.train_examples} to train and "
+        f"{data.val_examples} to validate"
+        + f"; augmentation {recipe.data.augmentation} -> none"
+        * images,
+    ]
 
 
 def _data(recipe: Recipe, n: Sequence[int]) -> Data:

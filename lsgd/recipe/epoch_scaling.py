@@ -1,4 +1,4 @@
-"""Overrides that stretch or shrink a run, with its lr schedule in proportion."""
+"""Overrides that stretch or shrink a run, with its schedules in proportion."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from lsgd.recipe import BatchGrowth, Recipe
 
 
 def scale_epochs(recipe: Recipe, epochs: int) -> list[str]:
-    """Return the overrides that give a recipe `epochs` epochs and scale its lr schedule to them.
+    """Return the overrides that give a recipe `epochs` epochs and scale its schedules to them.
 
     Milestones are whole epochs inside the run, each once: of those that round to the same one the
     last is kept, and one that rounds to the run's beginning or end is dropped. Overrides that would
@@ -25,10 +25,16 @@ def scale_epochs(recipe: Recipe, epochs: int) -> list[str]:
         # The warmup must not pass the first drop, which may have been rounded down.
         warmup = min(float(f"{rule.warmup_epochs * ratio:.2g}"), first)
         settings["schedule.warmup_epochs"] = (rule.warmup_epochs, warmup)
+    if recipe.optim.name == "rmsprop_warmup":
+        for key in ("beta_center", "beta_period"):
+            old = getattr(recipe.optim, key)
+            settings[f"optim.{key}"] = (old, float(f"{old * ratio:.2g}"))
     points = _moved_points(rule.points, ratio)
     settings["schedule.points"] = ([list(point) for point in rule.points], points)
     sizes = recipe.image_sizes.points
     settings["image_sizes.points"] = ([list(point) for point in sizes], _moved_points(sizes, ratio))
+    if (augmented := recipe.data.augmented_epochs) is not None:
+        settings["data.augmented_epochs"] = (augmented, max(round(augmented * ratio), 1))
     if rule.decay_steps is not None:
         settings["schedule.decay_steps"] = (
             rule.decay_steps,

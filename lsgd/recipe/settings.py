@@ -80,8 +80,6 @@ TAGGING_AND_TREES = only_for(WORKLOAD, "tagging", "trees")
 """Metadata of fields that exist for some workloads only."""
 SMOOTH = only_for("schedule.decay", *schedule.SMOOTH_DECAYS, override="schedule")
 """Metadata of the settings of a smooth decay of the lr."""
-
-
 CROPPED = only_with_part("crop")
 """Metadata of the settings of random crops of image files."""
 
@@ -191,7 +189,7 @@ class Data:
     train_top1 and train_top5 count an image's own label alone."""
     cutmix: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | at_least(0, 1))
     """The alpha of CutMix, or 0: a window of another image of the worker replaces its pixels.
-    (Yun et al. 2019). With mixup too, each is drawn half of the time."""
+    It is that of Yun et al. 2019. With mixup too, each is drawn half of the time."""
     workload: str = field(
         default="images", metadata=added_later("images") | one_of(*MODELS, own=True)
     )
@@ -599,7 +597,8 @@ class Averaging:
         default=1,
         metadata=IMAGES | only_for("averaging.name", "ema") | added_later(1) | at_least(1),
     )
-    """The number of updates after each of which the ema is moved, by as many updates' share."""
+    """The number of updates of the weights per update of the ema.
+    An update of the ema then has the share of all of them."""
     epochs: int = field(
         default=6,
         metadata=IMAGES | only_for("averaging.name", "last") | added_later(6) | at_least(1),
@@ -857,9 +856,10 @@ class RunSettings:
     batch_schedule: list[list[int]] = field(
         default_factory=list, metadata=IMAGES | added_later([]) | phases_by_epoch()
     )
-    """Phases of other minibatches, each [epoch, workers, worker_batch] from this whole epoch on.
-    The run begins with workers and worker_batch. The lr is that of the phase's minibatch, by
-    schedule.scaling, or that of schedule.points."""
+    """Changes of the minibatch during the run, a list of [epoch, workers, worker_batch].
+    Each holds from the beginning of its epoch on, a whole number from 1; before the first of them
+    workers and worker_batch do. The lr is that of the minibatch, by schedule.scaling, or that of
+    schedule.points."""
     image_sizes: ImageSizes = field(default_factory=ImageSizes, metadata=added_later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or(1, AUTO))
     """The number of workers in one micro-batch, or auto.

@@ -83,11 +83,9 @@ def _describe_settings(recipe: "Recipe") -> str:
 
 def _describe_sizes(recipe: "Recipe") -> str:
     """Describe the sizes of training images by epoch, and that of evaluated images."""
-    sizes = [recipe.training_size(epoch) for epoch in range(recipe.epochs)]
     changes = [
         f"{size} from epoch {epoch} on" if epoch else f"{size}"
-        for epoch, size in enumerate(sizes)
-        if not epoch or size != sizes[epoch - 1]
+        for epoch, size in recipe.size_changes
     ]
     return (
         f"training images of {', '.join(changes)} pixels; evaluated ones of "

@@ -9,6 +9,7 @@ fb.resnet.torch too; the paper does not name them.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +41,8 @@ CROP_RATIO = 224 / 256
 
 ERASED_AREA = (0.02, 0.33)
 """The range of an erased window's share of the area."""
-ERASED_ASPECT = (0.3, 3.3)
-"""The range of an erased window's height over its width."""
+ERASED_ASPECT = (1 / 3.3, 1 / 0.3)
+"""The range of an erased window's width over its height; torchvision has it the other way."""
 JITTER_RANGE = 0.4
 """The maximum deviation from 1 of the factors of brightness, contrast and saturation."""
 GREY = np.array([0.299, 0.587, 0.114])
@@ -72,11 +73,27 @@ def crop_windows(
     stored, shape (images, 2). The share of the area is uniform in its range, and so is the
     logarithm of the aspect ratio.
     """
-    tries = np.arange(MAX_TRIES)
-    u_area, u_aspect, u_left, u_top = philox.uniforms(
-        (np.asarray(examples)[:, None], epoch, tries[None, :], WINDOW), key=seed
-    )  # each (images, tries)
     sizes = np.asarray(image_sizes, dtype=np.int64)
+    counter = (np.asarray(examples)[:, None], epoch, np.arange(MAX_TRIES)[None, :], WINDOW)
+    windows, fits = _first_fits(sizes, sizes, area_range, aspect_range, counter, seed)
+    return np.where(fits[:, None], windows, centred_squares(sizes))
+
+
+def _first_fits(
+    sizes: NDArray[np.int64],
+    largest: NDArray[np.int64],
+    area_range: Sequence[float],
+    aspect_range: Sequence[float],
+    counter: tuple[Any, ...],
+    seed: int,
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Draw windows of random area and aspect; return the first of each image that fits, and if any.
+
+    `sizes` holds the (width, height) of each image, and `largest` that of the largest window, each
+    (images, 2); `counter` has the shape (images, tries). The windows are (left, top, width,
+    height), shape (images, 4).
+    """
+    u_area, u_aspect, u_left, u_top = philox.uniforms(counter, key=seed)  # each (images, tries)
     image_width, image_height = sizes[:, :1], sizes[:, 1:]
     least, most = area_range
     area = image_width * image_height * (least + (most - least) * u_area)
@@ -84,12 +101,12 @@ def crop_windows(
     aspect = np.exp(narrow + (wide - narrow) * u_aspect)
     width = np.rint(np.sqrt(area * aspect)).astype(np.int64)
     height = np.rint(np.sqrt(area / aspect)).astype(np.int64)
-    fits = (width > 0) & (width <= image_width) & (height > 0) & (height <= image_height)
+    fits = (width > 0) & (width <= largest[:, :1]) & (height > 0) & (height <= largest[:, 1:])
     left = np.floor(u_left * (image_width - width + 1)).astype(np.int64)
     top = np.floor(u_top * (image_height - height + 1)).astype(np.int64)
     first = np.argmax(fits, axis=1)
-    drawn = np.stack((left, top, width, height), axis=-1)[np.arange(len(sizes)), first]
-    return np.where(fits.any(axis=1)[:, None], drawn, centred_squares(sizes))
+    windows = np.stack((left, top, width, height), axis=-1)
+    return windows[np.arange(len(sizes)), first], fits.any(axis=1)
 
 
 def parts_of(kind: str) -> tuple[str, ...]:
@@ -110,6 +127,11 @@ def parts_in_epoch(kind: str, epoch: int | None, augmented_epochs: int | None) -
     """
     is_used = epoch is not None and (augmented_epochs is None or epoch < augmented_epochs)
     return parts_of(kind) if is_used else ()
+
+
+def policy_of(parts: Sequence[str]) -> str | None:
+    """Return the one of an augmentation's parts that torchvision draws, or None."""
+    return next((part for part in parts if part in POLICIES), None)
 
 
 def centred_squares(image_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -210,22 +232,9 @@ def erased_windows(
     of 0.3 to 3.3, as in Zhong et al. 2017 and torchvision's RandomErasing; of ten tries the first
     that fits is taken, and none if none does.
     """
-    tries = np.arange(MAX_TRIES)
-    ids = np.asarray(examples)[:, None]
-    u_area, u_aspect, u_left, u_top = philox.uniforms(
-        (ids, epoch, tries[None, :], ERASE), key=seed
-    )  # each (images, tries)
+    sizes = np.full((len(examples), 2), side)
+    counter = (np.asarray(examples)[:, None], epoch, np.arange(MAX_TRIES)[None, :], ERASE)
+    windows, fits = _first_fits(sizes, sizes - 1, ERASED_AREA, ERASED_ASPECT, counter, seed)
     chance = philox.uniforms((examples, epoch, MAX_TRIES, ERASE), key=seed)[0]
-    least, most = ERASED_AREA
-    area = side * side * (least + (most - least) * u_area)
-    narrow, wide = map(math.log, ERASED_ASPECT)
-    aspect = np.exp(narrow + (wide - narrow) * u_aspect)
-    height = np.rint(np.sqrt(area * aspect)).astype(np.int64)
-    width = np.rint(np.sqrt(area / aspect)).astype(np.int64)
-    fits = (width < side) & (height < side)
-    left = np.floor(u_left * (side - width + 1)).astype(np.int64)
-    top = np.floor(u_top * (side - height + 1)).astype(np.int64)
-    first = np.argmax(fits, axis=1)
-    windows = np.stack((left, top, left + width, top + height), axis=-1)
-    drawn = windows[np.arange(len(windows)), first]
-    return np.where((fits.any(axis=1) & (chance < probability))[:, None], drawn, 0)
+    corners = np.concatenate((windows[:, :2], windows[:, :2] + windows[:, 2:]), axis=1)
+    return np.where((fits & (chance < probability))[:, None], corners, 0)

@@ -141,12 +141,12 @@ def make_optimizer(
             group[DECOUPLED_DECAY] = group.pop("weight_decay") / ratio
     made = optimizer_over_groups(groups, **settings)
     if decay == "decoupled":
-        made.register_step_pre_hook(_shrink)
+        made.register_step_pre_hook(_decay_weights)
     return made
 
 
 @torch.no_grad()
-def _shrink(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _decay_weights(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Multiply the weights by 1 - decay lr / (full lr), unless the update is skipped.
 
     So it is in DecoupledSGDW of MosaicML's composer (after Loshchilov and Hutter 2019).
@@ -336,15 +336,13 @@ def _scale_by_trust_ratio(
 def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
     """Return the zero optimizer state of a parameter before its first update.
 
-    It is empty if the optimizer has none, or has created it itself.
+    It is empty if the optimizer has none, or creates it in the constructor as Adagrad and LAMB do.
     """
     match optimizer:
         case VelocitySGD() if optimizer.defaults["momentum"]:
             names = ["velocity"]
         case torch.optim.Adam():  # also AdamW, a subclass
             names = [STEP_KEY, "exp_avg", "exp_avg_sq"]
-        case Lamb() | RMSpropWarmup():  # they create it in the constructor, as torch's Adagrad
-            names = []
         case _ if optimizer.defaults.get("momentum"):  # SGD, torch's or apex's
             names = ["momentum_buffer"]
         case _:

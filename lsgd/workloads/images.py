@@ -44,6 +44,7 @@ class ImageClassification:
             self.metric, self.own_metric = named_metric(name), own
             self.count_names += tuple(f"{name}: {each}" for each in own.count_names)
         self._set_size = cache(partial(evaluation_set_size, recipe))
+        self.mixes = bool(recipe.data.mixup or recipe.data.cutmix)
         self.dtype, self.layout = DTYPES[recipe.precision], memory_format(recipe)
         # Cached, since every checkpoint asks for it and ImageNet's takes 0.2 s. Two epochs are
         # kept, since precise BN statistics ask for the first epoch's order in between.
@@ -197,7 +198,7 @@ class ImageClassification:
         layout = self.layout if trains or self.recipe.evaluation.bfloat16 else torch.preserve_format
         images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
-        mixed = self._mixing(each, images.shape[-1]) if trains else None
+        mixed = self._mixing(each, images.shape[-1]) if trains and self.mixes else None
         if mixed is not None:
             images = mixing.mix_images(images, mixed).to(memory_format=layout)
         logits = model(images)
@@ -217,14 +218,12 @@ class ImageClassification:
             counts = torch.cat((counts, self.own_metric.counts(logits.detach(), labels)))
         return loss, counts
 
-    def _mixing(self, each: MicroBatch, side: int) -> Tensor | None:
-        """Return how a training micro-batch's images are mixed, (workers, 6); None if they are not.
+    def _mixing(self, each: MicroBatch, side: int) -> Tensor:
+        """Return how a training micro-batch's images are mixed, shape (workers, 6).
 
         The columns are those of mixing.draw_mixing for images of this side.
         """
         data = self.recipe.data
-        if not data.mixup and not data.cutmix:
-            return None
         drawn = mixing.draw_mixing(
             each.by_worker[:, 0],
             side,

@@ -98,7 +98,7 @@ def test_a_policy_is_torchvisions_from_a_seed_for_each_example(root: Path, polic
 def test_operations_are_as_frequent_as_torchvision_draws_them() -> None:
     """A brightness of a grey image is a number, so its distribution is that of the policy."""
     grey = torch.full((3, 1, 1), 100, dtype=torch.uint8)
-    ours = AugmentationPolicy("trivial_augment", 2, 9)
+    ours = AugmentationPolicy(replace(RAW, augmentation="[trivial_augment]"))
     seeds = augmentation.policy_seeds(np.arange(3000), seed=0, epoch=0)
     found = [float(ours.apply(grey, int(seed))[0]) for seed in seeds]
     torch.manual_seed(1)
@@ -145,7 +145,7 @@ def test_small_images_are_shifted_flipped_and_changed_alone(
     assert torch.equal(images("[shift,flip]"), both)
     assert torch.equal(images("[shift]"), torch.where(flips, both.flip(3), both))
     assert torch.equal(images("[flip]"), torch.where(flips, whole.flip(3), whole))
-    policy = AugmentationPolicy("trivial_augment", 2, 9)
+    policy = AugmentationPolicy(replace(RAW, augmentation="[trivial_augment]"))
     seeds = augmentation.policy_seeds(IDS, seed=SEED, epoch=EPOCH)
     each = map(policy.apply, torch.from_numpy(pixels), map(int, seeds))
     torch.testing.assert_close(images("[trivial_augment]"), torch.stack([*each]) / 255)

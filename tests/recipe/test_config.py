@@ -191,6 +191,14 @@ def test_cfg_prints_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert config.recipe_from_mapping(yaml.safe_load(capsys.readouterr().out)) == recipe
 
 
+def test_no_micro_batch_is_timed_that_later_epochs_outgrow() -> None:
+    """Phases have larger images, or more of them, than the first steps, which alone are timed."""
+    for words in (["recipe=diu_v100x8"], ["recipe=bs256", "image_sizes.points=[[0,160],[9,224]]"]):
+        recipe = config.load_recipe(words, is_tuned=True)
+        assert (recipe.workers_per_pass, recipe.threads) == (1, "auto")
+    assert config.load_recipe(["recipe=bs256"], is_tuned=True).workers_per_pass == "auto"
+
+
 def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     """Return the lines that a command prints before it exits with 0."""
     with pytest.raises(SystemExit) as ended:

@@ -56,6 +56,15 @@ def test_a_warmup_ends_before_a_drop_that_was_rounded_down() -> None:
     ]  # fmt: skip
 
 
+def test_phases_that_are_not_of_the_lr_end_in_proportion() -> None:
+    """A tenth of the run would all be augmented, or updated by RMSprop, otherwise."""
+    fujitsu, akiba = (
+        compose_recipe(f"+recipe={name}") for name in ("fujitsu_bs86016", "akiba_bs32k")
+    )
+    assert "data.augmented_epochs=8" in scale_epochs(fujitsu, 9)
+    assert {"optim.beta_center=1", "optim.beta_period=0.5"} < {*scale_epochs(akiba, 9)}
+
+
 @pytest.mark.slow
 def test_every_published_recipe_takes_the_words() -> None:
     """Those words are accepted, wherever the number of epochs alone is or is not."""

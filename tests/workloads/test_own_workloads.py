@@ -192,6 +192,8 @@ def test_a_dry_run_keeps_the_data_and_the_network() -> None:
     dry = sums("dry_run=true", "keep_best=rmse", "metric.epochs_to.rmse=0.1")
     assert (dry.data, dry.worker_batch) == (sums().data, 4)
     assert "data, network and worker_batch stay those of own_task:Sums" in dry.summary()
+    jumping = sums("dry_run=true", "schedule=points", "schedule.points=[[0,0.1],[1,0]]")
+    assert "sides of the first drop and of each point of the lr" in jumping.summary()
 
 
 @pytest.mark.parametrize(
