@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lsgd import config
 from lsgd.audit.processes import Line, LoaderRecord, ScriptProcess
-from lsgd.check.learning_rate import Ramp, Warmup, warmup_in_words
+from lsgd.check.learning_rate import LrCurve, Warmup, warmup_in_words
 from lsgd.check.network import he_std, is_normal_sample
 from lsgd.check.observation import Observation
 from lsgd.check.step import Momentum, WeightDecayGroups
@@ -543,11 +543,11 @@ def _learning_rate(job: AuditedJob) -> Iterator[PlacedObservation]:
     if not steps:
         return
     whole = _continued(curve, peak)
-    ramp = Ramp(whole, steps)
+    ramp = LrCurve(whole, np.arange(len(whole)) / steps)
     reference = peak * REFERENCE / job.minibatch
     is_small = job.minibatch <= REFERENCE
     starts = bool(curve[0] == peak) if is_small else True
-    run = warmup_in_words(whole, steps)
+    run = warmup_in_words(ramp)
     run += f"; {_number(len(np.unique(curve)), 'value')} in {_number(len(curve), 'update')}"
     yield _placed(
         "warmup", run, Warmup(ramp, ramp, peak if is_small else reference, starts), lr_place

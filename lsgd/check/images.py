@@ -55,7 +55,7 @@ def _in_memory(data: Data) -> list[Observation]:
     return [
         Observation("augmentation", kinds.get(data.augmentation, data.augmentation), None),
         Observation(
-            "evaluation_crop", f"the whole image of {data.image_size} x {data.image_size}", False
+            "evaluation_crop", f"the whole image of {data.image_size} x {data.image_size}", None
         ),
     ]
 
@@ -73,7 +73,7 @@ def _of_files(recipe: Recipe) -> list[Observation]:
         Observation("augmentation", str(windows or kind), windows),
         Observation("resize", f"antialiased {resize}", {resize}),
         _colour(recipe) if "colour" in parts else as_stored,
-        Observation("evaluation_crop", crop, ratio == augmentation.CROP_RATIO),
+        Observation("evaluation_crop", crop, ratio),
     ]
 
 
@@ -123,10 +123,6 @@ class CropSamples:
             + "".join(f", {part}" for part in self.more)
             + (f", for {self.epochs} epochs" if self.epochs else "")
         )
-
-    def has_min_area(self, share: float) -> bool:
-        """Return whether areas span `share` to 1, aspects 3/4 to 4/3, and half of them flip."""
-        return self.has_ranges((share, 1.0), (3 / 4, 4 / 3))
 
     def has_ranges(
         self,

@@ -4,8 +4,7 @@ A recipe for small data has its own reference, such as 0.1 for 64 images. That i
 other observations are relative to this reference: twice the minibatch has twice the lr, and so on.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,19 +26,40 @@ MANY, SAMPLE = 200_000, 100
 All steps are computed of an epoch in or beside which the lr changes."""
 
 
+@dataclass(frozen=True)
+class LrCurve:
+    """The learning rate of every step of a run, with the epoch at which each step begins."""
+
+    lrs: Curve
+    epochs: NDArray[np.float64]
+
+    @property
+    def end(self) -> int:
+        """The number of epochs of the run, whose last epoch is a whole one."""
+        return int(self.epochs[-1]) + 1
+
+    def rises(self, start: float, full: float, epochs: float) -> bool:
+        """Return whether the lr rises linearly from `start` to `full` in the first `epochs`."""
+        if not epochs:
+            return _close(float(self.lrs[0]), full)
+        rising = self.epochs <= epochs  # a step behind them may already be in the decay
+        ramp = start + (full - start) * self.epochs[rising] / epochs
+        return np.allclose(self.lrs[rising], ramp, rtol=1e-9)
+
+
 def observe(learner: Learner) -> list[Observation]:
     """Return observations of a run's learning rate, from its reference to its decay, and length."""
     recipe = learner.recipe
-    curve = _curve(recipe)
+    run = _lr_curve(recipe)
+    curve = run.lrs
     return [
         _reference(learner),
         _scaling(recipe),
-        _warmup(recipe, curve),
+        _warmup(recipe, run),
         _peak(curve),
         _drops(recipe, curve),
         _decay(curve),
-        _by_epoch(recipe, curve),
-        _lr_curve(recipe, curve),
+        _whole_curve(recipe, run),
         _epochs(learner),
     ]
 
@@ -70,52 +90,36 @@ def _scaling(recipe: Recipe) -> Observation:
     )
 
 
-def _warmup(recipe: Recipe, curve: Curve) -> Observation:
+def _warmup(recipe: Recipe, run: LrCurve) -> Observation:
     """Observe the lr warmup of the run, or else of a run with four times the reference batch."""
     own = round(recipe.schedule.reference_batch)
-    steps, where = recipe.steps_per_epoch, ""
-    ramp = Ramp(curve, steps)
-    small = curve if recipe.batch_size <= own else _curve(_like(recipe, own))
+    larger, where = run, ""
+    small = run.lrs if recipe.batch_size <= own else _curve(_like(recipe, own))
     if recipe.batch_size <= own:
-        above = _like(recipe, 4 * own)
-        steps, curve, where = (
-            above.steps_per_epoch,
-            _curve(above),
-            f"none up to {own} images, then ",
-        )
+        larger, where = _lr_curve(_like(recipe, 4 * own)), f"none up to {own} images, then "
     idle = bool(small[0] == small.max())
     return Observation(
         "warmup",
-        where + warmup_in_words(curve, steps) + ("" if idle else "; also up to the reference"),
-        Warmup(ramp, Ramp(curve, steps), _full(recipe, own), idle),
+        where + warmup_in_words(larger) + ("" if idle else "; also up to the reference"),
+        Warmup(run, larger, _full(recipe, own), idle),
     )
 
 
-@dataclass(frozen=True)
-class Ramp:
-    """The learning rate of every step of a run, with the number of steps per epoch."""
-
-    curve: Curve
-    steps: int
-
-    def rises(self, start: float, full: float, epochs: float) -> bool:
-        """Return whether the lr rises linearly from `start` to `full` in the first `epochs`."""
-        length = epochs * self.steps
-        if not length:
-            return _close(float(self.curve[0]), full)
-        ramp = start + (full - start) / length * np.arange(math.ceil(length))
-        if length == len(ramp):  # otherwise the next step may already be in the decay
-            ramp = np.append(ramp, full)
-        return np.allclose(self.curve[: len(ramp)], ramp[: len(self.curve)], rtol=1e-9)
+def _lr_curve(recipe: Recipe) -> LrCurve:
+    epochs = [
+        stage.epoch + np.arange((end - stage.epoch) * stage.steps_per_epoch) / stage.steps_per_epoch
+        for stage, end in _stages(recipe)
+    ]
+    return LrCurve(_curve(recipe), np.concatenate(epochs))
 
 
 @dataclass(frozen=True)
 class Warmup:
     """Observations of the learning rate at the start of a run."""
 
-    own: Ramp
+    own: LrCurve
     """The lr of this run."""
-    larger_run: Ramp
+    larger_run: LrCurve
     """The lr of this run, or of a larger one if this is too small for a warmup."""
     reference: float
     """The reference lr."""
@@ -123,14 +127,15 @@ class Warmup:
     """Whether a run up to the reference batch starts at its full lr."""
 
 
-def warmup_in_words(curve: Curve, steps: int) -> str:
-    """Describe the warmup of a run with this curve of lr and this number of steps per epoch."""
+def warmup_in_words(run: LrCurve) -> str:
+    """Describe the warmup of a run with this lr."""
+    curve = run.lrs
     arrival = int(np.argmax(curve))
     if arrival == 0:
         return f"none, lr {curve[0]:.5g} from the first step"
     levels = len(np.unique(curve[:arrival]))
     kind = {1: "constant", arrival: "gradual"}.get(levels, f"in {levels} stairs")
-    return f"{kind}, {curve[0]:.3g} to {curve.max():.5g} over {arrival / steps:g} epochs"
+    return f"{kind}, {curve[0]:.3g} to {curve.max():.5g} over {run.epochs[arrival]:g} epochs"
 
 
 def _drops(recipe: Recipe, curve: Curve) -> Observation:
@@ -186,34 +191,10 @@ def _decay(curve: Curve) -> Observation:
     return Observation("decay", run, found)
 
 
-@dataclass(frozen=True)
-class LrByEpoch:
-    """The learning rate of every step of a run, with the epoch at which the step begins."""
-
-    epochs: NDArray[np.float64]
-    curve: Curve
-
-    def equals(self, lr: Callable[[float], float]) -> bool:
-        """Return whether the lr of every step is that of a function of its epoch, to 7 digits."""
-        expected = np.fromiter(map(lr, self.epochs.tolist()), float)
-        return np.allclose(self.curve, expected, rtol=1e-7, atol=1e-10)
-
-
-def _by_epoch(recipe: Recipe, curve: Curve) -> Observation:
-    epochs = np.fromiter(map(recipe.epoch, range(len(curve))), float)
-    return Observation(
-        "lr",
-        f"from {curve[0]:.4g} to {curve.max():.4g} at epoch {epochs[curve.argmax()]:.3g}, to "
-        f"{curve[-1]:.3g} in the last step",
-        LrByEpoch(epochs, curve),
-    )
-
-
-def _lr_curve(recipe: Recipe, curve: Curve) -> Observation:
+def _whole_curve(recipe: Recipe, run: LrCurve) -> Observation:
     """Observe the lr of every step, for sources that state it as a whole."""
-    steps = recipe.steps_per_epoch
-    run = f"{warmup_in_words(curve, steps)}, then {recipe.schedule.decay} to {curve[-1]:.3g}"
-    return Observation("lr_curve", run, Ramp(curve, steps))
+    text = f"{warmup_in_words(run)}, then {recipe.schedule.decay} to {run.lrs[-1]:.3g}"
+    return Observation("lr_curve", text, run)
 
 
 def _epochs(learner: Learner) -> Observation:
@@ -239,9 +220,13 @@ class RunLength:
 def _curve(recipe: Recipe) -> Curve:
     if recipe.total_steps <= MANY:
         return _lrs(recipe, np.arange(recipe.total_steps))
+    return np.concatenate([_stage_curve(recipe, stage, end) for stage, end in _stages(recipe)])
+
+
+def _stages(recipe: Recipe) -> Iterator[tuple[Stage, int]]:
+    """Iterate over the stages of a run, each with the epoch at which it ends."""
     ends = [stage.epoch for stage in recipe.stages[1:]]
-    stages = zip(recipe.stages, [*ends, recipe.epochs], strict=True)
-    return np.concatenate([_stage_curve(recipe, stage, end) for stage, end in stages])
+    return zip(recipe.stages, [*ends, recipe.epochs], strict=True)
 
 
 def _stage_curve(recipe: Recipe, stage: Stage, end: int) -> Curve:

@@ -85,17 +85,15 @@ def _errors(load: Callable[[str], Recipe]) -> Iterable[PublishedResult]:
     for name in config.sorted_recipe_names():
         header = (paths.recipes_dir() / "recipe" / f"{name}.yaml").read_text("utf-8")
         sources = PUBLISHED.findall(header)
-        if sources and (recipe := load(name)).data.name == "imagenet":
-            yield from _error(recipe, sources[0])
-
-
-def _error(recipe: Recipe, source: str) -> Iterable[PublishedResult]:
-    target = recipe.target
-    if target and target.top1_error is not None:
-        yield PublishedResult(
-            recipe.name, recipe.batch_size, recipe.optim.name, [target.top1_error], target.std,
-            None, source,
-        )  # fmt: skip
+        if not sources:
+            continue
+        recipe = load(name)
+        target = recipe.target
+        if recipe.data.name == "imagenet" and target and target.top1_error is not None:
+            yield PublishedResult(
+                name, recipe.batch_size, recipe.optim.name, [target.top1_error], target.std,
+                None, sources[0],
+            )  # fmt: skip
 
 
 def _epochs() -> Iterable[PublishedResult]:

@@ -8,7 +8,7 @@ import torch
 from helpers.composed import compose_recipe
 
 from lsgd import check, recipe
-from lsgd.check import learning_rate, network, sampling, step
+from lsgd.check import images, learning_rate, network, sampling, step
 from lsgd.check.__main__ import main, verdict
 from lsgd.check.papers import PAPERS
 from lsgd.errors import UsageError
@@ -137,28 +137,28 @@ def test_every_rule_has_its_fact(run: str) -> None:
         ("nus", "model.last_gamma=0", "last_gamma"),
         ("nado2021", "optim.momentum=0.9", "lars"),
         ("nado2021", "schedule.decay_steps=2500", "decay"),
-        ("ffcv", "schedule.points=[[0,0.0017],[2,1.7],[16,0]]", "lr"),
+        ("ffcv", "schedule.points=[[0,0.0017],[2,1.7],[16,0]]", "lr_curve"),
         ("ffcv", "optim.nesterov=true", "momentum"),
         ("ffcv", "model.blurpool=all", None),
         ("ffcv", "loss=bce", "loss"),
         ("ffcv", "model.last_gamma=0", "last_gamma"),
-        ("mosaic", "schedule.warmup_epochs=5", "lr"),
+        ("mosaic", "schedule.warmup_epochs=5", "lr_curve"),
         ("mosaic", "optim.decay=gradient", "weight_decay"),
         ("mosaic", "optim.decay_norm=false", "batchnorm_decay"),
         ("mosaic", "bce_over_classes=mean", "loss"),
-        ("diu", "schedule.points=[[0,1],[7,2],[28,0]]", "lr"),
+        ("diu", "schedule.points=[[0,1],[7,2],[28,0]]", "lr_curve"),
         ("diu", "optim.weight_decay=5e-5", "weight_decay"),
         ("lamb2020", "optim.bias_correction=true", "lamb"),
         ("lamb2020", "optim.adapts=weights", "lamb"),
         ("lamb2020", "optim.weight_decay=0.01", "weight_decay"),
-        ("lamb2020", "schedule.warmup_epochs=20", "warmup"),
-        ("lamb2020", "schedule.decay_steps=3500", "warmup"),
-        ("nus_lamb", "schedule.warmup_epochs=2", "warmup"),
-        ("nus_lamb", "schedule.decay=cosine", "warmup"),
+        ("lamb2020", "schedule.warmup_epochs=20", "lr_curve"),
+        ("lamb2020", "schedule.decay_steps=3500", "lr_curve"),
+        ("nus_lamb", "schedule.warmup_epochs=2", "lr_curve"),
+        ("nus_lamb", "schedule.decay=cosine", "lr_curve"),
         ("nus_lamb", "optim.clip_norm=null", "clip_norm"),
         ("nus_lamb", "optim.adapts=all", "lamb"),
         ("akiba2017", "optim.beta_center=5", "rmsprop_warmup"),
-        ("akiba2017", "schedule.factors=[0.15,0.02,0.001]", "warmup"),
+        ("akiba2017", "schedule.factors=[0.15,0.02,0.001]", "lr_curve"),
         ("akiba2017", "gradient_compression=none", "gradient_compression"),
         ("akiba2017", "bn_statistics=moving", "running_average"),
         ("hoffer2017", "schedule.scaling=linear", "scaling"),
@@ -230,6 +230,18 @@ def test_sizes_and_phases_are_those_of_the_source(run: str, word: str, rule: str
         for recipe in asked
     )  # fmt: skip
     assert (own, other) == (set(), {rule})
+
+
+@pytest.mark.parametrize(
+    "run", ["mlperf", "torchvision", "torchvision_v2", "rsb", "mosaic", "ffcv"]
+)
+def test_another_crop_of_evaluated_images(run: str) -> None:
+    """A rule for a short side of 232 pixels refuses 240 too, and not 256 alone."""
+    for ratio, is_broken in ((None, False), (224 / 240, True)):
+        asked = compose_recipe(*RUNS[run], *[f"data.crop_ratio={ratio}"] * is_broken)
+        results = check.apply_rules(asked, images.observe(asked))
+        [crop] = [each for each in results if each.rule == "evaluation_crop"]
+        assert crop.is_followed != is_broken
 
 
 def test_evaluations_every_four_epochs_are_mlperfs() -> None:

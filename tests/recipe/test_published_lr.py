@@ -3,13 +3,14 @@
 Each at ten places of the run, in numbers of the source, and at steps that its log or code prints.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 from helpers.composed import compose_recipe
+
+from lsgd import config
 
 IMAGES = 1_281_167
 
@@ -194,16 +195,10 @@ SOURCES |= {
 }
 
 
-@functools.cache
-def names() -> list[str]:
-    from lsgd import config
-
-    ladders = {name.partition("_")[0] for name in SOURCES}
-    return [name for name in config.sorted_recipe_names() if name.partition("_")[0] in ladders]
-
-
 def test_every_recipe_of_these_ladders_is_here() -> None:
-    assert sorted(SOURCES) == sorted(names())
+    ladders = {name.partition("_")[0] for name in SOURCES}
+    names = [name for name in config.sorted_recipe_names() if name.partition("_")[0] in ladders]
+    assert sorted(SOURCES) == sorted(names)
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -6,10 +6,11 @@ weight decay has no rule: the notes do not name it, and the code has none for th
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lsgd.check.learning_rate import Warmup
+from lsgd.check.learning_rate import Curve
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
+from lsgd.check.papers import goyal2017, stated
 from lsgd.check.step import RMSpropWarmupSettings
 from lsgd.recipe import Recipe
 
@@ -23,19 +24,14 @@ STAGES = ((0, 0.5), (40, 0.075), (70, 0.01), (85, 0.001))
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of Akiba et al. 2017 that are known."""
     full = 0.1 * recipe.batch_size / 256
+    text = f"lr {full / 2:g}, and 0.075, 0.01, 0.001 of {full:g} from epochs 40, 70, 85"
 
-    def in_stages(warmup: Warmup) -> bool:
-        epochs = np.arange(len(warmup.own.curve)) // warmup.own.steps
-        shares = np.select([epochs >= e for e, _ in STAGES[::-1]], [s for _, s in STAGES[::-1]])
-        return bool(np.allclose(warmup.own.curve, full * shares, rtol=1e-9))
+    def in_stages(epochs: NDArray[np.float64], _: float) -> Curve:
+        firsts, shares = np.array(STAGES).T
+        lrs: Curve = full * shares[np.searchsorted(firsts, epochs, side="right") - 1]
+        return lrs
 
-    return RULES | {
-        "warmup": Rule(
-            "notes, code",
-            f"none; lr {full / 2:g}, and 0.075, 0.01, 0.001 of {full:g} from epochs 40, 70, 85",
-            in_stages,
-        )
-    }
+    return RULES | {"lr_curve": stated.lr_curve("notes, code", text, in_stages)}
 
 
 RULES = (

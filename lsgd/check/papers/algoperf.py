@@ -18,8 +18,8 @@ WARMUP, END, STEPS = 6999, 133_107, 146_999
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of AlgoPerf's target run."""
-    warmup = WARMUP / recipe.steps_per_epoch
-    curve = stated.by_power(LR, warmup, end=0.001 * LR, end_step=END, power=1)
+    warmup, until = WARMUP / recipe.steps_per_epoch, END / recipe.steps_per_epoch
+    curve = stated.by_power(LR, warmup, end=0.001 * LR, until=until, power=1)
     text = f"from 0 to lr {LR:.4f} over {WARMUP} steps, linear to a thousandth at step {END}"
     return RULES | {"lr_curve": stated.lr_curve("code", text, curve)}
 
@@ -31,10 +31,8 @@ RULES = (
     | {
         "last_gamma": stated.last_gamma("code", 0.0),
         "momentum": stated.sgd("code", equation=9, nesterov=False, m=M),
-        "weight_decay": Rule(
-            "code", f"{WD:g} of weights", lambda found: found.weights == frozenset([WD])
-        ),
+        "weight_decay": stated.decay_of_weights("code", WD),
         "label_smoothing": stated.label_smoothing("code", 0.2),
-        "epochs": Rule("code", f"{STEPS:,} steps", lambda epochs: epochs.steps == STEPS),
+        "epochs": stated.steps("code", STEPS),
     }
 )

@@ -32,9 +32,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     if size in LARS:
         lr, warmup, end = LARS[size]
         # Its epochs have a fraction of a step more than those here.
-        curve = stated.by_power(
-            lr, warmup * IMAGES / size / (IMAGES // size), end=1e-4, end_step=end
-        )
+        whole = warmup * IMAGES / size / (IMAGES // size)
+        curve = stated.by_power(lr, whole, end=1e-4, until=end / recipe.steps_per_epoch)
         text = f"from 0 to lr {lr} over {warmup} epochs, power 2 to 1e-4 at step {end}"
         return RULES | {
             "lr_curve": stated.lr_curve("table", text, curve),
@@ -42,17 +41,18 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
             "weight_decay": Rule("code", "1e-4 by LARS, and as much by the loss", lambda _: False),
             "label_smoothing": stated.label_smoothing("table", 0.1),
         }
-    return RULES | {"lr_curve": stated.no_row(", ".join(f"{each:,}" for each in SGD | LARS))}
+    return RULES | {"lr_curve": stated.no_row(SGD | LARS)}
 
 
 RULES = (
     goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "data", "augmentation", "resize", "evaluation_crop")
+    | goyal2017.rules_for_section(
+        "code", "data", "augmentation", "resize", "evaluation_crop", "fc_init"
+    )
     | stated.RESNET50
     | stated.STRIDE
     | stated.BATCHNORM
     | {
-        "fc_init": Rule("code", "N(0, 0.01²)", lambda std: std == 0.01),
         "last_gamma": stated.last_gamma("code", 0.0),
         "batchnorm_decay": stated.no_batchnorm_decay("code"),
         "precision": stated.precision("code", "bfloat16"),

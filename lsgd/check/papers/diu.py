@@ -1,13 +1,14 @@
 """Rules of fast.ai's and DIU's ImageNet training: diux-dev/imagenet18 at a61ced3, by machine."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lsgd.check.learning_rate import LrByEpoch
+import numpy as np
+from numpy.typing import NDArray
+
+from lsgd.check.learning_rate import Curve
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
-from lsgd.check.step import Momentum, WeightDecayGroups
+from lsgd.check.papers import goyal2017, stated
 from lsgd.recipe import Recipe
 
 TITLE = "fast.ai's and DIU's ImageNet training"
@@ -70,11 +71,11 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         "image_sizes": Rule(
             "train", "128, then 224 and 288 pixels", lambda found: found == _changes(sizes)
         ),
-        "lr": Rule(
+        "lr_curve": stated.lr_curve(
             "train",
             f"from {phases[0].lr:g} to {phases[-1].last_lr:g}, linear in a phase, whose steps are "
             "counted from 1",
-            lambda lr: _is_lr(lr, phases, recipe.workers, end),
+            _linear_in_phases(phases, recipe.workers, end),
         ),
         "epochs": Rule("train", f"{end} at most", lambda epochs: epochs.count == end),
     }
@@ -85,24 +86,25 @@ def _changes(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [row for i, row in enumerate(rows) if not i or row[1:] != rows[i - 1][1:]]
 
 
-def _is_lr(found: LrByEpoch, phases: Sequence[TrainingPhase], k: int, end: int) -> bool:
-    """Return whether the lr is linear within each phase, whose steps are counted from 1."""
-    begins = [phase.epoch for phase in phases]
+def _linear_in_phases(phases: Sequence[TrainingPhase], k: int, end: int) -> stated.LrRule:
+    """Return an lr that is linear within each phase, whose steps are counted from 1."""
+    begins, _, n, first, last = np.array(phases).T
+    lengths = np.diff([*begins, end])
+    steps = np.ceil(EXAMPLES / (k * n))
 
-    def lr(epoch: float) -> float:
-        number = bisect_right(begins, epoch) - 1
-        phase = phases[number]
-        length = [*begins[1:], end][number] - phase.epoch
-        steps = -(-EXAMPLES // (k * phase.n))
-        share = (epoch - phase.epoch + 1 / steps) / length
-        return phase.lr + (phase.last_lr - phase.lr) * share
+    def rule(epochs: NDArray[np.float64], _: float) -> Curve:
+        i = np.searchsorted(begins, epochs, side="right") - 1
+        share = (epochs - begins[i] + 1 / steps[i]) / lengths[i]
+        lrs: Curve = first[i] + (last[i] - first[i]) * share
+        return lrs
 
-    return found.equals(lr)
+    return rule
 
 
+NETWORK = ("model", "stride", "conv_init", "fc_init", "last_gamma")
 RULES = (
     goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "model", "stride", "conv_init", "fc_init", "last_gamma")
+    | goyal2017.rules_for_section("code", *NETWORK, "loss")
     | {
         "data": Rule(
             "train",
@@ -112,26 +114,15 @@ RULES = (
         "augmentation": Rule(
             "train", "area from 8 % on, from 8.7 % at 224 and 50 % at 288", lambda _: False
         ),
-        "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
-        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
+        "resize": stated.resize("code", "bilinear"),
+        "colour": stated.colour_as_stored("code"),
         "evaluation_crop": Rule("code", "rectangles in the last phase", lambda _: False),
-        "weight_decay": Rule(
-            "code",
-            "1e-4 of weights and of the fc bias",
-            lambda decays: (
-                decays == WeightDecayGroups(frozenset([1e-4]), frozenset([1e-4]), untouched=0)
-            ),
-        ),
-        "batchnorm_decay": Rule("code", "none", lambda decays: not any(decays)),
-        "momentum": Rule(
-            "code",
-            "equation (9), not Nesterov, m = 0.9",
-            lambda momentum: momentum == Momentum(9, nesterov=False, m=0.9, clip_norm=None),
-        ),
+        "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
+        "batchnorm_decay": stated.no_batchnorm_decay("code"),
+        "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
         "tail": Rule("code", "a smaller last step", lambda is_dropped: not is_dropped),
-        "loss": Rule("code", "cross-entropy", lambda loss: loss == ("cross_entropy", "")),
-        "label_smoothing": Rule("code", "none", lambda share: share == 0),
+        "label_smoothing": stated.label_smoothing("code", 0.0),
         "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
-        "precision": Rule("code", "float16", lambda names: names == {"float16", "float32"}),
+        "precision": stated.precision("code", "float16"),
     }
 )

@@ -25,9 +25,9 @@ DECAYS = {896: 2.0**-14, 2048: 2.0**-15, 4096: 2.0**-15}
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of NVIDIA's example for the recipe's minibatch."""
-    size, lr = recipe.batch_size, recipe.batch_size / 1000
+    size = recipe.batch_size
     if size not in DECAYS:
-        return RULES | {"lr_curve": stated.no_row(", ".join(f"{each:,}" for each in DECAYS))}
+        return RULES | {"lr_curve": stated.no_row(DECAYS)}
     lr = 1.024 * size / 1024
     text = f"lr of whole epochs: to {lr:g} over {WARMUP} epochs, then half a cosine to 0"
     return RULES | {
@@ -42,8 +42,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 def _per_epoch(lr: float) -> stated.LrRule:
-    def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
-        epoch, last = steps // per_epoch, total // per_epoch
+    def rule(epochs: NDArray[np.float64], last: float) -> Curve:
+        epoch = np.floor(epochs)
         falling = lr * (1 + np.cos(math.pi * (epoch - WARMUP) / (last - WARMUP))) / 2
         return np.where(epoch < WARMUP, lr * (epoch + 1) / WARMUP, falling)
 
@@ -57,7 +57,7 @@ RULES = (
     | stated.STRIDE
     | stated.FAN_IN
     | {
-        "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
+        "resize": stated.resize("code", "bilinear"),
         "last_gamma": stated.last_gamma("code", 1.0),
         "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.875),
         "label_smoothing": stated.label_smoothing("code", 0.1),

@@ -1,10 +1,7 @@
 """Rules of FFCV's ImageNet training: train_imagenet.py and rn50_configs at 4dd291a."""
 
-from collections.abc import Callable
-
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
-from lsgd.check.step import Momentum, WeightDecayGroups
+from lsgd.check.papers import goyal2017, stated
 from lsgd.recipe import Recipe
 
 TITLE = "FFCV's ImageNet training"
@@ -18,11 +15,6 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of FFCV's code, and of its configuration for the number of epochs."""
     first = FIRST_AT_192.get(recipe.epochs)
     return RULES | {
-        "lr": Rule(
-            "code",
-            "linear from 1.7e-4 to 1.7 at epoch 2, and to 0 at the end",
-            lambda lr: lr.equals(_lr(recipe.epochs)),
-        ),
         "image_sizes": Rule(
             "configs",
             f"160, and 192 from epoch {first} on",
@@ -31,20 +23,10 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     }
 
 
-def _lr(epochs: int) -> Callable[[float], float]:
-    """Return the lr by epoch: two straight lines."""
-
-    def lr(epoch: float) -> float:
-        if epoch <= 2:
-            return 1.7e-4 + (1.7 - 1.7e-4) * epoch / 2
-        return 1.7 * (epochs - epoch) / (epochs - 2)
-
-    return lr
-
-
 RULES = (
     goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "augmentation", "model", "stride", "conv_init")
+    | goyal2017.rules_for_section("code", "augmentation", "model", "stride", "conv_init", "loss")
+    | stated.FC_OF_PYTORCH
     | {
         "data": Rule(
             "code",
@@ -52,33 +34,28 @@ RULES = (
             lambda found: found == ("imagenet", 1_281_167, 50_000, 1000, 3, 256),
         ),
         "resize": Rule("code", "by area", lambda filters: filters == {"area"}),
-        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
-        "evaluation_crop": Rule("code", "the centred 0.875 of the short side", bool),
+        "colour": stated.colour_as_stored("code"),
+        "evaluation_crop": Rule(
+            "code", "the centred 0.875 of the short side", lambda ratio: ratio == 0.875
+        ),
         "mirror": Rule("configs", "logits are added to those of the mirror image", bool),
         "blurpool": Rule(
             "code", "before 6 convolutions with a stride", lambda counts: counts == (6, 0)
         ),
-        "fc_init": Rule("code", "as PyTorch starts linear layers", lambda std: std != 0.01),
-        "last_gamma": Rule("code", "1, as in torchvision", lambda gammas: gammas == {1.0}),
-        "weight_decay": Rule(
-            "code",
-            "1e-4 of weights and of the fc bias",
-            lambda decays: (
-                decays == WeightDecayGroups(frozenset([1e-4]), frozenset([1e-4]), untouched=0)
-            ),
-        ),
+        "last_gamma": stated.last_gamma("code", 1.0),
+        "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
         "batchnorm_decay": Rule(
             "code", "1e-4 for the BN of shortcuts, else none", lambda decays: decays == {0.0, 1e-4}
         ),
-        "momentum": Rule(
+        "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
+        "lr_curve": stated.lr_curve(
             "code",
-            "equation (9), not Nesterov, m = 0.9",
-            lambda momentum: momentum == Momentum(9, nesterov=False, m=0.9, clip_norm=None),
+            "linear from 1.7e-4 to 1.7 at epoch 2, and to 0 at the end",
+            stated.by_power(1.7, 2, start=1.7e-4, power=1),
         ),
-        "label_smoothing": Rule("configs", "0.1", lambda share: share == 0.1),
-        "loss": Rule("code", "cross-entropy", lambda loss: loss == ("cross_entropy", "")),
+        "label_smoothing": stated.label_smoothing("configs", 0.1),
         "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
-        "precision": Rule("code", "float16", lambda names: names == {"float16", "float32"}),
-        "phases": Rule("configs", "8 x 512 in all epochs", lambda phases: phases == [(0, 8, 512)]),
+        "precision": stated.precision("code", "float16"),
+        "phases": stated.one_minibatch("configs", 8, 512),
     }
 )

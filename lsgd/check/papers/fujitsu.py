@@ -4,8 +4,6 @@ code: Fujitsu's folder in mlcommons/training_results_v0.6 at f312518. Its LARS h
 the decay and the full lr in its denominator, where other codes have the decay.
 """
 
-import math
-
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
 from lsgd.recipe import Recipe
@@ -19,14 +17,11 @@ LR, WARMUP, END = 13.0, 36, 1320
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of Fujitsu's code for 86,016 images."""
-    return RULES
-
-
-def _lr() -> Rule:
+    until = END / recipe.steps_per_epoch
     # Its warmup counts updates from 1, by which it is one step early.
-    curve = stated.by_power(LR, WARMUP, start=LR / 540, end=0.0025 * LR, end_step=END, power=2.2)
+    curve = stated.by_power(LR, WARMUP, start=LR / 540, end=0.0025 * LR, until=until, power=2.2)
     text = f"to lr 13 over {WARMUP} epochs, power 2.2 to 0.0325 at step {END}; to 0.3 %"
-    return stated.lr_curve("code", text, curve, within=0.003)
+    return RULES | {"lr_curve": stated.lr_curve("code", text, curve, within=0.003)}
 
 
 RULES = (
@@ -42,13 +37,8 @@ RULES = (
         "lars": stated.lars(
             "code", equation=10, m=0.96, trust=0.0025, eps=1e-9, ratio_decay=6.5e-4
         ),
-        "label_smoothing": Rule(
-            "code",
-            "0.1 over the other classes, which is 0.1001 over all",
-            lambda share: math.isclose(share, 0.1 * 1000 / 999, abs_tol=1e-5),
-        ),
+        "label_smoothing": stated.smoothing_over_others("code"),
         "precision": stated.precision("code", "float16"),
-        "lr_curve": _lr(),
         "epochs": stated.epochs("code", 90),
         "worker_batch": stated.worker_batch("code", 42),
     }

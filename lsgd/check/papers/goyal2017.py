@@ -7,6 +7,7 @@ from lsgd.check.learning_rate import RunLength, Warmup
 from lsgd.check.observation import Rule
 from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
+from lsgd.rules import augmentation
 
 TITLE = "Goyal et al. 2017"
 WHO = "the paper"
@@ -42,14 +43,14 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 def _warms_up(warmup: Warmup) -> bool:
     # An lr that does not grow with the minibatch needs no warmup.
-    full = float(warmup.larger_run.curve.max())
+    full = float(warmup.larger_run.lrs.max())
     return warmup.starts_at_full_lr and (
         full == warmup.reference or warmup.larger_run.rises(warmup.reference, full, 5)
     )
 
 
 def _is_cropped(windows: CropSamples | None) -> bool:
-    return windows is not None and windows.has_min_area(0.08)
+    return windows is not None and windows.has_ranges((0.08, 1.0), (3 / 4, 4 / 3))
 
 
 def _every_epoch(epochs: RunLength) -> bool:
@@ -75,7 +76,9 @@ RULES = {
         "jitter by 0.6 to 1.4, lighting of standard deviation 0.1; named in fb.resnet.torch only",
         lambda colour: colour == FB_RESNET_COLOURS,
     ),
-    "evaluation_crop": Rule("[12]", "short side 256, centre 224", bool),
+    "evaluation_crop": Rule(
+        "[12]", "short side 256, centre 224", lambda ratio: ratio == augmentation.CROP_RATIO
+    ),
     "model": Rule("5.1", "ResNet-50, 161 tensors", bool),
     "stride": Rule(
         "5.1", "stride 2 in the 3 x 3 convolution of a block", lambda sizes: sizes == {(3, 3)}

@@ -9,15 +9,14 @@ import math
 
 from lsgd.check.learning_rate import Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
+from lsgd.check.papers import goyal2017, stated
 from lsgd.check.papers.goyal2017 import close
-from lsgd.check.step import Momentum, WeightDecayGroups
+from lsgd.check.step import Momentum
 from lsgd.recipe import Recipe
 
 TITLE = "Hoffer, Hubara, Soudry 2017"
 WHO = "the code of Hoffer et al."
 NOTE = "code is github.com/eladhoffer/bigBatch, which trained their networks."
-WD = frozenset([1e-4])
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
@@ -34,22 +33,20 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 def _starts_full(warmup: Warmup) -> bool:
-    return bool(warmup.own.curve[0] == warmup.own.curve.max())
+    return bool(warmup.own.lrs[0] == warmup.own.lrs.max())
 
 
 RULES = goyal2017.COMMON_RULES | {
     "conv_init": Rule("code", "He: N(0, 2 / fan out)", lambda side: side == "out"),
-    "last_gamma": Rule("code", "1", lambda gammas: gammas == {1.0}),
-    "weight_decay": Rule(
-        "code", "1e-4", lambda found: found == WeightDecayGroups(WD, WD, untouched=0)
-    ),
-    "batchnorm_decay": Rule("code", "1e-4, as of all tensors", lambda decays: decays == WD),
+    "last_gamma": stated.last_gamma("code", 1.0),
+    "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
+    "batchnorm_decay": stated.batchnorm_decay("code", 1e-4),
     "momentum": Rule(
         "code",
         "equation (9), m = 0.9, of gradients shortened to norm 5",
         lambda found: found == Momentum(9, nesterov=False, m=0.9, clip_norm=5.0),
     ),
-    "label_smoothing": Rule("code", "none", lambda share: share == 0),
+    "label_smoothing": stated.label_smoothing("code", 0.0),
     "scaling": Rule("code", "by the root", lambda ratio: close(ratio, math.sqrt(2))),
     "warmup": Rule("code", "none", _starts_full),
 }

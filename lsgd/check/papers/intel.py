@@ -17,7 +17,7 @@ TABLE = {2048: 0.8, 4096: 1.6}
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of Intel's configuration for the recipe's minibatch."""
     if recipe.batch_size not in TABLE:
-        return RULES | {"lr_curve": stated.no_row(", ".join(f"{each:,}" for each in TABLE))}
+        return RULES | {"lr_curve": stated.no_row(TABLE)}
     lr = TABLE[recipe.batch_size]
     text = f"from 0.1 to lr {lr} over 3 epochs, a tenth at 30, 60 and 80"
     curve = stated.by_drops(lr, 3, 30, 60, 80, start=0.1)
@@ -30,9 +30,7 @@ RULES = (
     | stated.RESNET50
     | {
         "momentum": stated.sgd("code", equation=10, nesterov=False, m=0.9),
-        "weight_decay": Rule(
-            "code", "1e-4 of weights", lambda found: found.weights == frozenset([1e-4])
-        ),
+        "weight_decay": stated.decay_of_weights("code", 1e-4),
         "epochs": stated.epochs("code", 90),
     }
 )

@@ -4,32 +4,22 @@ code: fastalgo/imagenet_resnet50_lamb at b778c4c, whose log has the run's error.
 could not be read.
 """
 
-import numpy as np
-
-from lsgd.check.learning_rate import Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
-from lsgd.check.step import LambSettings, WeightDecayGroups
+from lsgd.check.papers import goyal2017, stated
 from lsgd.recipe import Recipe
 
 TITLE = "You et al. 2020, LAMB"
 WHO = "the authors' code"
 NOTE = "code is that of the authors for ResNet-50 on TPUs."
 LR, WARMUP_STEPS, STEPS = 0.04, 782, 3519
-WD = frozenset([1.5])
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of the authors' code of LAMB for ResNet-50."""
-    return RULES
-
-
-def rises_and_falls(warmup: Warmup, lr: float, warmup_steps: float, end: float) -> bool:
-    """Return whether the lr of a run rises linearly from 0, and then falls linearly to 0."""
-    steps = np.arange(len(warmup.own.curve))
-    rising, falling = lr * steps / warmup_steps, lr * (end - steps) / (end - warmup_steps)
-    expected = np.minimum(rising, falling).clip(0)
-    return bool(np.allclose(warmup.own.curve, expected, rtol=1e-9, atol=1e-12))
+    warmup, until = WARMUP_STEPS / recipe.steps_per_epoch, STEPS / recipe.steps_per_epoch
+    text = f"from 0 to lr {LR:g} over {WARMUP_STEPS} steps, then linear to 0 at step {STEPS}"
+    curve = stated.by_power(LR, warmup, until=until, power=1)
+    return RULES | {"lr_curve": stated.lr_curve("code", text, curve)}
 
 
 SHARED = ("data", "augmentation", "resize", "evaluation_crop", "model", "stride", "fc_init")
@@ -37,34 +27,19 @@ RULES = (
     goyal2017.COMMON_RULES
     | goyal2017.rules_for_section("code", *SHARED, "last_gamma", "running_average")
     | {
-        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
+        "colour": stated.colour_as_stored("code"),
         # lsgd starts all convolutions as Goyal et al. 2017 do.
         "conv_init": Rule("code", "N(0, 1 / fan in), cut at two deviations", lambda _: False),
-        "weight_decay": Rule(
-            "code",
-            "1.5 of weights and of the fc bias, in the update and not in the gradient",
-            lambda decays: decays == WeightDecayGroups(WD, WD, untouched=0, decoupled=True),
-        ),
-        "batchnorm_decay": Rule("code", "none", lambda decays: not any(decays)),
-        "lamb": Rule(
-            "code",
-            "beta 0.9 and 0.999, eps 1e-6, without bias correction, of weights and biases",
-            lambda lamb: (
-                lamb == LambSettings((0.9, 0.999), 1e-6, False, frozenset(["weights", "biases"]))
-            ),
-        ),
+        "weight_decay": stated.weight_decay("code", 1.5, biases=True, decoupled=True),
+        "batchnorm_decay": stated.no_batchnorm_decay("code"),
+        "lamb": stated.lamb("code", "weights", "biases", bias_correction=False),
         # A run of lsgd has no gradient of a worker that it could clip.
         "clip_norm": Rule(
             "code", "each core's own, to norm 1, before they are summed", lambda _: False
         ),
-        "label_smoothing": Rule("code", "0.1", lambda share: share == 0.1),
-        "precision": Rule("code", "bfloat16", lambda names: names == {"bfloat16", "float32"}),
-        "warmup": Rule(
-            "code",
-            f"from 0 to lr {LR:g} over {WARMUP_STEPS} steps, then linear to 0 at step {STEPS}",
-            lambda warmup: rises_and_falls(warmup, LR, WARMUP_STEPS, STEPS),
-        ),
-        "epochs": Rule("code", f"{STEPS} steps", lambda epochs: epochs.steps == STEPS),
-        "worker_batch": Rule("code", "BN over 128 images", lambda sizes: sizes == {128}),
+        "label_smoothing": stated.label_smoothing("code", 0.1),
+        "precision": stated.precision("code", "bfloat16"),
+        "epochs": stated.steps("code", STEPS),
+        "worker_batch": stated.worker_batch("code", 128),
     }
 )

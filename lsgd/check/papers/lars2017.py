@@ -5,8 +5,8 @@ The paper does not state initialisation, BN group size or resizing.
 
 from lsgd.check.learning_rate import Parabola, Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
-from lsgd.check.step import Lars, WeightDecayGroups
+from lsgd.check.papers import goyal2017, stated
+from lsgd.check.step import Lars
 from lsgd.recipe import Recipe
 
 TITLE = "You, Gitman, Ginsburg 2017"
@@ -15,7 +15,6 @@ NOTE = "alg. 1 is the algorithm of the paper of LARS, table its rows of ResNet-5
 TABLE = {256: (4, 0), 1024: (9, 5), 8192: (30, 5), 16384: (33, 12), 32768: (40, 12)}
 """The lr and the warmup epochs, by minibatch."""
 ALL = frozenset(["weights", "biases", "norms"])
-WD = frozenset([5e-4])
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
@@ -26,8 +25,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 def _warmup(batch_size: int) -> Rule:
     row = TABLE.get(batch_size)
     if row is None:
-        known = ", ".join(f"{each:,}" for each in TABLE)
-        return Rule("table", f"there are rows for {known} images", lambda _: False)
+        return stated.no_row(TABLE)
     lr, epochs = row
 
     def holds(warmup: Warmup) -> bool:
@@ -58,19 +56,13 @@ RULES = (
             lambda windows: windows is not None,
         ),
         "model": Rule("table", "ResNet-50", bool),
-        "weight_decay": Rule(
-            "paper",
-            "5e-4, of all tensors",
-            lambda decays: decays == WeightDecayGroups(WD, WD, untouched=0),
-        ),
-        "batchnorm_decay": Rule(
-            "alg. 1", "5e-4: no tensor is excluded", lambda decays: decays == WD
-        ),
+        "weight_decay": stated.weight_decay("paper", 5e-4, biases=True),
+        "batchnorm_decay": stated.batchnorm_decay("alg. 1", 5e-4),
         "lars": Rule(
             "alg. 1",
             "as equation (10), m = 0.9, trust 0.001, no eps; no tensor is excluded",
             lambda lars: lars == Lars(10, False, 0.9, 0.001, 0.0, ALL),
         ),
-        "epochs": Rule("table", "100", lambda epochs: epochs.count == 100 and epochs.whole),
+        "epochs": stated.epochs("table", 100),
     }
 )

@@ -7,10 +7,9 @@ Minibatch, epochs, warmup epochs and BN group size are free, and so is the lr of
 
 import math
 
-from lsgd.check.images import CropSamples
 from lsgd.check.learning_rate import Parabola, Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
+from lsgd.check.papers import goyal2017, stated
 from lsgd.check.papers.goyal2017 import close
 from lsgd.check.step import Lars, Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
@@ -36,17 +35,13 @@ def _power_of_two(decays: frozenset[float]) -> bool:
 
 
 def _rises_from_0(warmup: Warmup) -> bool:
-    curve, steps = warmup.own.curve, warmup.own.steps
-    epochs, rest = divmod(int(curve.argmax()), steps)
-    return not rest and warmup.own.rises(0.0, float(curve.max()), epochs)
+    own = warmup.own
+    epochs = float(own.epochs[own.lrs.argmax()])
+    return epochs.is_integer() and own.rises(0.0, float(own.lrs.max()), epochs)
 
 
 def _to_its_end(decay: Parabola | None) -> bool:
     return decay is not None and abs(decay.end - 1e-4) < 1e-7
-
-
-def _is_cropped(windows: CropSamples | None) -> bool:
-    return windows is not None and windows.has_min_area(0.05)
 
 
 def of_lars(batch_size: int) -> dict[str, Rule]:
@@ -94,37 +89,26 @@ OF_SGD = {
 RULES = (
     goyal2017.COMMON_RULES
     | goyal2017.rules_for_section("rules", "data")
+    | goyal2017.rules_for_section("code", "fc_init")
+    | stated.RESNET50
+    | stated.STRIDE
+    | stated.FAN_IN
+    | stated.BATCHNORM
     | {
-        "augmentation": Rule("code", "area 5 to 100 %, aspect 3/4 to 4/3, flip 0.5", _is_cropped),
-        "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
-        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
-        "evaluation_crop": Rule("code", "short side 256, centre 224", bool),
-        "model": Rule("code", "ResNet-50", bool),
-        "stride": Rule(
-            "code",
-            "v1.5: stride 2 in the 3 x 3 convolution of a block",
-            lambda sizes: sizes == {(3, 3)},
-        ),
-        "conv_init": Rule("code", "He: N(0, 2 / fan in)", lambda side: side == "in"),
-        "fc_init": Rule("code", "N(0, 0.01²)", lambda std: std == 0.01),
+        "augmentation": stated.crops("code", (0.05, 1.0), (3 / 4, 4 / 3)),
+        "resize": stated.resize("code", "bilinear"),
+        "colour": stated.colour_as_stored("code"),
+        "evaluation_crop": stated.evaluation_crop("code", 256),
         "last_gamma": Rule(
             "code",
             "1 in the last BN of each block; 0 in Google's and by an option of NVIDIA's code",
             lambda gammas: gammas in ({0.0}, {1.0}),
         ),
-        "batchnorm_eps": Rule("code", "1e-05", lambda found: found == {1e-5}),
-        "batchnorm_decay": Rule(
-            "code", "none on gamma and beta of any BN", lambda each: not any(each)
-        ),
+        "batchnorm_decay": stated.no_batchnorm_decay("code"),
         "label_smoothing": Rule("rules", "none or 0.1", lambda share: share in (0, 0.1)),
-        "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
         "warmup": Rule("rules", "from 0, every step, over whole epochs", _rises_from_0),
         "decay": Rule("rules", "by power 2 to lr 0.0001", _to_its_end),
-        "evaluation_epochs": Rule("rules", "every 4 epochs", lambda gaps: gaps == {4}),
-        "metric": Rule(
-            "rules",
-            "epochs to 75.9 % top-1, which is an error of 24.1 %",
-            lambda run: run.startswith("epochs to top-1 error 24.10 %"),
-        ),
+        "evaluation_epochs": stated.evaluated_every("rules", 4),
+        "metric": stated.epochs_to("rules", 24.1),
     }
 )

@@ -23,7 +23,7 @@ TABLE = {
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of NVIDIA's code and of its configuration for the recipe's minibatch."""
     if recipe.batch_size not in TABLE:
-        return RULES | {"lr_curve": stated.no_row(", ".join(f"{each:,}" for each in TABLE))}
+        return RULES | {"lr_curve": stated.no_row(TABLE)}
     lr, warmup, span = TABLE[recipe.batch_size]
     text = f"from 0 to lr {lr:g} over {warmup} epochs, a tenth at 30, 60 and 80"
     return RULES | {

@@ -50,39 +50,41 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of the submission for the recipe's minibatch, BN group and weight decay."""
     size, decay = (recipe.batch_size, recipe.worker_batch), recipe.optim.weight_decay
     if row := NVIDIA.get(size):
-        own = _of_row(row, equation=9) | {
+        own = _of_row(row, recipe.steps_per_epoch, equation=9) | {
             "weight_decay": stated.weight_decay("code", 2e-4, biases=True),
             "last_gamma": mlperf.RULES["last_gamma"],
         }
     elif row := GOOGLE.get((*size, decay)):
-        own = _of_row(row, equation=10) | {
+        own = _of_row(row, recipe.steps_per_epoch, equation=10) | {
             "weight_decay": Rule(
                 "code", f"{decay:g} by LARS, and as much by the loss", lambda _: False
             ),
             "last_gamma": stated.last_gamma("code", 0.0),
         }
     else:
-        known = [f"{row[0]:,}" for row in (*NVIDIA, *GOOGLE)]
-        own = {"lr_curve": stated.no_row(", ".join(dict.fromkeys(known)))}
+        known = [*(images for images, _ in NVIDIA), *(images for images, _, _ in GOOGLE)]
+        own = {"lr_curve": stated.no_row(dict.fromkeys(known))}
     return RULES | own
 
 
-def _of_row(row: Submission, *, equation: int) -> dict[str, Rule]:
-    curve = stated.by_power(row.lr, row.warmup, end=row.end_lr, end_step=row.end_step)
-    until = f"step {row.end_step}" if row.end_step else "the end"
-    text = f"from 0 to lr {row.lr:g} over {row.warmup} epochs, power 2 to {row.end_lr:g} at {until}"
+def _of_row(row: Submission, steps_per_epoch: int, *, equation: int) -> dict[str, Rule]:
+    until = row.end_step / steps_per_epoch if row.end_step else None
+    curve = stated.by_power(row.lr, row.warmup, end=row.end_lr, until=until)
+    where = f"step {row.end_step}" if row.end_step else "the end"
+    text = f"from 0 to lr {row.lr:g} over {row.warmup} epochs, power 2 to {row.end_lr:g} at {where}"
     return {
         "lr_curve": stated.lr_curve("table", text, curve),
         "lars": stated.lars("code", equation=equation, m=0.9, trust=0.001, eps=row.eps),
     }
 
 
-SHARED = ("augmentation", "stride", "batchnorm_eps", "batchnorm_decay", "running_average")
 RULES = (
     goyal2017.COMMON_RULES
     | goyal2017.rules_for_section("rules", "data")
     | stated.RESNET50
-    | {name: mlperf.RULES[name] for name in SHARED}
+    | stated.STRIDE
+    | stated.BATCHNORM
+    | {name: mlperf.RULES[name] for name in ("augmentation", "batchnorm_decay")}
     | {
         "label_smoothing": stated.label_smoothing("code", 0.1),
         "evaluation_epochs": stated.evaluated_every("rules", 4),

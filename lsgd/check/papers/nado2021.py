@@ -5,8 +5,7 @@ not be read.
 """
 
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
-from lsgd.check.step import Lars, WeightDecayGroups
+from lsgd.check.papers import goyal2017, stated
 from lsgd.recipe import Recipe
 
 TITLE = "Nado et al. 2021, LARS"
@@ -25,23 +24,13 @@ RULES = (
     | goyal2017.rules_for_section("paper", "data")
     | {
         "model": Rule("paper", "ResNet-50", bool),
-        "last_gamma": Rule("code", "0", lambda gammas: gammas == {0.0}),
-        "weight_decay": Rule(
-            "code",
-            "1e-4 of weights, none of biases",
-            lambda decays: (
-                decays == WeightDecayGroups(frozenset([1e-4]), frozenset([0.0]), untouched=0)
-            ),
-        ),
-        "batchnorm_decay": Rule("code", "none", lambda decays: not any(decays)),
-        "lars": Rule(
-            "code",
-            "as equation (10), m = 0.929, trust 0.001, eps 0, of weights",
-            lambda lars: lars == Lars(10, False, 0.929, 0.001, 0.0, frozenset(["weights"])),
-        ),
-        "label_smoothing": Rule("code", "0.1", lambda share: share == 0.1),
+        "last_gamma": stated.last_gamma("code", 0.0),
+        "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
+        "batchnorm_decay": stated.no_batchnorm_decay("code"),
+        "lars": stated.lars("code", equation=10, m=0.929, trust=0.001, eps=0.0),
+        "label_smoothing": stated.label_smoothing("code", 0.1),
         "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
-        "precision": Rule("code", "bfloat16", lambda names: names == {"bfloat16", "float32"}),
+        "precision": stated.precision("code", "bfloat16"),
         "warmup": Rule(
             "code", "from 0 to lr 29 over 18 epochs", lambda warmup: warmup.own.rises(0.0, 29, 18)
         ),
@@ -54,7 +43,7 @@ RULES = (
                 and abs(decay.end_step - STEPS) < 1e-3
             ),
         ),
-        "epochs": Rule("paper", f"{STEPS} steps", lambda epochs: epochs.steps == STEPS),
-        "worker_batch": Rule("code", "BN over 64 images", lambda sizes: sizes == {64}),
+        "epochs": stated.steps("paper", STEPS),
+        "worker_batch": stated.worker_batch("code", 64),
     }
 )

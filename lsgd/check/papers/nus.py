@@ -5,9 +5,8 @@ from fractions import Fraction
 
 from lsgd.check.learning_rate import Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017
+from lsgd.check.papers import goyal2017, stated
 from lsgd.check.papers.lars2017 import decay_to_0
-from lsgd.check.step import WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "NUS-HPC-AI-Lab, LARS-ImageNet-PyTorch"
@@ -25,8 +24,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of the NUS code for LARS and of its table's row for the minibatch."""
     batch_size = recipe.batch_size
     if batch_size not in TABLE:
-        known = ", ".join(f"{each:,}" for each in TABLE)
-        return RULES | {"warmup": Rule("table", f"there are rows for {known}", lambda _: False)}
+        return RULES | {"warmup": stated.no_row(TABLE)}
     epochs, n = TABLE[batch_size]
     lr = 4 * math.sqrt(batch_size / 512)
 
@@ -37,7 +35,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         "warmup": Rule("table", f"from 0 to lr {lr:.3g} over {float(epochs):g} epochs", rises)
     }
     if n:
-        of_the_row["worker_batch"] = Rule("table", f"n = {n}", lambda sizes: sizes == {n})
+        of_the_row["worker_batch"] = stated.worker_batch("table", n)
     return RULES | of_the_row
 
 
@@ -45,19 +43,13 @@ SHARED = ("data", "augmentation", "evaluation_crop", "model", "conv_init", "stri
 RULES = (
     goyal2017.COMMON_RULES
     | goyal2017.rules_for_section("code", *SHARED)
+    | stated.FC_OF_PYTORCH
     | {
-        "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
-        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
-        "last_gamma": Rule("code", "1, as in torchvision", lambda gammas: gammas == {1.0}),
-        "fc_init": Rule("code", "as PyTorch starts linear layers", lambda std: std != 0.01),
-        "weight_decay": Rule(
-            "code",
-            "1e-4 of weights, none of biases",
-            lambda decays: (
-                decays == WeightDecayGroups(frozenset([1e-4]), frozenset([0.0]), untouched=0)
-            ),
-        ),
-        "batchnorm_decay": Rule("code", "none", lambda decays: not any(decays)),
+        "resize": stated.resize("code", "bilinear"),
+        "colour": stated.colour_as_stored("code"),
+        "last_gamma": stated.last_gamma("code", 1.0),
+        "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
+        "batchnorm_decay": stated.no_batchnorm_decay("code"),
         # lsgd cannot scale an update after the momentum, so no run can follow this rule.
         "lars": Rule(
             "code",
@@ -65,12 +57,8 @@ RULES = (
             "-10 to 10",
             lambda _: False,
         ),
-        "label_smoothing": Rule(
-            "code",
-            "0.1 over the other classes, which is 0.1001 over all",
-            lambda share: abs(share - 0.1 * 1000 / 999) < 1e-5,
-        ),
+        "label_smoothing": stated.smoothing_over_others("code"),
         "decay": decay_to_0(),
-        "epochs": Rule("table", "90", lambda epochs: epochs.count == 90 and epochs.whole),
+        "epochs": stated.epochs("table", 90),
     }
 )

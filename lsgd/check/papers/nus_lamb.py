@@ -1,20 +1,15 @@
 """Rules of NUS-HPC-AI-Lab, pytorch-lamb at 638a309: its README's table and its code."""
 
 import math
-from fractions import Fraction
 
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017, nus
-from lsgd.check.papers.lamb2020 import rises_and_falls
-from lsgd.check.step import LambSettings, WeightDecayGroups
+from lsgd.check.papers import goyal2017, nus, stated
 from lsgd.recipe import Recipe
 
 TITLE = "NUS-HPC-AI-Lab, pytorch-lamb"
 WHO = "the code of NUS for LAMB"
 NOTE = "table is that of its README, by minibatch."
-TABLE = {
-    4096: Fraction(5, 2), 8192: Fraction(5), 16384: Fraction(10), 32768: Fraction(20),
-}  # fmt: skip
+TABLE = {4096: 2.5, 8192: 5, 16384: 10, 32768: 20}
 """The warmup epochs, by minibatch."""
 
 
@@ -22,17 +17,11 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of the NUS code for LAMB and of its table's row for the minibatch."""
     batch_size = recipe.batch_size
     if batch_size not in TABLE:
-        known = ", ".join(f"{each:,}" for each in TABLE)
-        return RULES | {"warmup": Rule("table", f"there are rows for {known}", lambda _: False)}
-    epochs, lr = TABLE[batch_size], 0.04 * math.sqrt(batch_size / 32768)
+        return RULES | {"lr_curve": stated.no_row(TABLE)}
+    warmup, lr = TABLE[batch_size], 0.04 * math.sqrt(batch_size / 32768)
+    text = f"from 0 to lr {lr:.3g} over {warmup:g} epochs, then linear to 0 at the end"
     return RULES | {
-        "warmup": Rule(
-            "table",
-            f"from 0 to lr {lr:.3g} over {float(epochs):g} epochs, then linear to 0 at the end",
-            lambda warmup: rises_and_falls(
-                warmup, lr, float(epochs * warmup.own.steps), len(warmup.own.curve)
-            ),
-        )
+        "lr_curve": stated.lr_curve("table", text, stated.by_power(lr, warmup, power=1))
     }
 
 
@@ -42,20 +31,10 @@ RULES = (
     | goyal2017.rules_for_section("code", *nus.SHARED)
     | {name: nus.RULES[name] for name in SAME}
     | {
-        "weight_decay": Rule(
-            "code",
-            "1.5 of weights, none of biases, in the update and not in the gradient",
-            lambda decays: (
-                decays == WeightDecayGroups(frozenset([1.5]), frozenset([0.0]), 0, decoupled=True)
-            ),
-        ),
-        "lamb": Rule(
-            "code",
-            "beta 0.9 and 0.999, eps 1e-6, without bias correction, of weights",
-            lambda lamb: lamb == LambSettings((0.9, 0.999), 1e-6, False, frozenset(["weights"])),
-        ),
+        "weight_decay": stated.weight_decay("code", 1.5, biases=False, decoupled=True),
+        "lamb": stated.lamb("code", "weights", bias_correction=False),
         "clip_norm": Rule("code", "the mean of all workers, to norm 1", lambda norm: norm == 1),
-        "epochs": Rule("code", "90", lambda epochs: epochs.count == 90 and epochs.whole),
-        "worker_batch": Rule("code", "n = 64", lambda sizes: sizes == {64}),
+        "epochs": stated.epochs("code", 90),
+        "worker_batch": stated.worker_batch("code", 64),
     }
 )

@@ -6,7 +6,6 @@ paper could not be read.
 
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
-from lsgd.check.step import LambSettings, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "ResNet strikes back, A3, in mmpretrain"
@@ -19,7 +18,6 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES
 
 
-WEIGHTS, BIASES = frozenset([0.02]), frozenset([0.0])
 RULES = (
     goyal2017.COMMON_RULES
     | goyal2017.rules_for_section("code", "data", "conv_init")
@@ -31,27 +29,17 @@ RULES = (
         "augmentation": Rule(
             "code", "area 8 to 100 %, flip 0.5, RandAugment of 2 and 6 ± 0.5", lambda _: False
         ),
-        "mixing": Rule("code", "mixup of 0.1 or CutMix of 1", lambda alphas: alphas == (0.1, 1.0)),
-        "resize": Rule("code", "bicubic", lambda filters: filters == {"bicubic"}),
-        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
-        "evaluation_crop": Rule("code", "short side 236, centre 224", lambda is_256: not is_256),
+        "mixing": stated.mixing("code", 0.1, 1.0),
+        "resize": stated.resize("code", "bicubic"),
+        "colour": stated.colour_as_stored("code"),
+        "evaluation_crop": stated.evaluation_crop("code", 236),
         "fc_init": Rule("code", "not N(0, 0.01²)", lambda std: std != 0.01),
         "last_gamma": stated.last_gamma("code", 1.0),
-        "loss": Rule(
-            "code", "binary cross-entropy, sum over classes", lambda loss: loss == ("bce", "sum")
-        ),
+        "loss": stated.binary_cross_entropy("code"),
         "label_smoothing": stated.label_smoothing("code", 0.0),
-        "weight_decay": Rule(
-            "code",
-            "0.02 of weights, none of biases, in the update and not in the gradient",
-            lambda decays: decays == WeightDecayGroups(WEIGHTS, BIASES, 0, decoupled=True),
-        ),
+        "weight_decay": stated.weight_decay("code", 0.02, biases=False, decoupled=True),
         "batchnorm_decay": stated.no_batchnorm_decay("code"),
-        "lamb": Rule(
-            "code",
-            "beta 0.9 and 0.999, eps 1e-6, with bias correction, of what decays",
-            lambda lamb: lamb == LambSettings((0.9, 0.999), 1e-6, True, frozenset(["weights"])),
-        ),
+        "lamb": stated.lamb("code", "weights", bias_correction=True),
         "lr_curve": stated.lr_curve(
             "code",
             "from 8e-7 to 0.008 over 5 epochs, then half a cosine to 1e-6",

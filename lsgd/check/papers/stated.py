@@ -1,26 +1,25 @@
 """Rules for settings that a source states as plain values, and the lr curves of such sources."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.check.images import CropSamples
-from lsgd.check.learning_rate import Curve, Ramp
+from lsgd.check.learning_rate import Curve, LrCurve
 from lsgd.check.observation import Rule
-from lsgd.check.step import Lars, Momentum, WeightDecayGroups
+from lsgd.check.step import LambSettings, Lars, Momentum, WeightDecayGroups
 
-LrRule = Callable[[NDArray[np.int64], int, int], Curve]
-"""A function of the numbers of all steps, the steps per epoch and the steps of the run."""
+LrRule = Callable[[NDArray[np.float64], float], Curve]
+"""A function of the epochs at which the steps begin, and of the number of epochs of the run."""
 
 
 def lr_curve(section: str, text: str, rule: LrRule, *, within: float = 1e-9) -> Rule:
     """Return the rule that the lr of every step is that of `rule`, with this relative tolerance."""
 
-    def holds(ramp: Ramp) -> bool:
-        steps = np.arange(len(ramp.curve))
-        return np.allclose(ramp.curve, rule(steps, ramp.steps, len(steps)), rtol=within, atol=1e-9)
+    def holds(found: LrCurve) -> bool:
+        return np.allclose(found.lrs, rule(found.epochs, found.end), rtol=within, atol=1e-12)
 
     return Rule(section, text, holds)
 
@@ -28,10 +27,9 @@ def lr_curve(section: str, text: str, rule: LrRule, *, within: float = 1e-9) -> 
 def by_drops(lr: float, warmup: float, *drops: int, start: float = 0.0) -> LrRule:
     """Return a linear warmup over epochs from `start`, then a tenth at each of these epochs."""
 
-    def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
-        rising = start + (lr - start) * steps / max(warmup * per_epoch, 1)
-        dropped = sum((steps >= drop * per_epoch).astype(int) for drop in drops)
-        return np.where(steps < warmup * per_epoch, rising, lr * 0.1**dropped)
+    def rule(epochs: NDArray[np.float64], _: float) -> Curve:
+        dropped = np.sum([epochs >= drop for drop in drops], axis=0)
+        return _warms_up(epochs, start, lr, warmup, lr * 0.1**dropped)
 
     return rule
 
@@ -42,35 +40,48 @@ def by_power(
     *,
     start: float = 0.0,
     end: float = 0.0,
-    end_step: int | None = None,
+    until: float | None = None,
     power: float = 2.0,
 ) -> LrRule:
-    """Return a linear warmup over epochs, then a polynomial to `end` at a step, or at the last."""
+    """Return a linear warmup over epochs, then a polynomial to `end`, which holds from then on.
 
-    def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
-        rise, last = warmup * per_epoch, end_step or total
-        left = np.clip((last - steps) / (last - rise), 0, 1)
-        falling = end + (lr - end) * left**power
-        return np.where(steps < rise, start + (lr - start) * steps / rise, falling)
+    The polynomial ends at epoch `until`, or with the run.
+    """
 
-    return rule
-
-
-def by_cosine(lr: float, warmup: float, *, start: float = 0.0, end: float = 0.0) -> LrRule:
-    """Return a linear warmup over epochs, then half a cosine to `end` at the end of the run."""
-
-    def rule(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
-        rise = warmup * per_epoch
-        half = (1 + np.cos(math.pi * (steps - rise) / (total - rise))) / 2
-        falling = end + (lr - end) * half
-        return np.where(steps < rise, start + (lr - start) * steps / rise, falling)
+    def rule(epochs: NDArray[np.float64], last: float) -> Curve:
+        last = until or last
+        left = np.clip((last - epochs) / (last - warmup), 0, 1)
+        return _warms_up(epochs, start, lr, warmup, end + (lr - end) * left**power)
 
     return rule
 
 
-def no_row(what: str) -> Rule:
+def by_cosine(
+    lr: float, warmup: float, *, start: float = 0.0, end: float = 0.0, until: float | None = None
+) -> LrRule:
+    """Return a linear warmup over epochs, then half a cosine to `end`.
+
+    The cosine ends at epoch `until`, or with the run.
+    """
+
+    def rule(epochs: NDArray[np.float64], last: float) -> Curve:
+        half = (1 + np.cos(math.pi * (epochs - warmup) / ((until or last) - warmup))) / 2
+        return _warms_up(epochs, start, lr, warmup, end + (lr - end) * half)
+
+    return rule
+
+
+def _warms_up(
+    epochs: NDArray[np.float64], start: float, lr: float, warmup: float, after: Curve
+) -> Curve:
+    """Return a curve of lr that is linear in the epochs of the warmup, and `after` behind it."""
+    return np.where(epochs < warmup, start + (lr - start) * epochs / (warmup or 1), after)
+
+
+def no_row(batch_sizes: Iterable[int]) -> Rule:
     """Return the rule of a recipe whose minibatch has no row in its source; it never holds."""
-    return Rule("table", f"there are rows for {what} images", lambda _: False)
+    known = ", ".join(f"{each:,}" for each in batch_sizes)
+    return Rule("table", f"there are rows for {known} images", lambda _: False)
 
 
 def sgd(section: str, *, equation: int, nesterov: bool, m: float) -> Rule:
@@ -101,13 +112,37 @@ def lars(
     )
 
 
-def weight_decay(section: str, decay: float, *, biases: bool) -> Rule:
-    """Return the rule for a weight decay in the gradient of all weights, and of biases or none."""
-    groups = WeightDecayGroups(
-        frozenset([decay]), frozenset([decay if biases else 0.0]), untouched=0
+def lamb(section: str, *adapts: str, bias_correction: bool) -> Rule:
+    """Return the rule for LAMB with its usual constants, which scales these kinds of tensors."""
+    expected = LambSettings((0.9, 0.999), 1e-6, bias_correction, frozenset(adapts))
+    return Rule(
+        section,
+        f"beta 0.9 and 0.999, eps 1e-6, {'with' if bias_correction else 'without'} bias correction,"
+        f" of {' and '.join(adapts)}",
+        lambda found: found == expected,
     )
+
+
+def weight_decay(section: str, decay: float, *, biases: bool, decoupled: bool = False) -> Rule:
+    """Return the rule for a weight decay of all weights, and of biases or none.
+
+    It is in the gradient, or decoupled from it.
+    """
+    of_biases = frozenset([decay if biases else 0.0])
+    groups = WeightDecayGroups(frozenset([decay]), of_biases, 0, decoupled)
     text = f"{decay:g} of weights and {'' if biases else 'not of '}the bias"
+    text += ", in the update and not in the gradient" if decoupled else ""
     return Rule(section, text, lambda found: found == groups)
+
+
+def decay_of_weights(section: str, decay: float) -> Rule:
+    """Return the rule for the decay of weights, of a source that is silent on biases."""
+    return Rule(section, f"{decay:g} of weights", lambda found: found.weights == {decay})
+
+
+def batchnorm_decay(section: str, decay: float) -> Rule:
+    """Return the rule that gamma and beta of BN decay like all tensors."""
+    return Rule(section, f"{decay:g}, as of all tensors", lambda decays: decays == {decay})
 
 
 def no_batchnorm_decay(section: str) -> Rule:
@@ -125,7 +160,28 @@ def last_gamma(section: str, gamma: float) -> Rule:
 def label_smoothing(section: str, share: float) -> Rule:
     """Return the rule for the share of a label that is spread over all classes."""
     text = f"{share:g}" if share else "none"
-    return Rule(section, text, lambda found: abs(found - share) < 1e-5)
+    return Rule(section, text, lambda found: found == share)
+
+
+def smoothing_over_others(section: str) -> Rule:
+    """Return the rule for labels of which 0.1 is spread over the 999 classes that are false."""
+    return Rule(
+        section,
+        "0.1 over the other classes, which is 0.1001 over all",
+        lambda share: abs(share - 0.1 * 1000 / 999) < 1e-5,
+    )
+
+
+def binary_cross_entropy(section: str) -> Rule:
+    """Return the rule for the sum of the binary cross-entropies of all classes."""
+    text = "binary cross-entropy, sum over classes"
+    return Rule(section, text, lambda loss: loss == ("bce", "sum"))
+
+
+def mixing(section: str, mixup: float, cutmix: float) -> Rule:
+    """Return the rule for pairs of images that mixup or CutMix mixes, with these alphas."""
+    text = f"mixup of {mixup:g} or CutMix of {cutmix:g}"
+    return Rule(section, text, lambda alphas: alphas == (mixup, cutmix))
 
 
 def precision(section: str, name: str) -> Rule:
@@ -136,6 +192,21 @@ def precision(section: str, name: str) -> Rule:
 def worker_batch(section: str, n: int) -> Rule:
     """Return the rule for the number of images per BN statistic."""
     return Rule(section, f"BN over {n} images", lambda sizes: sizes == {n})
+
+
+def exponential_average(section: str) -> Rule:
+    """Return the rule that evaluations are of an exponential average of the weights."""
+    return Rule(section, "exponential", lambda name: name == "ema")
+
+
+def one_minibatch(section: str, k: int, n: int) -> Rule:
+    """Return the rule for k workers with n images each in all epochs."""
+    return Rule(section, f"{k} x {n} in all epochs", lambda phases: phases == [(0, k, n)])
+
+
+def steps(section: str, count: int) -> Rule:
+    """Return the rule for the number of steps of a run, which may end within an epoch."""
+    return Rule(section, f"{count:,} steps", lambda found: found.steps == count)
 
 
 def epochs(section: str, count: int) -> Rule:
@@ -182,14 +253,43 @@ def crops(
     )
 
 
+def resize(section: str, interpolation: str) -> Rule:
+    """Return the rule for the interpolation by which images are resized."""
+    return Rule(section, interpolation, lambda filters: filters == {interpolation})
+
+
+def evaluation_crop(section: str, short_side: int) -> Rule:
+    """Return the rule for the centre of 224 pixels of an image with this short side."""
+    return Rule(
+        section,
+        f"short side {short_side}, centre 224",
+        lambda ratio: ratio == 224 / short_side,
+    )
+
+
+def colour_as_stored(section: str) -> Rule:
+    """Return the rule that the colours of training images are not changed."""
+    return Rule(section, "as stored", lambda colour: colour == "as stored")
+
+
 BATCHNORM = {
     "batchnorm_eps": Rule("code", "1e-05", lambda found: found == {1e-5}),
     "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
 }
 """The rules for BN of momentum 0.9 and eps 1e-5."""
-STRIDE = {"stride": Rule("code", "v1.5: stride 2 in the 3 x 3", lambda sizes: sizes == {(3, 3)})}
+STRIDE = {
+    "stride": Rule(
+        "code",
+        "v1.5: stride 2 in the 3 x 3 convolution of a block",
+        lambda sizes: sizes == {(3, 3)},
+    )
+}
 """The rule for ResNet-50 v1.5."""
 RESNET50 = {"model": Rule("code", "ResNet-50", bool)}
 """The rule for ResNet-50."""
 FAN_IN = {"conv_init": Rule("code", "He: N(0, 2 / fan in)", lambda side: side == "in")}
 """The rule for an initialisation by fan in."""
+FC_OF_PYTORCH = {
+    "fc_init": Rule("code", "as PyTorch starts linear layers", lambda std: std != 0.01)
+}
+"""The rule for a last layer that has PyTorch's initialisation."""

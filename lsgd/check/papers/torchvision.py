@@ -11,32 +11,33 @@ from numpy.typing import NDArray
 from lsgd.check.learning_rate import Curve
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
-from lsgd.check.step import WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "torchvision, ResNet-50"
 WHO = "torchvision's reference"
 NOTE = "code is references/classification of pytorch/vision, V2 its issue 3995."
-WD, WD_V2 = frozenset([1e-4]), frozenset([2e-5])
+V2_EPOCHS = 600
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
-    """Return the rules of torchvision's reference for 256 images, or of V2's steps for 1,024."""
-    if recipe.batch_size == 1024:
-        text = "lr of whole epochs: from 0.005 to 0.5 over 5 epochs, then half a cosine to 0"
-        curve = stated.lr_curve("V2", text, _per_epoch)
-    elif recipe.batch_size == 256:
+    """Return torchvision's rules for weights V1, for V2, or for the first step from V1 to V2.
+
+    V1 has 256 images per step and the others 1,024; V2 has 600 epochs. Steps between have no rules
+    of their own: by its epochs, a recipe of one is compared with the first step or with V2.
+    """
+    if recipe.batch_size == 256:
         text = "lr 0.1, a tenth at 30 and 60"
-        curve = stated.lr_curve("code", text, stated.by_drops(0.1, 0, 30, 60))
-    else:
-        curve = stated.no_row("256 and 1,024")
-    # Of V2's steps, 600 epochs came with all that follow the first one, or soon before them.
-    return RULES | (V2 if recipe.epochs == 600 else {}) | {"lr_curve": curve}
+        drops = stated.by_drops(0.1, 0, 30, 60)
+        return RULES | {"lr_curve": stated.lr_curve("code", text, drops)}
+    if recipe.batch_size != 1024:
+        return RULES | {"lr_curve": stated.no_row([256, 1024])}
+    text = "lr of whole epochs: from 0.005 to 0.5 over 5 epochs, then half a cosine to 0"
+    own = V2 if recipe.epochs == V2_EPOCHS else {}
+    return RULES | own | {"lr_curve": stated.lr_curve("V2", text, _per_epoch)}
 
 
-def _per_epoch(steps: NDArray[np.int64], per_epoch: int, total: int) -> Curve:
-    epoch, last = steps // per_epoch, total // per_epoch
-    return stated.by_cosine(0.5, 5, start=0.005)(epoch, 1, last)
+def _per_epoch(epochs: NDArray[np.float64], last: float) -> Curve:
+    return stated.by_cosine(0.5, 5, start=0.005)(np.floor(epochs), last)
 
 
 RULES = (
@@ -45,16 +46,14 @@ RULES = (
     | stated.RESNET50
     | stated.STRIDE
     | stated.BATCHNORM
+    | stated.FC_OF_PYTORCH
     | {
-        "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
-        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
-        "fc_init": Rule("code", "as PyTorch starts linear layers", lambda std: std != 0.01),
+        "resize": stated.resize("code", "bilinear"),
+        "colour": stated.colour_as_stored("code"),
         "last_gamma": stated.last_gamma("code", 1.0),
         "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
-        "weight_decay": Rule(
-            "code", "1e-4", lambda found: found == WeightDecayGroups(WD, WD, untouched=0)
-        ),
-        "batchnorm_decay": Rule("code", "1e-4, as of all tensors", lambda decays: decays == WD),
+        "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
+        "batchnorm_decay": stated.batchnorm_decay("code", 1e-4),
         "label_smoothing": stated.label_smoothing("code", 0.0),
         "epochs": stated.epochs("code", 90),
     }
@@ -63,14 +62,12 @@ RULES = (
 MORE = ("trivial_augment", "erasing")
 V2 = {
     "augmentation": stated.crops("V2", (0.08, 1), (3 / 4, 4 / 3), more=MORE),
-    "mixing": Rule("V2", "mixup of 0.2 or CutMix of 1", lambda alphas: alphas == (0.2, 1.0)),
+    "mixing": stated.mixing("V2", 0.2, 1.0),
     "image_sizes": Rule("V2", "176 in all epochs", lambda sizes: sizes == [(0, 176)]),
-    "evaluation_crop": Rule("V2", "short side 232, centre 224", lambda is_256: not is_256),
+    "evaluation_crop": stated.evaluation_crop("V2", 232),
     "label_smoothing": stated.label_smoothing("V2", 0.1),
-    "weight_decay": Rule(
-        "V2", "2e-5", lambda found: found == WeightDecayGroups(WD_V2, WD_V2, untouched=0)
-    ),
+    "weight_decay": stated.weight_decay("V2", 2e-5, biases=True),
     "batchnorm_decay": stated.no_batchnorm_decay("V2"),
-    "averaging": Rule("V2", "exponential, every 32 updates", lambda name: name == "ema"),
-    "epochs": stated.epochs("V2", 600),
+    "averaging": stated.exponential_average("V2"),
+    "epochs": stated.epochs("V2", V2_EPOCHS),
 }
