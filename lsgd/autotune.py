@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ PATHS = ("root", "index", "skip_list", "skip")
 MAX_MEMORY_SHARE = 0.85
 """The share of a GPU's memory that a micro-batch may take; loader and fragments need the rest."""
 NOT_POSSIBLE = math.inf
-"""The ratio of a setting that this process cannot compute, or has no time to compare."""
+"""The ratio of step times for a setting that was not timed: it does not fit, or no time is left."""
 
 
 def resolve_auto_fields(
@@ -188,15 +188,14 @@ class _Choice:
             limit = most if math.isfinite(seconds) else ""
             fields = ", ".join(self.open_fields)
             messages.show(f"timing steps{limit}, to choose {fields}; hardware=none times none")
-        timer = StepTimer(self.default, self.hosted, self.device, seconds)
-        planned = max(self.comm.gather_objects(timer.probe(self.comm.world_size)))
-        if math.isfinite(seconds):
-            timer.seconds = min(seconds, MAX_SHARE * planned)
-        if timer.seconds < MIN_SECONDS:
-            broadcast_from_rank0(self.comm, self.record.write_short)
-            return self.default, [self.defaults_line()]
-        best, tried = self._descend(timer, compiles=compiles)
-        timer.close()
+        with closing(StepTimer(self.default, self.hosted, self.device, seconds)) as timer:
+            planned = max(self.comm.gather_objects(timer.probe(self.comm.world_size)))
+            if math.isfinite(seconds):
+                timer.seconds = min(seconds, MAX_SHARE * planned)
+            if timer.seconds < MIN_SECONDS:
+                broadcast_from_rank0(self.comm, self.record.write_short)
+                return self.default, [self.defaults_line()]
+            best, tried = self._descend(timer, compiles=compiles)
         values = {name: getattr(best, name) for name in self.open_fields}
         # Another job may have been faster: both keep its choice.
         found: dict[str, Any] = broadcast_from_rank0(

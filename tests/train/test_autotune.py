@@ -162,11 +162,17 @@ def test_nothing_is_timed_before_a_short_run(
 
 
 def test_a_run_of_seconds_keeps_the_defaults_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a second start of it, on a machine that is slower by then, might have other bits."""
+    """Else a second start of it, on a machine that is slower by then, might have other bits.
+
+    The model that was timed is released too, whose memory on a GPU the run may need.
+    """
     fast = Machine(monkeypatch, example=1e-7)  # 2 % of 12 s
     fast.last[True] = 0.5
+    closed: list[StepTimer] = []
+    monkeypatch.setattr(StepTimer, "close", lambda self: closed.append(self))
     assert choose(*LONG)[0] == DEFAULTS
     assert len(fast.steps) == 4
+    assert len(closed) == 1
     fast.example = 0.001
     assert choose(*LONG)[0] == DEFAULTS
     assert choose(*LONG, "epochs=100")[0] == DEFAULTS | {"channels_last": True}
