@@ -57,7 +57,7 @@ class OwnWorkload(ABC):
         self.dtype = DTYPES[recipe.precision]
         # Cached, since every checkpoint asks for it.
         self._order = lru_cache(maxsize=2)(
-            partial(self._draw_order, recipe.train_examples, recipe.seed)
+            partial(sampler.epoch_order, recipe.train_examples, seed=recipe.seed)
         )
 
     @abstractmethod
@@ -85,11 +85,7 @@ class OwnWorkload(ABC):
 
     def example_order(self, epoch: int) -> NDArray[np.int64]:
         """Return the training examples of an epoch in their order, by (seed, epoch)."""
-        return self._order(epoch)
-
-    @staticmethod
-    def _draw_order(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-        return sampler.epoch_order(examples, seed=seed, epoch=epoch)
+        return self._order(epoch=epoch)
 
     def evaluation_micro_batches(self, split: str, rank: int, world_size: int) -> list[MicroBatch]:
         """Return a process's micro-batches of an evaluation set, of `val_batch` examples each."""
@@ -124,18 +120,15 @@ class OwnWorkload(ABC):
 
     def network(self) -> nn.Module:
         """Build the network in the recipe's precision, with the layers of virtual workers."""
-        with torch.random.fork_rng(devices=[]):
+        where = f"data.workload={self.recipe.data.workload} fails in make_network"
+        with torch.random.fork_rng(devices=[]), refusing_errors(where):
             torch.manual_seed(self.recipe.seed)
-            model = self._made_network()
+            model = self.make_network()
         replace_dropout(model, seed=self.recipe.seed)
         for path, module in model.named_modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 _normalise_per_worker(module, path, self.recipe.data.workload)
         return model.to(self.dtype)
-
-    def _made_network(self) -> nn.Module:
-        with refusing_errors(f"data.workload={self.recipe.data.workload} fails in make_network"):
-            return self.make_network()
 
     def inputs(self) -> Inputs:
         """Open the loader, and try the loss on the first validation examples.
