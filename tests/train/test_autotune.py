@@ -465,6 +465,29 @@ def test_only_the_command_times_a_compiled_network(
     assert choose(*LONG)[0] == DEFAULTS | {"channels_last": True, "compile": True}
 
 
+def test_without_a_compiler_the_other_fields_are_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what torch says about it is on the same line; other errors of a step are errors."""
+    machine = Machine(monkeypatch)
+    machine.last[True] = 0.5
+    step, fails = machine._step, ["compile"]
+
+    def failing(learner: Learner, *rest: Any) -> float:
+        if getattr(learner.recipe, fails[-1]):
+            raise RuntimeError("no C++ compiler\nSet TORCH_LOGS for more")
+        return step(learner, *rest)
+
+    monkeypatch.setattr(autotune, "_step_seconds", failing)
+    assert autotune.main(["+recipe=bs256"]) == 0
+    said = capsys.readouterr().out
+    assert "channels_last=true workers_per_pass=1 threads=null compile=false, chosen in" in said
+    assert "compile=true fails (no C++ compiler)\n" in said
+    fails.append("channels_last")
+    with pytest.raises(RuntimeError, match="no C"):
+        autotune.main(["+recipe=bs256"])
+
+
 def test_the_command_needs_something_to_choose(capsys: pytest.CaptureFixture[str]) -> None:
     assert autotune.main(["+recipe=bs256", "hardware=none"]) == 2
     assert "are all given; leave one out, or write hardware=auto" in capsys.readouterr().err
