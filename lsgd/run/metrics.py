@@ -196,7 +196,8 @@ class RunLog(Log):
 
         The names of the classes are written too, since the data now match those of a resumed run.
         """
-        machine = "; ".join([describe(run.comm, run.device), loader, *choices])
+        processes = describe(run.comm, run.device, threads=run.recipe.threads)
+        machine = "; ".join([processes, loader, *choices])
         parts = {
             "metric": run.workload.metric.name,
             "machine": machine,

@@ -41,6 +41,7 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
     """A run with 20 steps of 10 images, of which these steps have been made."""
     recipe = SimpleNamespace(
         trackers=[],
+        threads=None,
         data=SimpleNamespace(workload="language", classes=10),
         has_stopped=lambda rates: False,
         examples=lambda steps: 10 * steps,
