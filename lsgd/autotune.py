@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from lsgd.job.launcher import cores, detect_launch, omp_num_threads
 from lsgd.job.system import memory_limit, peak_memory
 from lsgd.job.threads import choose_threads
 from lsgd.learner import Learner, cpu_threads
+from lsgd.own_parts import first_line
 from lsgd.paths import cache_dir
 from lsgd.profile.phases import reporting_phases
 from lsgd.recipe import InputsSettings, Recipe, Schedule, StrategySettings
@@ -83,7 +84,7 @@ PATHS = ("root", "index", "skip_list", "skip")
 MAX_MEMORY_SHARE = 0.85
 """The share of a GPU's memory that a micro-batch may take; loader and fragments need the rest."""
 NOT_POSSIBLE = math.inf
-"""The ratio of a setting that this process cannot compute, or has no time to compare."""
+"""The ratio of step times for a setting that was not timed: it does not fit, or no time is left."""
 
 
 def resolve_auto_fields(
@@ -111,9 +112,9 @@ def resolve_auto_fields(
         kept_recipe = replace(choice.default, **kept)
         check_world_size(kept_recipe, comm.world_size)
         return kept_recipe, [f"{_overrides(kept)}, as in the saved run"]
-    if recipe.is_short:
-        return choice.default, [choice.defaults_line()]
-    if broadcast_from_rank0(comm, lambda: recipe.total_steps <= choice.record.short_steps()):
+    if recipe.is_short or broadcast_from_rank0(
+        comm, lambda: recipe.total_steps <= choice.record.short_steps()
+    ):
         return choice.default, [choice.defaults_line()]
     if found := broadcast_from_rank0(comm, choice.record.read):
         line = f"{_overrides(found)}, as timed before: {choice.record.file}"
@@ -141,12 +142,7 @@ _POSSIBLE: dict[str, Callable[[Any], bool]] = {
     "compile": lambda value: type(value) is bool,
 }
 """Whether a value from a file is one that each field of TIMED can be set to."""
-DEFAULTS: dict[str, Any] = {
-    "channels_last": False,
-    "workers_per_pass": 1,
-    "threads": None,
-    "compile": False,
-}
+DEFAULTS: dict[str, Any] = {name: getattr(Recipe, name) for name in TIMED}
 """The values of TIMED with hardware=none, the defaults of the recipe."""
 
 
@@ -188,15 +184,14 @@ class _Choice:
             limit = most if math.isfinite(seconds) else ""
             fields = ", ".join(self.open_fields)
             messages.show(f"timing steps{limit}, to choose {fields}; hardware=none times none")
-        timer = StepTimer(self.default, self.hosted, self.device, seconds)
-        planned = max(self.comm.gather_objects(timer.probe(self.comm.world_size)))
-        if math.isfinite(seconds):
-            timer.seconds = min(seconds, MAX_SHARE * planned)
-        if timer.seconds < MIN_SECONDS:
-            broadcast_from_rank0(self.comm, self.record.write_short)
-            return self.default, [self.defaults_line()]
-        best, tried = self._descend(timer, compiles=compiles)
-        timer.close()
+        with closing(StepTimer(self.default, self.hosted, self.device, seconds)) as timer:
+            planned = max(self.comm.gather_objects(timer.probe(self.comm.world_size)))
+            if math.isfinite(seconds):
+                timer.seconds = min(seconds, MAX_SHARE * planned)
+            if timer.seconds < MIN_SECONDS:
+                broadcast_from_rank0(self.comm, self.record.write_short)
+                return self.default, [self.defaults_line()]
+            best, tried = self._descend(timer, compiles=compiles)
         values = {name: getattr(best, name) for name in self.open_fields}
         # Another job may have been faster: both keep its choice.
         found: dict[str, Any] = broadcast_from_rank0(
@@ -224,6 +219,8 @@ class _Choice:
                 if ratio != NOT_POSSIBLE:
                     of = as_override(getattr(best, name))
                     tried.append(f"{name}={as_override(value)} {ratio:.2f} of {of}'s")
+                elif timer.not_compiled:
+                    tried.append(f"compile=true fails ({timer.not_compiled})")
                 if ratio < 1 - MIN_GAIN:
                     best, accepted = replace(best, **{name: value}), accepted + 1
                 elif name == "workers_per_pass":
@@ -359,6 +356,8 @@ class StepTimer:
     """The time of an example in the default setting, in seconds."""
     models: dict[tuple[Any, Any], tuple[Learner, Inputs]] = field(default_factory=dict)
     """The models and their batches, by memory format and whether they are compiled."""
+    not_compiled: str = ""
+    """Why torch could not compile the network; empty if it could, or was not asked to."""
 
     def __post_init__(self) -> None:
         """Start the clock of the limit."""
@@ -426,6 +425,11 @@ class StepTimer:
                 if len(ratios) > 1 and self._spent() > self.seconds:
                     break
         except torch.OutOfMemoryError:
+            return NOT_POSSIBLE
+        except RuntimeError as error:  # such as that of a missing compiler
+            if current.compile or not candidate.compile:
+                raise
+            self.not_compiled = first_line(error)
             return NOT_POSSIBLE
         return statistics.median(ratios)
 

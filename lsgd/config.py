@@ -387,7 +387,7 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     overrides = tuple(_expand_group_override(canonical(word)) for word in overrides)
     try:
         plain = values if isinstance(values, DictConfig) else OmegaConf.create(dict(values))
-        given = _with_floats(plain), _with_floats(_parse_overrides(overrides, text_keys()))
+        given = _convert_lists(plain), _convert_lists(_parse_overrides(overrides, text_keys()))
         merged = OmegaConf.merge(_schema(Recipe), *given)
         if missing := [name for name in _required_groups() if not any(name in g for g in given)]:
             raise UsageError(missing_message(missing))
@@ -424,12 +424,12 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     return recipe
 
 
-def _with_floats(values: DictConfig) -> DictConfig:
-    """Return values of recipe fields with whole numbers as floats where fields have pairs of these.
+def _convert_lists(values: DictConfig) -> DictConfig:
+    """Convert the lists in values of recipe fields that OmegaConf does not convert itself.
 
-    OmegaConf converts a whole number in a list, but not in a list of lists. A list of augmentation
-    parts becomes the text that it is on the command line. Raises UsageError for an element that is
-    not a list.
+    It makes a whole number in a list a float where a field has floats, but not in a list of lists.
+    A list of augmentation parts becomes the text that it is on the command line. Raises UsageError
+    for an element of a list of lists that is not a list.
     """
     changed = deepcopy(values)
     parts = OmegaConf.select(values, "data.augmentation", throw_on_missing=False)

@@ -244,7 +244,7 @@ def is_import_path(name: Any) -> bool:
 
 
 def snake_case(path: str) -> str:
-    """Return the name of a part in small letters, by its import path.
+    """Convert the class name at the end of an import path to snake case.
 
     >>> snake_case("mypackage.metrics:MacroF1Error"), snake_case("mypackage:RMSE")
     ('macro_f1_error', 'rmse')

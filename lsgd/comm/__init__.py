@@ -246,15 +246,19 @@ def choose_library(launch: Launch, device: Device) -> str:
             return "horovod" if _horovod_suits(launcher, device) else "torch"
 
 
-def describe(comm: Comm, device: Device) -> str:
-    """Return a log line on this job's processes, library, device, threads and idle GPUs."""
+def describe(comm: Comm, device: Device, *, threads: int | str | None = None) -> str:
+    """Return a log line on this job's processes, library, device, threads and idle GPUs.
+
+    `threads` is the recipe's number of CPU threads, or None if it follows from the micro-batches.
+    """
     launch = detect_launch()
     line = "1 process" if comm.world_size == 1 else f"{comm.world_size} processes"
     if launch.launcher != "none":
         line += f" by {launch.launcher} over {comm.library}"
     hardware = "CPU" if device.type == "cpu" else device_name(device)
     line += f", {hardware}, threads per process: {get_num_threads()}"
-    if device.type == "cpu" and get_num_threads() < choose_threads(None, cores(launch)):
+    most = choose_threads(None, cores(launch))
+    if device.type == "cpu" and threads is None and get_num_threads() < most:
         line += " (micro-batches this small have no work for more)"
     bound, all_ = len(usable_cores()), os.cpu_count()
     if bound != all_:

@@ -15,10 +15,10 @@ from lsgd.own_parts import (
     WORKLOAD,
     OwnPart,
     PartKind,
-    first_line,
     import_part,
     installed_parts,
     is_import_path,
+    refusing_errors,
     snake_case,
 )
 from lsgd.recipe import Recipe
@@ -102,13 +102,8 @@ def _check_decay(part: OwnPart, recipe: Recipe) -> None:
     decay = part(recipe.schedule.options)
     for place in range(11):
         remaining = 1 - place / 10
-        try:
+        with refusing_errors(f"{part.override} fails where {remaining:g} of the decay remains"):
             share = float(decay.share(remaining))
-        except Exception as error:
-            raise UsageError(
-                f"{part.override} fails where {remaining:g} of the decay remains "
-                f"({type(error).__name__}: {first_line(error)}); fix it"
-            ) from error
         if not 0 <= share < math.inf:
             raise UsageError(
                 f"{part.override} has {share:g} of the lr left where {remaining:g} of the decay "

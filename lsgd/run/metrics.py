@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
@@ -65,11 +65,16 @@ def row_callback(listener: Callable[[Row], object] | None) -> Iterator[None]:
         _listener.reset(before)
 
 
-MeterReading = tuple[MetricSumsState, int, float, float, float]
-"""The counts, the steps made, the time, and the total waits for data and for other processes.
+class MeterReading(NamedTuple):
+    """The sums, the number of steps and the clocks of a run at one moment, in seconds."""
 
-The last three are in seconds.
-"""
+    sums: MetricSumsState
+    steps: int
+    time: float
+    data_wait: float
+    """The total wait for data."""
+    process_wait: float
+    """The total wait for other processes."""
 
 
 class CountedNames(Protocol):
@@ -191,7 +196,8 @@ class RunLog(Log):
 
         The names of the classes are written too, since the data now match those of a resumed run.
         """
-        machine = "; ".join([describe(run.comm, run.device), loader, *choices])
+        processes = describe(run.comm, run.device, threads=run.recipe.threads)
+        machine = "; ".join([processes, loader, *choices])
         parts = {
             "metric": run.workload.metric.name,
             "machine": machine,
@@ -370,21 +376,21 @@ class Meter:
             )
 
     def _reading(self, counts: MetricSumsState) -> MeterReading:
-        step = self.run.next_step
-        return counts, step, time.perf_counter(), self.batches.waited, seconds_waited()
+        waits = self.batches.waited, seconds_waited()
+        return MeterReading(counts, self.run.next_step, time.perf_counter(), *waits)
 
     def stop(self) -> None:
         """Stop the clocks, at an evaluation within the epoch."""
-        self.end = self._reading(self.last[0])
+        self.end = self._reading(self.last.sums)
 
     def read(self, counts: MetricSumsState) -> Row:
-        """Return a training row's values since the last reading: loss, metric, speed, memory.
+        """Return the values of a train row: loss, metric and speed since the last one, and memory.
 
         `data_wait` is the share of this process's time that was spent waiting for data, and
         `communication_wait`, of a job with several processes, that spent waiting for the others.
         """
         before, self.last = self.last, self._reading(counts)
-        seen = subtract_sums(counts, before[0])
+        seen = subtract_sums(counts, before.sums)
         rates, metric = self.run.scores(seen).metrics, self.run.workload.metric.name
         # Non-finite outputs have no meaningful error rate.
         value = rates[metric] if math.isfinite(rates["loss"]) else math.nan
@@ -396,14 +402,15 @@ class Meter:
         return self._speed(self.begin, self._reading(counts))
 
     def _speed(self, before: MeterReading, now: MeterReading) -> Row:
-        steps, seconds = now[1] - before[1], now[2] - before[2]
-        count = int(now[0]["counts"][0] - before[0]["counts"][0])
+        steps, seconds = now.steps - before.steps, now.time - before.time
+        count = int(now.sums["counts"][0] - before.sums["counts"][0])
         # A run preempted during an evaluation resumes with no step of the epoch left.
         speed = count / seconds if count else math.nan
         kind = self.run.workload.count_names[0]
-        row = {f"{kind}{PER_SECOND}": speed, "data_wait": (now[3] - before[3]) / seconds}
+        data_wait = (now.data_wait - before.data_wait) / seconds
+        row = {f"{kind}{PER_SECOND}": speed, "data_wait": data_wait}
         if self.run.comm.world_size > 1:
-            row["communication_wait"] = (now[4] - before[4]) / seconds
+            row["communication_wait"] = (now.process_wait - before.process_wait) / seconds
         row["step_seconds"] = seconds / steps if steps else math.nan
         return row | memory_statistics(self.run.device)
 
@@ -413,11 +420,11 @@ def _delayed(reading: MeterReading, stop: MeterReading, start: MeterReading) -> 
 
     The waits for data are those of another iterator, and begin at 0 again.
     """
-    counts, step, *clocks = reading
-    now, data, processes = (
+    sums, steps, *clocks = reading
+    moved = (
         clock + begin - end for clock, end, begin in zip(clocks, stop[2:], start[2:], strict=True)
     )
-    return counts, step, now, data, processes
+    return MeterReading(sums, steps, *moved)
 
 
 def _drop_rows_after(path: Path, step: int, made: Mapping[str, Collection[int]]) -> str:

@@ -145,7 +145,7 @@ def verify(
         _require_confirmation(run, evidence)
         if comm.rank:
             return None
-        machine = f"{describe(comm, device)}; {inputs.name}"
+        machine = f"{describe(comm, device, threads=recipe.threads)}; {inputs.name}"
         return _verification(run, files, evidence, drawn_seed, steps, drawn, executed, machine)
 
 

@@ -26,7 +26,7 @@ from lsgd.rules.counter_dropout import (
     counter_dropout_layers,
     replace_dropout,
 )
-from lsgd.rules.metric import Metric, named_metric
+from lsgd.rules.metric import MAIN_SET, Metric, named_metric
 from lsgd.rules.sampler import MicroBatch
 from lsgd.workloads import CarriedState, round_robin_micro_batches
 
@@ -48,7 +48,7 @@ class OwnWorkload(ABC):
     count_names: tuple[str, ...]
     """The names of the counts of `loss`; the first is the unit of the mean loss and the speed."""
     evaluation_sets: tuple[str, ...] = ("val",)
-    """The names of the evaluation sets; the first is that of the final metric."""
+    """The names of the evaluation sets: first val, that of the final metric; none has a `_`."""
     example_weights: NDArray[np.int64] | None = None
     """The weight of each training example in the divisor of the gradient; None for 1 each."""
 
@@ -57,7 +57,7 @@ class OwnWorkload(ABC):
         self.dtype = DTYPES[recipe.precision]
         # Cached, since every checkpoint asks for it.
         self._order = lru_cache(maxsize=2)(
-            partial(self._draw_order, recipe.train_examples, recipe.seed)
+            partial(sampler.epoch_order, recipe.train_examples, seed=recipe.seed)
         )
 
     @abstractmethod
@@ -85,11 +85,7 @@ class OwnWorkload(ABC):
 
     def example_order(self, epoch: int) -> NDArray[np.int64]:
         """Return the training examples of an epoch in their order, by (seed, epoch)."""
-        return self._order(epoch)
-
-    @staticmethod
-    def _draw_order(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-        return sampler.epoch_order(examples, seed=seed, epoch=epoch)
+        return self._order(epoch=epoch)
 
     def evaluation_micro_batches(self, split: str, rank: int, world_size: int) -> list[MicroBatch]:
         """Return a process's micro-batches of an evaluation set, of `val_batch` examples each."""
@@ -97,7 +93,7 @@ class OwnWorkload(ABC):
         return round_robin_micro_batches(ids, self.recipe.val_batch, split, rank, world_size)
 
     def evaluation_mode(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
-        """Return an empty context, since the network is evaluated as it is trained."""
+        """Return an empty context: an evaluation is of the weights as they are trained."""
         return nullcontext()
 
     def carried_states(
@@ -124,18 +120,15 @@ class OwnWorkload(ABC):
 
     def network(self) -> nn.Module:
         """Build the network in the recipe's precision, with the layers of virtual workers."""
-        with torch.random.fork_rng(devices=[]):
+        where = f"data.workload={self.recipe.data.workload} fails in make_network"
+        with torch.random.fork_rng(devices=[]), refusing_errors(where):
             torch.manual_seed(self.recipe.seed)
-            model = self._made_network()
+            model = self.make_network()
         replace_dropout(model, seed=self.recipe.seed)
         for path, module in model.named_modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 _normalise_per_worker(module, path, self.recipe.data.workload)
         return model.to(self.dtype)
-
-    def _made_network(self) -> nn.Module:
-        with refusing_errors(f"data.workload={self.recipe.data.workload} fails in make_network"):
-            return self.make_network()
 
     def inputs(self) -> Inputs:
         """Open the loader, and try the loss on the first validation examples.
@@ -188,7 +181,7 @@ def _normalise_per_worker(norm: nn.Module, path: str, workload: str) -> None:
 
 
 def open_own_workload(recipe: Recipe, device: torch.device) -> OwnWorkload:
-    """Make the workload of a recipe's user; raises UsageError if it fails, or counts nothing."""
+    """Make the workload of a recipe's user; raises UsageError for what cannot judge a run."""
     data = recipe.data
     part = imported_part(WORKLOAD, data.workload, data.workload_source)
     made: OwnWorkload = part(data.workload_options, recipe=recipe, device=device)
@@ -197,6 +190,13 @@ def open_own_workload(recipe: Recipe, device: torch.device) -> OwnWorkload:
         raise UsageError(
             f"{part.override} has count_names={names!r}; write a tuple of the names of its counts, "
             "such as ('examples',)"
+        )
+    sets: Any = made.evaluation_sets
+    is_named = isinstance(sets, tuple) and all(isinstance(each, str) for each in sets)
+    if not is_named or sets[:1] != (MAIN_SET,) or "_" in "".join(sets):
+        raise UsageError(
+            f"{part.override} has evaluation_sets={sets!r}; write a tuple of names without _, of "
+            f"which the first is {MAIN_SET!r}, such as ('val', 'test')"
         )
     return made
 
@@ -208,9 +208,9 @@ def _try_out(workload: OwnWorkload, inputs: Inputs) -> None:
     model = workload.network().to(workload.device)
     workload.carried_states(model, range(1), SingleComm())
     model.eval()
-    ids = np.arange(min(2, workload.evaluation_examples("val")))
+    ids = np.arange(min(2, workload.evaluation_examples(MAIN_SET)))
     shares = [ids, *(ids[[place]] for place in ids)]
-    passes = [MicroBatch(None, share, range(0), 0, "val") for share in shares]
+    passes = [MicroBatch(None, share, range(0), 0, MAIN_SET) for share in shares]
     where = f"{override} fails on the first {len(ids)} validation examples"
     with refusing_errors(where):
         batches = zip(passes, inputs.evaluation(passes), strict=True)

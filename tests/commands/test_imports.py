@@ -27,7 +27,10 @@ NEVER_UNASKED = {
     "lsgd.inputs.torchvision", "lsgd.bench", "lsgd.track", "mlflow", "wandb",
 }  # fmt: skip
 """A run by one process in memory has no use for these."""
-A_RUN = {"torchvision", "tensorboard", "PIL", "torch._dynamo", "torch._inductor", "sympy"}
+A_RUN = {
+    "torchvision", "tensorboard", "PIL", "torch._dynamo", "torch._inductor", "sympy",
+    "torch.utils.flop_counter",
+}  # fmt: skip
 """A run uses them: networks, curves and, from inside, torch.optim."""
 NOT_OF_THE_BASE = {"scipy", "sklearn", "joblib"}
 """No dependency of lsgd alone: a run that imports them is not one that everybody can make."""

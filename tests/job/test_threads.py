@@ -51,22 +51,26 @@ def test_by_the_work_of_a_pass_and_never_more_than_there_are_cores(
         ("+recipe=digits", 2),
         ("+recipe=digits_reference", 1),
         ("+recipe=fashion_bs64 inputs=synthetic", 6),
+        ("+recipe=fashion_bs64 inputs=synthetic threads=3", 3),
     ],
 )
 def test_a_run_sets_them_and_its_log_says_so(
     words: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And why they are few, unless the recipe has them, or hardware=auto has chosen them."""
     chosen: list[int] = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(lsgd.learner, "set_num_threads", chosen.append)
     monkeypatch.setattr(lsgd.learner, "cores", lambda launch: 8)
-    Learner(compose_recipe(*words.split()), SingleComm(), CPU)
+    recipe = compose_recipe(*words.split())
+    Learner(recipe, SingleComm(), CPU)
     assert chosen == [threads]
     monkeypatch.setattr(lsgd.comm, "detect_launch", lambda: Launch("none"))
     monkeypatch.setattr(lsgd.comm, "cores", lambda launch: 8)
     monkeypatch.setattr(lsgd.comm, "get_num_threads", lambda: threads)
-    said = f"threads per process: {threads}{' (micro-batches this small' * (threads < 8)}"
-    assert said in describe(SingleComm(), CPU)
+    said = describe(SingleComm(), CPU, threads=recipe.threads)
+    assert f"threads per process: {threads}" in said
+    assert (" (micro-batches this small" in said) is (recipe.threads is None)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
     """A run with 20 steps of 10 images, of which these steps have been made."""
     recipe = SimpleNamespace(
         trackers=[],
+        threads=None,
         data=SimpleNamespace(workload="language", classes=10),
         has_stopped=lambda rates: False,
         examples=lambda steps: 10 * steps,
@@ -417,14 +418,23 @@ def test_waits_for_other_processes_are_a_share_of_the_time_between_readings(
 def test_the_share_of_the_peak_follows_from_the_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ResNet-50 of 224 pixels takes 24.3 GFLOP per image, as `plan bound` counts them."""
+    """ResNet-50 of 224 pixels takes 24.3 GFLOP per image, as `plan bound` counts them.
+
+    Of images of another size than evaluated, the trained ones count.
+    """
     recipe = load_recipe(["recipe=bs8k", "precision=bfloat16"])
     assert utilization.flops_per_image(recipe) == 24_299_077_632
     monkeypatch.setattr(utilization, "device_name", lambda _: "NVIDIA H200")
     gpu = torch.device("cuda")
     share = utilization.utilization_per_speed(recipe, gpu, 8)
     assert share == pytest.approx(24_299_077_632 / (8 * 989e12))
-    for other in ("precision=float64", "strategy=async"):
+    trained, of_size = (
+        utilization.flops_per_image(load_recipe(["recipe=bs8k", word]))
+        for word in ("image_sizes.points=[[0, 112]]", "data.image_size=112")
+    )
+    assert trained == of_size
+    several = "image_sizes.points=[[0, 112], [40, 224]]"
+    for other in ("precision=float64", "strategy=async", several):
         of_other = load_recipe(["recipe=bs8k", other])
         assert utilization.utilization_per_speed(of_other, gpu, 8) is None
     assert utilization.utilization_per_speed(recipe, torch.device("cpu"), 8) is None

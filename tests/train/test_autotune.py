@@ -162,11 +162,17 @@ def test_nothing_is_timed_before_a_short_run(
 
 
 def test_a_run_of_seconds_keeps_the_defaults_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a second start of it, on a machine that is slower by then, might have other bits."""
+    """Else a second start of it, on a machine that is slower by then, might have other bits.
+
+    The model that was timed is released too, whose memory on a GPU the run may need.
+    """
     fast = Machine(monkeypatch, example=1e-7)  # 2 % of 12 s
     fast.last[True] = 0.5
+    closed: list[StepTimer] = []
+    monkeypatch.setattr(StepTimer, "close", lambda self: closed.append(self))
     assert choose(*LONG)[0] == DEFAULTS
     assert len(fast.steps) == 4
+    assert len(closed) == 1
     fast.example = 0.001
     assert choose(*LONG)[0] == DEFAULTS
     assert choose(*LONG, "epochs=100")[0] == DEFAULTS | {"channels_last": True}
@@ -457,6 +463,29 @@ def test_only_the_command_times_a_compiled_network(
     assert f"kept in {file}\n" in said
     assert json.loads(file.read_text())["fastest"]["compile"] is True
     assert choose(*LONG)[0] == DEFAULTS | {"channels_last": True, "compile": True}
+
+
+def test_without_a_compiler_the_other_fields_are_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what torch says about it is on the same line; other errors of a step are errors."""
+    machine = Machine(monkeypatch)
+    machine.last[True] = 0.5
+    step, fails = machine._step, ["compile"]
+
+    def failing(learner: Learner, *rest: Any) -> float:
+        if getattr(learner.recipe, fails[-1]):
+            raise RuntimeError("no C++ compiler\nSet TORCH_LOGS for more")
+        return step(learner, *rest)
+
+    monkeypatch.setattr(autotune, "_step_seconds", failing)
+    assert autotune.main(["+recipe=bs256"]) == 0
+    said = capsys.readouterr().out
+    assert "channels_last=true workers_per_pass=1 threads=null compile=false, chosen in" in said
+    assert "compile=true fails (no C++ compiler)\n" in said
+    fails.append("channels_last")
+    with pytest.raises(RuntimeError, match="no C"):
+        autotune.main(["+recipe=bs256"])
 
 
 def test_the_command_needs_something_to_choose(capsys: pytest.CaptureFixture[str]) -> None:

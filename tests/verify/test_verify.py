@@ -254,7 +254,9 @@ def test_three_processes_confirm_the_run_of_one(copied: Path) -> None:
     assert ran.stdout.count("reading ") == 1
     found = read_verification(copied.with_name("run.verification.json"))
     assert found.machine.startswith("3 processes")
-    assert found.compared["loss"] == found.executed_steps >= 3
+    assert found.executed_steps >= 3
+    # From the places 0 and 1 step 2 is executed twice.
+    assert found.compared["loss"] == sum(min(2, 20 - place) for place in found.places)
 
 
 @pytest.mark.slow

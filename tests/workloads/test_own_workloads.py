@@ -37,6 +37,7 @@ class Sums(OwnWorkload):
         super().__init__(recipe, device)
         self.kind, self.rows = kind, rows
         if kind == "no counts": self.count_names = ()
+        if kind == "test set": self.evaluation_sets = ("test",)
 
     def make_network(self):
         if self.kind == "no network": raise OSError("no disk")
@@ -220,6 +221,7 @@ def test_what_does_not_fit_the_workload_is_refused(words: list[str], message: st
     ("kind", "message"),
     [
         ("no counts", r"has count_names=\(\); write a tuple"),
+        ("test set", r"has evaluation_sets=\('test',\); write a tuple of .* first is 'val'"),
         ("no network", r"fails in make_network \(OSError: no disk\); fix it"),
         ("volumes", "normalises by BatchNorm3d in 1, which may mix the examples"),
         ("fails", r"fails on the first 2 validation examples \(IndexError: too few\); fix it"),
