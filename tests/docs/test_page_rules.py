@@ -1,9 +1,17 @@
 """What pages promise: no code beside the fences, and what is shown is what has to be printed."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.pages import PAGES, REPOSITORY, first_missing_line, tokens
+from helpers.pages import PAGES, REPOSITORY, PageCommand, first_missing_line, lines, tokens
+
+PATCHES = [
+    pytest.param(line, id=f"{page.name}:{line.number}")
+    for page in PAGES
+    for line in lines(page)
+    if line.text.startswith("git apply")
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
@@ -26,3 +34,14 @@ def test_what_is_shown_has_to_be_printed_in_order() -> None:
         first_missing_line(("lsgd: batch_size is derived", "epoch 2: …"), printed) == "epoch 2: …"
     )
     assert first_missing_line(("lsgd: batch_size is set",), printed) == "lsgd: batch_size is set"
+
+
+@pytest.mark.parametrize("line", PATCHES)
+def test_a_patch_on_a_page_applies_to_the_tree(line: PageCommand) -> None:
+    """Whoever changes the patched lines runs the fast tests, and pages are run by slow ones."""
+    _, _, patch = line.text.partition("\n")
+    checked = subprocess.run(
+        ["git", "apply", "--check", "-"],
+        cwd=REPOSITORY, input=patch.removesuffix("END"), text=True, capture_output=True,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stderr
