@@ -1,6 +1,7 @@
 """The rules of those whom a recipe may follow, each asked of a run that breaks it."""
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from helpers.composed import compose_recipe
 from lsgd import check, recipe
 from lsgd.check import images, learning_rate, network, sampling, step
 from lsgd.check.__main__ import main, verdict
-from lsgd.check.papers import PAPERS
+from lsgd.check.learning_rate import LrCurve
+from lsgd.check.papers import PAPERS, stated
 from lsgd.errors import UsageError
 
 SMALL = ("model=small_resnet", "workers_per_pass=2", "data.val_examples=1000", "data.classes=10")
@@ -311,3 +313,12 @@ def test_the_paper_decides_nothing_of_a_run() -> None:
     asked, other = compose_recipe("+recipe=digits"), compose_recipe("+recipe=digits", "paper=nus")
     assert (other.paper, asked.paper) == ("nus", "goyal2017")
     assert other.fingerprint == asked.fingerprint
+
+
+@pytest.mark.parametrize("shape", [stated.by_power, stated.by_cosine])
+def test_a_run_as_short_as_the_warmup_has_an_lr_curve(shape: Callable[..., stated.LrRule]) -> None:
+    """The decay has 0 epochs then, by which its formula divides."""
+    epochs = np.arange(0, 5, 0.5)
+    rule = stated.lr_curve("code", "text", shape(2.0, 5.0))
+    assert rule.holds(LrCurve(2.0 * epochs / 5, epochs))
+    assert not rule.holds(LrCurve(2.0 * epochs / 4, epochs))
