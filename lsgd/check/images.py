@@ -61,20 +61,43 @@ def _in_memory(data: Data) -> list[Observation]:
 
 
 def _of_files(recipe: Recipe) -> list[Observation]:
-    side, kind = recipe.data.image_size, recipe.data.augmentation
+    kind = recipe.data.augmentation
     parts = augmentation.parts_of(kind)
     windows = _windows(recipe) if "crop" in parts else None
     is_full = kind == "fb_resnet_torch"
     resize = "bicubic" if is_full else "bilinear"
     as_stored = Observation("colour", "as stored", "as stored")
-    ratio = recipe.data.crop_ratio
-    crop = f"short side {round(side / ratio)}, centre {side}"
     return [
         Observation("augmentation", str(windows or kind), windows),
         Observation("resize", f"antialiased {resize}", {resize}),
         _colour(recipe) if "colour" in parts else as_stored,
-        Observation("evaluation_crop", crop, ratio),
+        _evaluation_crop(recipe),
     ]
+
+
+def _evaluation_crop(recipe: Recipe) -> Observation:
+    """Observe the centre crop of evaluated images: its ratio, or if it changes each of them.
+
+    Each is the first epoch, the side and the short side of the resized image in pixels, and the
+    number of images of a rectangle, 0 for squares.
+    """
+    crops = [
+        (
+            epoch,
+            images.side,
+            round(images.side / images.crop_ratio),
+            recipe.evaluation.rectangle_batch * images.in_rectangles,
+        )
+        for epoch, images in recipe.evaluated_changes
+    ]
+    texts = [
+        f"short side {short}, {f'rectangles of {batch} images from' if batch else 'centre'} {side}"
+        + f" from epoch {epoch} on" * bool(epoch)
+        for epoch, side, short, batch in crops
+    ]
+    is_constant = len(crops) == 1 and not recipe.evaluation.rectangle_batch
+    value = recipe.data.crop_ratio if is_constant else crops
+    return Observation("evaluation_crop", "; ".join(texts), value)
 
 
 def _colour(recipe: Recipe) -> Observation:
