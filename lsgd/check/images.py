@@ -25,7 +25,7 @@ def observe(recipe: Recipe) -> list[Observation]:
         return [_data(recipe)]  # made-up images are neither cropped nor normalised
     common = [_data(recipe), _normalisation(recipe.data)]
     if recipe.data.name in IN_MEMORY_DATASETS:
-        return [*common, *_in_memory(recipe.data)]
+        return [*common, *_in_memory(recipe)]
     return [*common, *_of_files(recipe)]
 
 
@@ -50,13 +50,14 @@ def _normalisation(data: Data) -> Observation:
     )
 
 
-def _in_memory(data: Data) -> list[Observation]:
+def _in_memory(recipe: Recipe) -> list[Observation]:
+    data = recipe.data
+    sides = [images.side for _, images in recipe.evaluated_changes]
+    sizes = ", then ".join(f"{side} x {side}" for side in sides)
     kinds = {"none": "none", "shift_flip": "padded, shifted by up to 4 pixels, flipped"}
     return [
         Observation("augmentation", kinds.get(data.augmentation, data.augmentation), None),
-        Observation(
-            "evaluation_crop", f"the whole image of {data.image_size} x {data.image_size}", None
-        ),
+        Observation("evaluation_crop", f"the whole image of {sizes}", None),
     ]
 
 
@@ -91,7 +92,8 @@ def _evaluation_crop(recipe: Recipe) -> Observation:
         for epoch, images in recipe.evaluated_changes
     ]
     texts = [
-        f"short side {short}, {f'rectangles of {batch} images from' if batch else 'centre'} {side}"
+        f"short side {short}, centre {side}"
+        + f" or more, a rectangle for each {batch} images," * bool(batch)
         + f" from epoch {epoch} on" * bool(epoch)
         for epoch, side, short, batch in crops
     ]

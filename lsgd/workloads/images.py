@@ -129,7 +129,11 @@ class ImageClassification:
         if self.recipe.model.frozen:
             with torch.device("meta"):
                 make_network(self.recipe)  # refuses wrong patterns, and the lr of a frozen head
-        return open_inputs(self.recipe, self.device)
+        inputs = open_inputs(self.recipe, self.device)
+        if self.recipe.evaluation.rectangle_batch:
+            for split in self.evaluation_sets:
+                self._rectangles(split)  # refuses an index without the size of an image
+        return inputs
 
     def example_order(self, epoch: int) -> NDArray[np.int64]:
         """Return the training images of an epoch in their random order.
