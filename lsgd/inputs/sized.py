@@ -38,10 +38,11 @@ class SizedInputs:
         return self.inputs.evaluation(map(self._evaluated, passes))
 
     def _evaluated(self, each: MicroBatch) -> MicroBatch:
-        last = self.recipe.epochs - 1
-        images = self.recipe.evaluated_images(last if self.epoch is None else self.epoch)
+        recipe = self.recipe
+        images = recipe.evaluated_images(recipe.epochs - 1 if self.epoch is None else self.epoch)
+        side = images.side if images.side != recipe.data.image_size else 0
         aspect = each.aspect if images.in_rectangles else 0.0
-        return replace(each, side=images.side, crop_ratio=images.crop_ratio, aspect=aspect)
+        return replace(each, side=side, crop_ratio=images.crop_ratio, aspect=aspect)
 
     def _sized(self, each: MicroBatch) -> MicroBatch:
         epoch = each.epoch if self.epoch is None else self.epoch

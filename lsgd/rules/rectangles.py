@@ -36,7 +36,7 @@ def group_by_aspect(
     one ratio are in the order of their ids. Each `group` of sorted images has their mean ratio, to
     five digits; groups of the same mean are returned as one.
     """
-    # Python rounds half a digit to even where numpy does not, and the order depends on it.
+    # By Python's rounding, as in that code: the last digit of numpy's may differ, and so the order.
     aspects = np.array([round(width / height, 5) for width, height in image_sizes.tolist()])
     order = np.argsort(aspects, kind="stable")
     begins = range(0, len(order), group)
