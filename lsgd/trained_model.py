@@ -49,11 +49,12 @@ def load_trained(
         saved = checkpoint.decode_checkpoint(content, str(path))
     except checkpoint.DamagedCheckpointError as error:
         raise UsageError(f"{str(error).partition(';')[0]}; {remedy}") from None
-    values, sizes = for_this_machine(saved.recipe), None
+    values = for_this_machine(saved.recipe)
+    sizes: list[list[float]] = []
     rule, keys = values.get("evaluation"), {key_and_value(word)[0] for word in overrides}
     if any_image_size and keys & {"data.image_size", "data.crop_ratio"} and isinstance(rule, dict):
         # A given size holds for a checkpoint of any epoch.
-        sizes = rule.get("image_sizes")
+        sizes = rule.get("image_sizes", [])
         values["evaluation"] = rule | {"image_sizes": []}
     recipe = config.from_saved(values, *overrides)
     trained = recipe

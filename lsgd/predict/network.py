@@ -116,7 +116,7 @@ class ImageClassifier:
                 round(float(own_probability[place]), DIGITS),
                 int(predicted[place]),
                 round(float(probability[place]), DIGITS),
-                _thumbnail(index, examples[place]),
+                _thumbnail(index, int(examples[place])),
             )
             for place in np.argsort(own_probability, kind="stable")[:WORST_IMAGES].tolist()
         ]
