@@ -246,6 +246,24 @@ def test_another_crop_of_evaluated_images(run: str) -> None:
         assert crop.is_followed != is_broken
 
 
+@pytest.mark.parametrize(
+    ("recipe", "word"),
+    [
+        ("diu_v100x8_rectangles", "evaluation.rectangle_epoch=22"),
+        ("diu_v100x8_rectangles", "evaluation.rectangle_batch=64"),
+        ("diu_v100x8_rectangles", "evaluation.image_sizes=[[0,128],[13,224],[25,288]]"),
+        ("bs256", "evaluation.rectangle_batch=128"),
+        ("bs256", "evaluation.image_sizes=[[0,128],[30,224]]"),
+    ],
+)
+def test_sizes_and_rectangles_of_evaluated_images(recipe: str, word: str) -> None:
+    """A crop of another epoch, number of images or ratio than the source's is found."""
+    for words in ((), (word,)):
+        asked = compose_recipe(f"+recipe={recipe}", *words)
+        [crop] = check.apply_rules(asked, [images._evaluation_crop(asked)])
+        assert crop.is_followed == (not words)
+
+
 def test_evaluations_every_four_epochs_are_mlperfs() -> None:
     words = (*RUNS["mlperf"], "evaluation.every=4", "evaluation.offset=2")
     assert deviating(*RUNS["mlperf"]) - deviating(*words) == {"evaluation_epochs"}
