@@ -18,7 +18,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.inputs.synthetic import SyntheticInputs
-from lsgd.job.command import run_command
+from lsgd.job.command import integer_from, run_command
 from lsgd.job.device import pick_device
 from lsgd.learner import Learner
 from lsgd.models import DTYPES
@@ -41,8 +41,6 @@ can be faster than their roofline. Images are made up, and the model is not comp
   … precision=bfloat16 channels_last=true      another number format and memory layout
 """
 
-STEPS = 3
-"""The measured steps, after one that warms up; of each operator the fastest step counts."""
 PROBE_SECONDS = 0.5
 """The processor seconds for which each rate of the machine is measured."""
 COPIED = 2**27
@@ -110,7 +108,14 @@ def main(argv: Sequence[str]) -> int:
 def roofline(argv: Sequence[str]) -> None:
     """Measure the operators of the recipe's step, print the table and save it in --out."""
     line = RecipeParser(program="benchmarks.roofline", about=ABOUT)
-    line.usage = f"{line.usage} [--out FOLDER]"
+    line.usage = f"{line.usage} [--steps N] [--out FOLDER]"
+    line.add_argument(
+        "--steps",
+        type=integer_from(1),
+        default=3,
+        metavar="N",
+        help="measure N steps after one that warms up; the fastest of each operator counts (3)",
+    )
     results.add_out(line, "roofline")
     recipe, options = line.parse(argv)
     check_not_launched("the steps of one are measured")
@@ -127,12 +132,12 @@ def roofline(argv: Sequence[str]) -> None:
         )
     with results.open_record("roofline", line.prog, argv, options.out) as record:
         result = recipe_facts(recipe, device)
-        result |= measure(recipe, device)
+        result |= measure(recipe, device, options.steps)
         record.write_report(result, report(result))
 
 
-def measure(recipe: Recipe, device: torch.device) -> Result:
-    """Measure the machine's rates and the operators of steps of one micro-batch."""
+def measure(recipe: Recipe, device: torch.device, count: int) -> Result:
+    """Measure the machine's rates and the operators of `count` steps of one micro-batch."""
     # With a tiny lr nothing can diverge.
     slow = replace(recipe, schedule=replace(recipe.schedule, reference_lr=1e-9))
     learner = Learner(slow, SingleComm(), device)  # sets the number of threads
@@ -147,7 +152,7 @@ def measure(recipe: Recipe, device: torch.device) -> Result:
     steps: list[float] = []
     fastest: dict[str, dict[str, float]] = {"operator": {}, "group": {}}
     timed = TimedOperators()
-    for number in range(STEPS + 1):
+    for number in range(count + 1):
         batches = iter(list(inputs.train([only])))
         timed.clear()
         begin = time.process_time()
@@ -172,6 +177,7 @@ def measure(recipe: Recipe, device: torch.device) -> Result:
         "peak": rates.peak,
         "step_seconds": min(steps),
         "images_per_step": examples,
+        "steps": count,
         "operators": rows["operator"],
         "groups": rows["group"],
     }
@@ -245,8 +251,8 @@ def report(result: Result) -> str:
         [
             *recipe_lines(result),
             f"a step of one micro-batch of {result['images_per_step']} images: "
-            f"{result['step_seconds']:.3f} CPU s, the fastest of {STEPS}, and its operators "
-            "measured one by one",
+            f"{result['step_seconds']:.3f} CPU s, the fastest of {result['steps']}, and its "
+            "operators measured one by one",
             f"this machine: {result['bandwidth'] / 1e9:.1f} GB and {result['peak'] / 1e9:,.0f} "
             "GFLOP per CPU second",
             "",

@@ -67,9 +67,9 @@ def test_the_whole_command(
     """Its calls and bytes are those that lsgd.plan bound counts without a machine."""
     monkeypatch.setattr(roofline, "PROBE_SECONDS", 0.0001)
     monkeypatch.setattr(roofline, "COPIED", 2**10)
-    assert main([*WORDS, "--out", str(tmp_path / "out")]) == 0
+    assert main([*WORDS, "--steps", "1", "--out", str(tmp_path / "out")]) == 0
     found = json.loads((tmp_path / "out" / "roofline.json").read_text())
-    assert found["images_per_step"] == 64
+    assert (found["images_per_step"], found["steps"]) == (64, 1)
     rows = {row["operator"]: row for row in found["operators"]}
     counted = count_traffic(compose_recipe(*WORDS, "workers=4"), 4)
     expected = traffic_by_operator(counted.eager)
