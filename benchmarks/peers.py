@@ -309,7 +309,7 @@ def _first_round(result: Result) -> list[str]:
         return []
     first = result["first_round"][OURS]
     return [
-        f"- {OURS}, in the first round, where it times its settings (hardware=auto): first step "
+        f"- {OURS}, in the first round, before its cache has a choice (hardware=auto): first step "
         f"after {first['first_step_seconds']:.2f} s, by {first['first_step_cpu_seconds']:.2f} CPU s"
     ]
 

@@ -203,7 +203,7 @@ class _InTurn(torch.autograd.Function):
         for worker in range(workers):
             own = _images_of(worker, workers, images)
             normalised, mean, inverse_std = torch.native_batch_norm(
-                own, weight, bias, *seen[worker], training=True, momentum=1.0, eps=eps
+                own, weight, bias, seen[worker, 0], seen[worker, 1], True, 1.0, eps
             )
             output[worker::workers] = normalised
             saved += [own, mean, inverse_std]

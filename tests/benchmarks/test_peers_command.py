@@ -166,7 +166,7 @@ def test_the_whole_command(
     assert "threads: 1" in said
     assert "workers=1, each with its fastest settings" in said
     assert found["first_round"][OURS]["first_step_seconds"] > 0
-    assert "- lsgd, in the first round, where it times its settings (hardware=auto): " in said
+    assert "- lsgd, in the first round, before its cache has a choice (hardware=auto): " in said
 
 
 def test_what_fails_later_has_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
