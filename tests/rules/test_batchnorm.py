@@ -59,9 +59,7 @@ def bn_pair() -> tuple[WorkerBatchNorm2d, nn.BatchNorm2d]:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("workers", "size"), [(1, 4), (2, 4), (5, 3)])
-@pytest.mark.parametrize(
-    "normalise", [normalise_by_library, normalise_in_turn, normalise_compiled]
-)
+@pytest.mark.parametrize("normalise", [normalise_by_library, normalise_in_turn, normalise_compiled])
 def test_a_pass_of_several_workers_normalises_each_by_itself(
     normalise: NormaliseWorkers,
     workers: int,
@@ -104,9 +102,7 @@ def test_a_pass_of_several_workers_normalises_each_by_itself(
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize(
-    "normalise", [normalise_by_library, normalise_in_turn, normalise_compiled]
-)
+@pytest.mark.parametrize("normalise", [normalise_by_library, normalise_in_turn, normalise_compiled])
 def test_bfloat16_images_keep_float32_statistics(normalise: NormaliseWorkers) -> None:
     """As under autocast: what is seen is that of the rounded images, not rounded once more."""
     images = (torch.randn(8, CHANNELS, 16, 16, generator=seeded(0)) + 5).bfloat16()
