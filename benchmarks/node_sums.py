@@ -1,4 +1,4 @@
-"""The process of `benchmarks.nodes sums`: it times all-reduces together with those of other nodes."""
+"""The process of a job of `benchmarks.nodes`: it times all-reduces with those of other nodes."""
 
 import json
 import statistics
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.virtual_nodes import set_bandwidth
 from lsgd.comm import Comm, all_reduce_, joined
 from lsgd.comm.torch import TorchComm
 from lsgd.recipe import CommSettings
@@ -21,20 +22,29 @@ LINK_BYTES = 4 * 10**6
 
 
 def main(argv: Sequence[str]) -> None:
-    """Time all-reduces of some sizes; process 0 writes the seconds of each round to a JSON file.
+    """Time all-reduces of some sizes at some bandwidths; process 0 writes them to a JSON file.
 
-    Arguments: the library, the file, the number of rounds, and the sizes in bytes.
+    Arguments: the library, the file, the number of rounds, the bandwidths in Mbit/s and the sizes
+    in bytes, the last two with commas.
     """
-    library, file, rounds, *sizes = argv
+    library, file, rounds, speeds, sizes = argv
+    measured = []
     with joined(CommSettings(library=library, timeout=300), torch.device("cpu")) as comm:
-        found: dict[str, Any] = {"library": comm.library, "processes": comm.world_size}
-        if isinstance(comm, TorchComm):
-            found |= measure_link(comm)
-        found["seconds"] = {
-            size: measure_all_reduce(comm, int(size), int(rounds)) for size in sizes
-        }
+        for mbits in map(int, speeds.split(",")):
+            if comm.rank == 0:
+                for rank in range(comm.world_size):
+                    set_bandwidth(f"node{rank}", mbits)
+            all_reduce_(comm, torch.zeros(1))
+            found: dict[str, Any] = {"library": comm.library, "processes": comm.world_size}
+            found["mbits"] = mbits
+            if isinstance(comm, TorchComm):
+                found |= measure_link(comm)
+            found["seconds"] = {
+                size: measure_all_reduce(comm, int(size), int(rounds)) for size in sizes.split(",")
+            }
+            measured.append(found)
     if comm.rank == 0:
-        Path(file).write_text(json.dumps(found))
+        Path(file).write_text(json.dumps(measured))
 
 
 def measure_link(comm: TorchComm) -> dict[str, float]:

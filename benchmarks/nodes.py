@@ -6,18 +6,17 @@ The reports are Markdown, for a README as for a terminal.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.virtual_nodes import MAXIMUM, VirtualCluster, is_inside, run_inside
+from benchmarks import node_sums
+from benchmarks.virtual_nodes import MAXIMUM, NodeProcess, VirtualCluster, run_isolated
 from lsgd.bench import results
 from lsgd.bench.job import parse_numbers
 from lsgd.bench.setting import Result, environment_facts, machine_lines
@@ -30,17 +29,20 @@ ABOUT = f"""\
 Do all-reduces over several nodes take as long as lsgd plan says?
 
 The nodes are network namespaces of this machine with a link each to one switch, whose bandwidth is
-set. A process on each node sums tensors over torch.distributed or Horovod. The plan's figure is
+set. A process on each node sums tensors: a fork of this command over torch.distributed, or one that
+mpirun or horovodrun starts, over Horovod. The plan's figure is
 that of a ring (lsgd.plan.allreduce) with the bandwidth of the link, and the latency that a message
 over it was measured to have. Root is needed; nothing of it stays on this machine, however the
 command ends. There are 2 to {MAXIMUM} nodes.
 
   python -m benchmarks.nodes
-  … --nodes 2,8 --mbits 100 --over torch --bytes 1000000
+  … --nodes 2,8 --mbits 100 --over mpirun --bytes 1000000
 """
 
 PORT = 29500
-LAUNCHERS = ("torchrun", "mpirun", "horovodrun")
+FAST = 10_000
+"""The Mbit/s of a link that does not limit a job here."""
+LAUNCHERS = ("fork", "mpirun", "horovodrun")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,82 +50,85 @@ def main(argv: Sequence[str]) -> int:
     return run_command(lambda: nodes(argv))
 
 
-def nodes(argv: Sequence[str]) -> int:
+def nodes(argv: Sequence[str]) -> None:
     """Measure the sums of each cluster, print the report and save it in --out."""
     line = Parser("benchmarks.nodes", ABOUT)
     line.add_argument("--nodes", default="2,4,8", help="nodes of a cluster (2,4,8)")
     line.add_argument("--mbits", default="50,200,1000", help="Mbit/s of a link (50,200,1000)")
     line.add_argument("--bytes", default="100000,1000000,26214400", help="bytes of a tensor")
-    line.add_argument("--over", default="torchrun", help=f"launchers: {','.join(LAUNCHERS)}")
+    line.add_argument("--over", default="fork", help=f"launchers: {','.join(LAUNCHERS)}")
     results.add_options(line, "nodes", rounds=5, limit=300)
     options = line.parse_args(argv)
     counts = parse_numbers("--nodes", options.nodes, least=2)
-    speeds = parse_numbers("--mbits", options.mbits, least=1)
-    sizes = parse_numbers("--bytes", options.bytes, least=4)
+    parse_numbers("--mbits", options.mbits, least=1)
+    parse_numbers("--bytes", options.bytes, least=4)
     launchers = options.over.split(",")
     if max(counts) > MAXIMUM:
         raise UsageError(f"--nodes {max(counts)} is too many; write at most {MAXIMUM}")
     if unknown := [each for each in launchers if each not in LAUNCHERS]:
         raise UsageError(f"--over {unknown[0]} is not possible; write {', '.join(LAUNCHERS)}")
-    if not is_inside():
-        return run_inside("benchmarks.nodes", argv)
     with results.open_record("nodes", line.prog, argv, options.out) as record:
-        result: Result = environment_facts(torch.device("cpu"), "horovod") | {"measured": []}
-        for launcher, count, mbits in product(launchers, counts, speeds):
-            print(f"{launcher}, {count} nodes, {mbits} Mbit/s", flush=True)
-            measured = measure_sums(launcher, count, mbits, sizes, options)
-            result["measured"].append(measured)
-            record.write_result(result)
-        record.write_report(result, report(result))
-    return 0
+
+        def measure() -> None:
+            result: Result = environment_facts(torch.device("cpu"), "horovod") | {"measured": []}
+            for launcher, count in product(launchers, counts):
+                print(f"{launcher}, {count} nodes", flush=True)
+                result["measured"] += measure_sums(launcher, count, options)
+                record.write_result(result)
+            record.write_report(result, report(result))
+
+        run_isolated(line.prog, lambda: run_command(measure))
 
 
-def measure_sums(
-    launcher: str, count: int, mbits: int, sizes: Sequence[int], options: argparse.Namespace
-) -> Result:
-    """Start a job of benchmarks.node_sums over new nodes and return what it measured."""
-    cluster = VirtualCluster(count, mbits)
+def measure_sums(launcher: str, count: int, options: argparse.Namespace) -> list[Result]:
+    """Start a job of benchmarks.node_sums over new nodes and return its result for each speed."""
+    cluster = VirtualCluster(count, FAST)
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder, "sums.json"), Path(folder, "log")
-        library = "torch" if launcher == "torchrun" else "horovod"
-        words = [library, str(file), str(options.rounds), *map(str, sizes)]
-        jobs = start_job(cluster, launcher, ["-m", "benchmarks.node_sums", *words], log)
+        library = "torch" if launcher == "fork" else "horovod"
+        words = [library, str(file), str(options.rounds), options.mbits, options.bytes]
         deadline = time.monotonic() + options.limit
         try:
-            for job in jobs:
-                job.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass
+            jobs = start_job(cluster, launcher, words, log)
+            while time.monotonic() < deadline and any(job.poll() is None for job in jobs):
+                time.sleep(0.1)
         finally:
             cluster.close()
         if not file.exists():
             raise UsageError(f"{launcher} on {count} nodes failed:\n{log.read_text()[-3000:]}")
-        return {"launcher": launcher, "mbits": mbits} | json.loads(file.read_text())
+        return [{"launcher": launcher} | each for each in json.loads(file.read_text())]
 
 
 def start_job(
     cluster: VirtualCluster, launcher: str, words: Sequence[str], log: Path
-) -> list["subprocess.Popen[bytes]"]:
-    """Start one process of Python on each node by a launcher, and return the launcher's."""
-    names, python = cluster.names, sys.executable
+) -> list[NodeProcess]:
+    """Start benchmarks.node_sums on each node by a launcher, and return the launcher's processes.
+
+    With `fork` they are forks of this process, with the variables that torchrun would set.
+    """
+    names = cluster.names
     count, hosts = str(len(names)), ",".join(f"{name}:1" for name in names)
     environment = {"OMP_NUM_THREADS": "1"}
-    if launcher == "torchrun":
-        torchrun = [
-            *(python, "-m", "torch.distributed.run", "--nnodes", count, "--nproc-per-node", "1"),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{names[0]}:{PORT}"),
+    if launcher == "fork":
+        return [
+            cluster.fork(
+                name,
+                lambda: node_sums.main(words),
+                log,
+                environment
+                | {"RANK": str(rank), "WORLD_SIZE": count, "LOCAL_RANK": "0"}
+                | {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": names[0], "MASTER_PORT": str(PORT)},
+            )
+            for rank, name in enumerate(names)
         ]
-        commands = [(name, [*torchrun, *words]) for name in names]
-    elif launcher == "mpirun":
+    python = [sys.executable, "-m", "benchmarks.node_sums", *words]
+    if launcher == "mpirun":
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        mpirun = ["mpirun", "--bind-to", "none", "-np", count, "-H", hosts, "-x", "PYTHONPATH"]
-        commands = [(names[0], [*mpirun, python, *words])]
+        command = ["mpirun", "--bind-to", "none", "-np", count, "-H", hosts, "-x", "PYTHONPATH"]
     else:
-        horovodrun = [python, "-m", "horovod.runner.launch", "--gloo", "--disable-cache"]
-        commands = [(names[0], [*horovodrun, "-np", count, "-H", hosts, python, *words])]
-    return [
-        cluster.start(name, command, log, environment=environment) for name, command in commands
-    ]
+        command = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "--disable-cache"]
+        command += ["-np", count, "-H", hosts]
+    return [cluster.start(names[0], [*command, *python], log, environment)]
 
 
 def planned_seconds(size: int, nodes: int, mbits: float, latency: float) -> float:

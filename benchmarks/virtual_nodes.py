@@ -9,24 +9,30 @@ in them, so the kernel removes them however that ends, and no other program on t
 them.
 """
 
+import ctypes
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from lsgd.errors import UsageError
 
-INSIDE = "LSGD_VIRTUAL_NODES"
-"""The environment variable that is set within the namespaces."""
 FOLDER = Path("/run/netns")
 """Where `ip` expects namespaces by name; within the namespaces it is a file system in memory."""
 MAXIMUM = 8
 """The maximum number of nodes."""
 BURST = 32 * 1024
 """The bytes that a link passes on at once before its bandwidth limits it."""
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x4000000, 0x20000000, 0x40000000
+"""The flags of new namespaces: see unshare(2)."""
+PR_SET_PDEATHSIG = 1
+"""The option of prctl that sets the signal for a process whose parent exits."""
 
 REMOTE_SHELL = """\
 #!/bin/sh
@@ -37,32 +43,52 @@ exec nsenter --net={folder}/$node --uts={folder}/$node.uts sh -c "$*"
 """
 
 
-def is_inside() -> bool:
-    """Return whether this process is within the namespaces of a virtual cluster."""
-    return INSIDE in os.environ
+def run_isolated(program: str, action: Callable[[], int]) -> None:
+    """Run an action in a fork with namespaces of its own; exit with its exit code if that is not 0.
 
-
-def run_inside(module: str, argv: Sequence[str]) -> int:
-    """Run a module's command line within new namespaces and return its exit code.
-
-    Raises UsageError if this machine or user cannot make namespaces.
+    All its processes end with it, and it ends with this process. Raises UsageError if this machine
+    or user cannot make namespaces.
     """
-    tools = ("unshare", "nsenter", "ip", "tc", "mount")
+    tools = ("nsenter", "unshare", "mount", "ip", "tc")
     if missing := [tool for tool in tools if shutil.which(tool) is None]:
         raise UsageError(
-            f"{module} needs the programs {', '.join(missing)} of Linux; "
+            f"{program} needs the programs {', '.join(missing)} of Linux; "
             "run apt install util-linux iproute2"
         )
     if os.geteuid():
-        raise UsageError(f"{module} makes network namespaces, which needs root; run it with sudo")
-    spaces = ("--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
-    command = ["unshare", *spaces, sys.executable, "-m", module, *argv]
-    with subprocess.Popen(command, env=os.environ | {INSIDE: "1"}) as child:
+        raise UsageError(f"{program} makes network namespaces, which needs root; run it with sudo")
+    sys.stdout.flush()
+    _call_c("unshare", CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID | CLONE_NEWNET)
+    if child := os.fork():
         while True:
             try:
-                return child.wait()
+                status = os.waitpid(child, 0)[1]
+                break
             except KeyboardInterrupt:  # the terminal has sent it to the child too
                 continue
+        if code := os.waitstatus_to_exitcode(status):
+            raise SystemExit(code)
+        return
+    _call_c("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+    run("mount", "--make-rprivate", "/")
+    run("mount", "-t", "proc", "proc", "/proc")
+    _exit(action)
+
+
+class NodeProcess:
+    """A child process on a node."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.code: int | None = None
+        """The exit code, or the negative number of the signal that ended it; None while it runs."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None if the process still runs."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
 
 
 class VirtualCluster:
@@ -80,7 +106,7 @@ class VirtualCluster:
         run("ip", "link", "set", "switch", "up")
         for name in self.names:
             self._add(name)
-            self.set_bandwidth(name, mbits)
+            set_bandwidth(name, mbits)
         self.remote_shell = FOLDER / "bin" / "ssh"
         self.remote_shell.parent.mkdir()
         self.remote_shell.write_text(REMOTE_SHELL.format(folder=FOLDER))
@@ -101,14 +127,10 @@ class VirtualCluster:
         """Write a hosts file in which some nodes have other addresses, and return its path."""
         found = {"localhost": "127.0.0.1"} | self.addresses | dict(changed)
         path = FOLDER / file
-        path.write_text("".join(f"{address} {name}\n" for name, address in found.items()))
+        # A server that listens for IPv6 too sees clients of IPv4 by such addresses.
+        lines = [f"{address} {name}\n::ffff:{address} {name}\n" for name, address in found.items()]
+        path.write_text("".join(lines))
         return path
-
-    def set_bandwidth(self, name: str, mbits: float) -> None:
-        """Limit a node's link to so many Mbit/s in each direction."""
-        limit = ("tbf", "rate", f"{mbits:g}mbit", "burst", f"{BURST}", "limit", "4mb")
-        run("tc", "qdisc", "replace", "dev", f"to-{name}", "root", *limit)
-        run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *limit)
 
     def cut(self, name: str) -> None:
         """Take a node's link down at the switch, so that packets are lost without any answer."""
@@ -128,37 +150,58 @@ class VirtualCluster:
         )
 
     def start(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> "NodeProcess":
+        """Start a command on a node, with its output in a file."""
+        return self.fork(name, lambda: os.execvp(command[0], command), log, environment)
+
+    def fork(
         self,
         name: str,
-        command: Sequence[str],
+        function: Callable[[], object],
         log: Path,
+        environment: Mapping[str, str],
         *,
-        environment: Mapping[str, str] | None = None,
         first: str = "",
-    ) -> "subprocess.Popen[bytes]":
-        """Start a command on a node, with its output in a file.
+    ) -> "NodeProcess":
+        """Call a function in a fork on a node, which exits as Python would, with output in a file.
 
-        `first` are commands of a shell that run before it, in a mount namespace of its own.
+        A fork has imported what this process has. `first` are commands of a shell that run before
+        it, in a mount namespace of its own.
         """
-        enter = ["nsenter", f"--net={FOLDER / name}", f"--uts={FOLDER / name}.uts"]
+        sys.stdout.flush()
+        if pid := os.fork():
+            return NodeProcess(pid)
+
+        def run_there() -> None:
+            self._enter(name, log, first)
+            path = f"{self.remote_shell.parent}:{os.environ['PATH']}"
+            os.environ.update({"PATH": path} | dict(environment))
+            function()
+
+        _exit(run_there)
+
+    def _enter(self, name: str, log: Path, first: str) -> None:
+        """Move this process into a node and its output into a file."""
+        for file in (FOLDER / name, FOLDER / f"{name}.uts"):
+            with file.open() as namespace:
+                _call_c("setns", namespace.fileno(), 0)
+        os.setsid()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
+            os.dup2(output, descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if first:
-            enter += ["unshare", "--mount", "sh", "-c", f'set -e; {first}; exec "$@"', "sh"]
-        path = f"{self.remote_shell.parent}:{os.environ['PATH']}"
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                [*enter, *command],
-                env=os.environ | {"PATH": path} | dict(environment or {}),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            _call_c("unshare", CLONE_NEWNS)
+            run("mount", "--make-rprivate", "/")
+            run("sh", "-ec", first)
 
     def processes(self, name: str) -> list[int]:
         """Return the pids of a node's processes."""
         return [int(pid) for pid in run("ip", "netns", "pids", name).split()]
 
     def close(self) -> None:
-        """End all processes of the nodes, and remove nodes and switch, so that others can follow."""
+        """End the processes of the nodes and remove the nodes, so that others can follow."""
         for name in self.names:
             for pid in self.processes(name):
                 subprocess.run(["kill", "-KILL", str(pid)], check=False)
@@ -168,6 +211,40 @@ class VirtualCluster:
         run("ip", "link", "delete", "switch")
         run("umount", "/etc/hosts")
         run("umount", "--lazy", str(FOLDER))
+
+
+def set_bandwidth(name: str, mbits: float) -> None:
+    """Limit a node's link to so many Mbit/s in each direction; a process of a node may call it."""
+    limit = ("tbf", "rate", f"{mbits:g}mbit", "burst", f"{BURST}", "limit", "4mb")
+    # The first process is in the switch's namespace.
+    of_switch = ("nsenter", "--net=/proc/1/ns/net")
+    run(*of_switch, "tc", "qdisc", "replace", "dev", f"to-{name}", "root", *limit)
+    run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *limit)
+
+
+def _call_c(function: str, *arguments: int) -> None:
+    """Call a function of the C library; raise OSError if it fails."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, function)(*arguments):
+        raise OSError(ctypes.get_errno(), f"{function} failed")
+
+
+def _exit(function: Callable[[], object]) -> NoReturn:
+    """Call a function in a fork, and exit as Python would after it."""
+    code = 1
+    try:
+        returned = function()
+        code = returned if isinstance(returned, int) else 0
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def run(*command: str) -> str:
