@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from lsgd.comm import RERUN, communicating
+from lsgd.comm import RERUN, communicating, first_line
 from lsgd.comm.group import GroupComm, wait_for
 from lsgd.comm.pair import ProcessPair, open_pairs
 from lsgd.errors import UsageError
@@ -122,7 +122,7 @@ def error_cause(message: str) -> str:
     for line, following in pairwise(lines):
         if line == "Last error:":
             return following
-    return lines[0] if lines else "no reason given"
+    return first_line(lines[0]) if lines else "no reason given"
 
 
 def _join(launch: Launch, address: str, timeout: float) -> Store:

@@ -1,4 +1,5 @@
 import os
+import platform
 import socket
 import sys
 from collections.abc import Callable
@@ -317,7 +318,9 @@ def raising(error: BaseException) -> Callable[[], None]:
         (1, False, ""),
         (0, True, "lsgd: process 0: no"),
         (1, True, "lsgd: process 1: no"),
+        (2, True, f"lsgd: process 2 on {platform.node()}: no"),
     ],
+    ids=["all", "another", "first", "second", "of several machines"],
 )
 def test_a_job_complains_once(
     monkeypatch: pytest.MonkeyPatch,
@@ -326,8 +329,11 @@ def test_a_job_complains_once(
     here_only: bool,
     says: str,
 ) -> None:
-    """Unless only this process knows of it: then that ends at once, with all said."""
-    torchrun(monkeypatch, rank=rank, size=2, local=2)
+    """Unless only this process knows of it: then that ends at once, with all said.
+
+    Of several machines it names its own, since no reader knows the machine of a rank.
+    """
+    torchrun(monkeypatch, rank=rank, size=2 * (1 + rank // 2), local=2)
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
     assert run_command(raising(UsageError("no", is_local=here_only))) == 2
