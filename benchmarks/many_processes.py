@@ -51,7 +51,7 @@ LOOKUPS = {"stat", "lstat", "newfstatat", "statx", "access", "faccessat2", "read
 WORKER_BATCH, STEPS = 2, 2
 CALL = re.compile(r"(\w+)\((.*)\)\s+= (-?\d+|\?)(?:<(.*?)>)?")
 PATH = re.compile(r'"(/[^"]*)"')
-IMPORTED = ("lsgd.train", "lsgd.inputs.torchvision", "torch._dynamo", "torch.utils.tensorboard")
+IMPORTED = ("lsgd.train", "lsgd.vision", "torchvision", "torch._dynamo", "torch.utils.tensorboard")
 STARTED = "/lsgd-counts-from-here"
 """A path that does not exist: a look-up of it marks where the counting of a rank begins."""
 

@@ -8,9 +8,7 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
@@ -20,13 +18,13 @@ from pathlib import Path
 import torch
 from torch.distributed.run import main as run_torchrun
 
+from benchmarks.many_processes import write_images
 from benchmarks.virtual_nodes import (
     NodeProcess,
     VirtualCluster,
     run_isolated,
     set_bandwidth,
 )
-from lsgd import paths
 from lsgd.bench import results
 from lsgd.bench.setting import Result, environment_facts, machine_lines
 from lsgd.errors import UsageError
@@ -123,10 +121,6 @@ def _block_rendezvous(cluster: VirtualCluster, folder: Path) -> str:
     return ":"
 
 
-def _copy_digits(cluster: VirtualCluster, folder: Path) -> str:
-    return _hide(f"{folder}/digits")
-
-
 def _kill(job: RunningJob) -> None:
     for pid in job.training_processes(VICTIM):
         os.kill(pid, signal.SIGKILL)
@@ -160,8 +154,11 @@ FAULTS = {
     "node-absent": Fault("the command was not started on node1", absent=True),
     "no-data": Fault(
         "the data are not mounted on node1",
-        before=_copy_digits,
-        overrides=("data.root={folder}/digits",),
+        before=lambda cluster, folder: _hide(f"{folder}/images"),
+        overrides=(
+            *("data=folder", "data.root={folder}/images", "data.image_size=16", "worker_batch=2"),
+            *("inputs=torchvision", "inputs.decoders=0"),
+        ),
     ),
     "no-run-folder": Fault(
         "the file system of the run folder is not mounted on node1",
@@ -214,23 +211,24 @@ def node_failures(argv: Sequence[str]) -> None:
 def make_fault(fault: Fault, timeout: int, limit: int) -> Result:
     """Train over new nodes with this fault, and return what each node printed and when it ended."""
     cluster = VirtualCluster(len(NODES), 1000)
-    with tempfile.TemporaryDirectory(prefix="lsgd-nodes-") as name:
-        folder = Path(name)
-        (folder / "runs").mkdir()
-        subprocess.run(["cp", "-r", str(paths.data_root("digits")), folder / "digits"], check=True)
-        try:
-            job, begin = start_job(cluster, fault, folder, timeout)
-            ends = _wait(job, begin, limit)
-        finally:
-            cluster.close()
+    folder = cluster.folder
+    (folder / "runs").mkdir()
+    write_images(folder / "images", 64)
+    try:
+        job, begin = start_job(cluster, fault, folder, timeout)
+        before = job.rows()[-1:]
+        ends = _wait(job, begin, limit)
         return {
             "what": fault.what,
-            "rows": job.rows()[-1:],
+            "row before": before,
+            "row after": job.rows()[-1:],
             "nodes": {
                 node: {"ended": ends.get(node), "log": (folder / f"{node}.log").read_text()}
                 for node in job.launchers
             },
         }
+    finally:
+        cluster.close()
 
 
 def start_job(
@@ -303,8 +301,12 @@ def _wait(job: RunningJob, begin: float, limit: int) -> dict[str, tuple[int, flo
 
 def sentences(log: str) -> list[str]:
     """Return the sentences of lsgd in a log, each once, without the launcher's prefixes."""
-    found = re.findall(r"^(?:\[[^\]]*\]:)?(?:lsgd: |warning: )(.*)", log, re.MULTILINE)
-    return list(dict.fromkeys(found))
+    found = re.findall(
+        r"^(?:\[[^\]]*\]:)?(?:lsgd: |warning: )(.*)|(Signal .* received by PID \d+)",
+        log,
+        re.MULTILINE,
+    )
+    return list(dict.fromkeys("".join(each) for each in found))
 
 
 def _rows(name: str, found: Result) -> str:

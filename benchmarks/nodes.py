@@ -7,7 +7,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from itertools import product
@@ -83,20 +82,19 @@ def nodes(argv: Sequence[str]) -> None:
 def measure_sums(launcher: str, count: int, options: argparse.Namespace) -> list[Result]:
     """Start a job of benchmarks.node_sums over new nodes and return its result for each speed."""
     cluster = VirtualCluster(count, FAST)
-    with tempfile.TemporaryDirectory() as folder:
-        file, log = Path(folder, "sums.json"), Path(folder, "log")
-        library = "torch" if launcher == "fork" else "horovod"
-        words = [library, str(file), str(options.rounds), options.mbits, options.bytes]
-        deadline = time.monotonic() + options.limit
-        try:
-            jobs = start_job(cluster, launcher, words, log)
-            while time.monotonic() < deadline and any(job.poll() is None for job in jobs):
-                time.sleep(0.1)
-        finally:
-            cluster.close()
+    file, log = cluster.folder / "sums.json", cluster.folder / "log"
+    library = "torch" if launcher == "fork" else "horovod"
+    words = [library, str(file), str(options.rounds), options.mbits, options.bytes]
+    deadline = time.monotonic() + options.limit
+    try:
+        jobs = start_job(cluster, launcher, words, log)
+        while time.monotonic() < deadline and any(job.poll() is None for job in jobs):
+            time.sleep(0.1)
         if not file.exists():
             raise UsageError(f"{launcher} on {count} nodes failed:\n{log.read_text()[-3000:]}")
         return [{"launcher": launcher} | each for each in json.loads(file.read_text())]
+    finally:
+        cluster.close()
 
 
 def start_job(

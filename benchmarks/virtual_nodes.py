@@ -107,6 +107,9 @@ class VirtualCluster:
         for name in self.names:
             self._add(name)
             set_bandwidth(name, mbits)
+        self.folder = FOLDER / "files"
+        """A folder in memory for files of all nodes."""
+        self.folder.mkdir()
         self.remote_shell = FOLDER / "bin" / "ssh"
         self.remote_shell.parent.mkdir()
         self.remote_shell.write_text(REMOTE_SHELL.format(folder=FOLDER))
