@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -27,6 +26,7 @@ from lsgd.bench.job import parse_numbers
 from lsgd.bench.setting import Result, check_not_launched, environment_facts, machine_lines
 from lsgd.errors import UsageError
 from lsgd.inputs.index import IndexRow, write_index
+from lsgd.job.children import describe_failure, run_with_limit
 from lsgd.job.command import Parser, run_command
 from lsgd.job.launcher import Launch, environment_of
 from lsgd.tables import markdown_table
@@ -45,10 +45,12 @@ process of its own. Nothing is timed.
 
 CALLS = (
     *("open", "openat", "stat", "lstat", "newfstatat", "statx", "access", "faccessat2"),
-    *("readlink", "readlinkat", "getdents64", "read", "pread64", "write", "connect", "sendto"),
+    *("readlink", "readlinkat", "getdents64", "connect", "sendto", "recvfrom"),
 )
 LOOKUPS = {"stat", "lstat", "newfstatat", "statx", "access", "faccessat2", "readlink", "readlinkat"}
 WORKER_BATCH, STEPS = 2, 2
+LIMIT = 1800.0
+"""The seconds after which a job is ended."""
 CALL = re.compile(r"(\w+)\((.*)\)\s+= (-?\d+|\?)(?:<(.*?)>)?")
 PATH = re.compile(r'"(/[^"]*)"')
 IMPORTED = ("lsgd.train", "lsgd.vision", "torchvision", "torch._dynamo", "torch.utils.tensorboard")
@@ -174,17 +176,16 @@ def trace(words: Sequence[str], folder: Path, since: str) -> list[Counter[str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory(dir=folder) as traces:
-        done = subprocess.run(
+        code, said = run_with_limit(
             [
                 *("strace", "-ff", "-qq", "-y", "-s", "0", "--seccomp-bpf", "-o", f"{traces}/t"),
                 *("-e", f"trace={','.join(CALLS)}", sys.executable, *words),
             ],
-            env=os.environ | {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
+            limit=LIMIT,
+            environment={"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
         )
-        if done.returncode:
-            raise UsageError(f"{shlex.join(words)} failed: {done.stderr[-3000:]}")
+        if code != 0:
+            raise UsageError(f"{shlex.join(words)} failed: {describe_failure(code, said, LIMIT)}")
         counts = [
             count_calls(file.read_text(errors="replace"), folder, since, port)
             for file in sorted(Path(traces).iterdir())
@@ -219,10 +220,6 @@ def count_calls(text: str, folder: Path, since: str, store_port: int) -> Counter
                 counts[f"{_place(paths[-1], folder)}: look-ups"] += 1
         elif name == "getdents64":
             counts[f"{_place(_file(arguments), folder)}: listings"] += 1
-        elif name in ("read", "pread64") and not failed and _file(arguments).startswith("/"):
-            counts[f"{_place(_file(arguments), folder)}: bytes read"] += int(returned)
-        elif name == "write" and not failed and _file(arguments).startswith("/"):
-            counts[f"{_place(_file(arguments), folder)}: bytes written"] += int(returned)
         elif name == "connect" and (port := re.search(r"htons\((\d+)\)", arguments)):
             is_store = int(port[1]) == store_port
             (store.add if is_store else store.discard)(descriptor)
@@ -230,6 +227,8 @@ def count_calls(text: str, folder: Path, since: str, store_port: int) -> Counter
         elif name == "sendto" and not failed and descriptor in store:
             counts["network: requests to the store"] += 1
             counts["network: bytes to the store"] += int(returned)
+        elif name == "recvfrom" and not failed and descriptor in store:
+            counts["network: bytes from the store"] += int(returned)
     return counts
 
 

@@ -99,6 +99,10 @@ class Fault:
     """Whether the node's job is not started at all."""
 
 
+CONNECTS = ("match", "ip", "protocol", "6", "0xff", "match", "u8", "0x02", "0x12", "at", "33")
+"""The first packet of a TCP connection, with SYN and without ACK, in the words of tc's u32."""
+
+
 def _hide(folder: str) -> str:
     return f"mount -t tmpfs lsgd {folder}"
 
@@ -117,7 +121,7 @@ def _block(*match: str) -> Callable[[VirtualCluster, Path], str]:
 
 
 def _block_rendezvous(cluster: VirtualCluster, folder: Path) -> str:
-    cluster.block_ports("node0", ("match", "ip", "dport", str(PORT), "0xffff"))
+    cluster.block_ports("node0", (*CONNECTS, "match", "ip", "dport", str(PORT), "0xffff"))
     return ":"
 
 
@@ -168,8 +172,8 @@ FAULTS = {
         f"a firewall of node0 drops what comes to port {PORT}", before=_block_rendezvous
     ),
     "ports-blocked": Fault(
-        "a firewall of node1 drops what comes to ports from 32768 on",
-        before=_block("match", "ip", "dport", "32768", "0x8000"),
+        "a firewall of node1 lets no connection to ports from 32768 on come in",
+        before=_block(*CONNECTS, "match", "ip", "dport", "32768", "0x8000"),
     ),
     "name-of-loopback": Fault(
         "on node1 its own name resolves to 127.0.1.1, as Debian writes it", before=_loopback_name
@@ -272,7 +276,8 @@ def _launch(words: Sequence[str]) -> None:
     """Run the command of `lsgd launch torchrun` in this process, which has imported torch."""
     script = io.StringIO()
     with redirect_stdout(script):
-        launch(["torchrun", *words, "--print"])
+        if code := launch(["torchrun", *words, "--print"]):
+            raise SystemExit(code)
     _, *assigned = shlex.split(script.getvalue())
     program = next(i for i, word in enumerate(assigned) if "=" not in word)
     os.environ.update(dict(word.split("=", 1) for word in assigned[:program]))
