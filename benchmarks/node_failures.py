@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_command
 from lsgd.launch.__main__ import main as launch
 from lsgd.tables import markdown_table
+from lsgd.train import main as train
 
 ABOUT = """\
 What does the user of a job over several nodes read if a link, node, disk or port fails?
@@ -84,45 +86,54 @@ def _is_training(pid: int) -> bool:
     return False
 
 
+Prepare = Callable[[VirtualCluster, str], str]
+"""Prepares a node, by its name; returns a shell's commands for the mount namespace of its job."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault of a node: what happens, and when."""
 
     what: str
     """The fault, for the report."""
-    before: Callable[[VirtualCluster, Path], str] | None = None
-    """Makes the fault before the start, and returns commands of a shell for the node's job."""
+    before: Prepare | None = None
+    """Makes the fault before the start."""
     during: Callable[[RunningJob], None] | None = None
     """Makes the fault while the job trains."""
     overrides: tuple[str, ...] = ()
     absent: bool = False
-    """Whether the node's job is not started at all."""
+    """Whether node1's job is not started at all."""
+    direct: bool = False
+    """Whether processes are started without torchrun, with its variables, as by Slurm or pods."""
 
 
 CONNECTS = ("match", "ip", "protocol", "6", "0xff", "match", "u8", "0x02", "0x12", "at", "33")
 """The first packet of a TCP connection, with SYN and without ACK, in the words of tc's u32."""
 
 
-def _hide(folder: str) -> str:
-    return f"mount -t tmpfs lsgd {folder}"
+def _hide(folder: str) -> Prepare:
+    """Return a fault that hides a folder of all nodes from node1."""
+
+    def hide(cluster: VirtualCluster, node: str) -> str:
+        return f"mount -t tmpfs lsgd {cluster.folder}/{folder}" if node == VICTIM else ""
+
+    return hide
 
 
-def _loopback_name(cluster: VirtualCluster, folder: Path) -> str:
-    hosts = cluster.write_hosts("hosts-of-debian", {VICTIM: "127.0.1.1"})
+def _name_loopback(cluster: VirtualCluster, node: str) -> str:
+    hosts = cluster.write_hosts(f"hosts-{node}", {node: "127.0.1.1"})
     return f"mount --bind {hosts} /etc/hosts"
 
 
-def _block(*match: str) -> Callable[[VirtualCluster, Path], str]:
-    def block(cluster: VirtualCluster, folder: Path) -> str:
-        cluster.block_ports(VICTIM, match)
-        return ":"
+def _block(blocked: str, *port: str) -> Prepare:
+    """Return a fault that drops new connections to a port, or to a range by its mask, of a node."""
+
+    def block(cluster: VirtualCluster, node: str) -> str:
+        if node == blocked:
+            cluster.block_ports(node, (*CONNECTS, "match", "ip", "dport", *port))
+        return ""
 
     return block
-
-
-def _block_rendezvous(cluster: VirtualCluster, folder: Path) -> str:
-    cluster.block_ports("node0", (*CONNECTS, "match", "ip", "dport", str(PORT), "0xffff"))
-    return ":"
 
 
 def _kill(job: RunningJob) -> None:
@@ -158,7 +169,8 @@ FAULTS = {
     "node-absent": Fault("the command was not started on node1", absent=True),
     "no-data": Fault(
         "the data are not mounted on node1",
-        before=lambda cluster, folder: _hide(f"{folder}/images"),
+        before=_hide("images"),
+        direct=True,
         overrides=(
             *("data=folder", "data.root={folder}/images", "data.image_size=16", "worker_batch=2"),
             *("inputs=torchvision", "inputs.decoders=0"),
@@ -166,18 +178,27 @@ FAULTS = {
     ),
     "no-run-folder": Fault(
         "the file system of the run folder is not mounted on node1",
-        before=lambda cluster, folder: _hide(f"{folder}/runs"),
+        before=_hide("runs"),
     ),
     "port-blocked": Fault(
-        f"a firewall of node0 drops what comes to port {PORT}", before=_block_rendezvous
+        f"a firewall of node0 lets no connection to port {PORT} come in",
+        before=_block("node0", str(PORT), "0xffff"),
     ),
     "ports-blocked": Fault(
-        "a firewall of node1 lets no connection to ports from 32768 on come in",
-        before=_block(*CONNECTS, "match", "ip", "dport", "32768", "0x8000"),
+        "a firewall of each node lets no connection to ports from 32768 on come in",
+        before=lambda cluster, node: _block(node, "32768", "0x8000")(cluster, node),
     ),
-    "name-of-loopback": Fault(
-        "on node1 its own name resolves to 127.0.1.1, as Debian writes it", before=_loopback_name
+    "names-of-loopback": Fault(
+        "on each node its own name resolves to 127.0.1.1, as Debian writes it",
+        before=_name_loopback,
     ),
+}
+# The launcher waits for the others itself, so some faults are seen by lsgd under others only.
+FAULTS |= {
+    f"{name}-direct": replace(
+        FAULTS[name], what=f"{FAULTS[name].what}; without torchrun", direct=True
+    )
+    for name in ("node-absent", "port-blocked", "ports-blocked", "names-of-loopback")
 }
 
 
@@ -241,39 +262,39 @@ def start_job(
     """Start a job with this fault; return it and the time of the fault, or of the start."""
     overrides = [word.format(folder=folder) for word in (*OVERRIDES, *fault.overrides)]
     words = [
-        *(*overrides, f"run_dir={folder}/runs/a", "--nodes", str(len(NODES)), "--gpus", "1"),
+        *(*overrides, f"run_dir={folder}/runs/a"),
         *(f"comm.timeout={timeout}", f"comm.join_timeout={timeout}"),
     ]
-    first = fault.before(cluster, folder) if fault.before else ""
-    job = RunningJob(
-        cluster,
-        folder / "runs" / "a",
-        {
-            node: cluster.fork(
-                node,
-                lambda: _launch(words),
-                folder / f"{node}.log",
-                {"MASTER_ADDR": NODES[0], "OMP_NUM_THREADS": "1"},
-                first=first if node == VICTIM else "",
-            )
-            for node in NODES
-            if not (fault.absent and node == VICTIM)
-        },
-    )
+    launchers = {}
+    for rank, node in enumerate(NODES):
+        first = fault.before(cluster, node) if fault.before else ""
+        if fault.absent and node == VICTIM:
+            continue
+        environment = {"MASTER_ADDR": NODES[0], "MASTER_PORT": str(PORT), "OMP_NUM_THREADS": "1"}
+        job: Callable[[], object] = partial(_launch, words)
+        if fault.direct:
+            ranks = (str(rank), str(len(NODES)), "0", "1")
+            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+            environment |= dict(zip(names, ranks, strict=True))
+            job = partial(train, [f"recipe={words[0]}", *words[1:]])
+        log = folder / f"{node}.log"
+        launchers[node] = cluster.fork(node, job, log, environment, first=first)
+    running = RunningJob(cluster, folder / "runs" / "a", launchers)
     begin = time.monotonic()
     if fault.during:
-        while len(job.rows()) < STEPS / 5:
-            if time.monotonic() - begin > 200 or any(map(_ended, job.launchers.values())):
-                texts = [(folder / f"{node}.log").read_text() for node in job.launchers]
+        while len(running.rows()) < STEPS / 5:
+            if time.monotonic() - begin > 200 or any(map(_ended, running.launchers.values())):
+                texts = [(folder / f"{node}.log").read_text() for node in running.launchers]
                 raise UsageError("the job does not train:\n" + "\n".join(texts))
             time.sleep(0.1)
-        fault.during(job)
+        fault.during(running)
         begin = time.monotonic()
-    return job, begin
+    return running, begin
 
 
 def _launch(words: Sequence[str]) -> None:
     """Run the command of `lsgd launch torchrun` in this process, which has imported torch."""
+    words = [*words, "--nodes", str(len(NODES)), "--gpus", "1"]
     script = io.StringIO()
     with redirect_stdout(script):
         if code := launch(["torchrun", *words, "--print"]):
@@ -307,7 +328,8 @@ def _wait(job: RunningJob, begin: float, limit: int) -> dict[str, tuple[int, flo
 def sentences(log: str) -> list[str]:
     """Return the sentences of lsgd in a log, each once, without the launcher's prefixes."""
     found = re.findall(
-        r"^(?:\[[^\]]*\]:)?(?:lsgd: |warning: )(.*)|(Signal .* received by PID \d+)",
+        r"^(?:\[[^\]]*\]:)?(?:lsgd: |warning: )(.*)|(Signal .* received by PID \d+)"
+        r"|^torch\.distributed\.elastic\.\S+\.(\w+Error: .*)",
         log,
         re.MULTILINE,
     )

@@ -176,11 +176,11 @@ class VirtualCluster:
         if pid := os.fork():
             return NodeProcess(pid)
 
-        def run_there() -> None:
+        def run_there() -> object:
             self._enter(name, log, first)
             path = f"{self.remote_shell.parent}:{os.environ['PATH']}"
             os.environ.update({"PATH": path} | dict(environment))
-            function()
+            return function()
 
         _exit(run_there)
 

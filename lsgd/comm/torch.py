@@ -131,10 +131,13 @@ def _join(launch: Launch, address: str, timeout: float) -> Store:
     meeting = rendezvous(f"tcp://{address}", launch.rank, launch.world_size, timeout=limit)
     store: Store = next(meeting)[0]
     store.set(f"joined/{launch.rank}", "")
-    others = [f"joined/{rank}" for rank in range(launch.world_size)]
+    # All wait for one key: to wait for those of all others would take N requests of N keys.
+    if store.add("joined", 1) == launch.world_size:
+        store.set("all joined", "")
     try:
-        store.wait(others, limit)
+        store.wait(["all joined"], limit)
     except dist.DistStoreError:
+        others = [f"joined/{rank}" for rank in range(launch.world_size)]
         missing = [str(rank) for rank, key in enumerate(others) if not store.check([key])]
         raise RuntimeError(f"no answer from process {', '.join(missing)}") from None
     return store
