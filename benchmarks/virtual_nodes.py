@@ -11,6 +11,7 @@ them.
 
 import ctypes
 import os
+import platform
 import shlex
 import shutil
 import signal
@@ -189,6 +190,7 @@ class VirtualCluster:
         for file in (FOLDER / name, FOLDER / f"{name}.uts"):
             with file.open() as namespace:
                 _call_c("setns", namespace.fileno(), 0)
+        platform._uname_cache = None  # type: ignore[attr-defined]  # it has the name before
         os.setsid()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 # they would keep it alive, and gloo's threads would sometimes end the process with an error.
 import torch.distributed.nn.functional
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from lsgd.comm import RERUN, communicating, first_line
@@ -24,6 +24,8 @@ from lsgd.errors import UsageError
 from lsgd.job.launcher import Launch
 
 T = TypeVar("T")
+STORE_OUTLASTS = timedelta(seconds=1)
+"""The additional time in which process 0, which has the store, waits for the others to join."""
 WATCHDOG = 60.0
 """Seconds beyond comm.timeout after which NCCL's watchdog aborts a process, with exit code -6."""
 
@@ -128,14 +130,29 @@ def error_cause(message: str) -> str:
 def _join(launch: Launch, address: str, timeout: float) -> Store:
     """Connect to the store of process 0 at this address; wait until all processes have joined."""
     limit = timedelta(seconds=timeout)
-    meeting = rendezvous(f"tcp://{address}", launch.rank, launch.world_size, timeout=limit)
-    store: Store = next(meeting)[0]
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store: Store = next(rendezvous(f"tcp://{address}", launch.rank, launch.world_size, limit))[
+            0
+        ]
+    else:
+        host, _, port = address.rpartition(":")
+        # Process 0 does not wait in here, where it would not learn which processes are missing.
+        store = TCPStore(
+            host,
+            int(port),
+            launch.world_size,
+            is_master=launch.rank == 0,
+            timeout=limit,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
     store.set(f"joined/{launch.rank}", "")
     # All wait for one key: to wait for those of all others would take N requests of N keys.
     if store.add("joined", 1) == launch.world_size:
         store.set("all joined", "")
     try:
-        store.wait(["all joined"], limit)
+        # The store ends with process 0, which therefore waits longest.
+        store.wait(["all joined"], limit + STORE_OUTLASTS * (launch.rank == 0))
     except dist.DistStoreError:
         others = [f"joined/{rank}" for rank in range(launch.world_size)]
         missing = [str(rank) for rank, key in enumerate(others) if not store.check([key])]
