@@ -53,8 +53,8 @@ def nodes(argv: Sequence[str]) -> None:
     """Measure the sums of each cluster, print the report and save it in --out."""
     line = Parser("benchmarks.nodes", ABOUT)
     line.add_argument("--nodes", default="2,4,8", help="nodes of a cluster (2,4,8)")
-    line.add_argument("--mbits", default="50,200,1000", help="Mbit/s of a link (50,200,1000)")
-    line.add_argument("--bytes", default="100000,1000000,26214400", help="bytes of a tensor")
+    line.add_argument("--mbits", default="20,50,100", help="Mbit/s of a link (20,50,100)")
+    line.add_argument("--bytes", default="1000000,10000000", help="bytes of a tensor")
     line.add_argument("--over", default="fork", help=f"launchers: {','.join(LAUNCHERS)}")
     results.add_options(line, "nodes", rounds=5, limit=300)
     options = line.parse_args(argv)
@@ -138,23 +138,28 @@ def report(result: Result) -> str:
     """Return the benchmark's result as a report in Markdown."""
     rows = []
     for job in result["measured"]:
-        latency = job.get("latency", 0.0)
+        latency, carried = job.get("latency", 0.0), job.get("bits_per_second", 0.0) / 1e6
         for size, seconds in job["seconds"].items():
             measured = statistics.median(seconds)
-            planned = planned_seconds(int(size), job["processes"], job["mbits"], latency)
+            by_set, by_carried = (
+                planned_seconds(int(size), job["processes"], mbits, latency) if mbits else None
+                for mbits in (job["mbits"], carried)
+            )
             rows.append(
                 [
-                    f"{job['launcher']}, {job['library']}",
+                    job["launcher"],
                     str(job["processes"]),
                     str(job["mbits"]),
                     f"{int(size):,}",
-                    f"{1000 * measured:.3g}",
-                    f"{1000 * planned:.3g}",
-                    f"{measured / planned:.2f}",
-                    f"{min(seconds) / planned:.2f} to {max(seconds) / planned:.2f}",
+                    f"{1000 * measured:.0f}",
+                    f"{1000 * by_set:.0f}",
+                    f"{measured / by_set:.2f}",
+                    f"{min(seconds) / by_set:.2f} to {max(seconds) / by_set:.2f}",
+                    f"{measured / by_carried:.2f}" if by_carried else "",
                 ]
             )
     head = ["job", "nodes", "Mbit/s", "bytes", "ms", "planned ms", "ratio", "of all rounds"]
+    head += ["ratio with what 4 MB got"]
     return "\n".join([*machine_lines(result), "", markdown_table(head, rows), "", *_links(result)])
 
 

@@ -27,8 +27,8 @@ FOLDER = Path("/run/netns")
 """Where `ip` expects namespaces by name; within the namespaces it is a file system in memory."""
 MAXIMUM = 8
 """The maximum number of nodes."""
-BURST = 32 * 1024
-"""The bytes that a link passes on at once before its bandwidth limits it."""
+BURST_SECONDS, MIN_BURST = 0.002, 32 * 1024
+"""A link passes on the bytes of this time, and at least these, before its bandwidth limits it."""
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x4000000, 0x20000000, 0x40000000
 """The flags of new namespaces: see unshare(2)."""
@@ -220,7 +220,8 @@ class VirtualCluster:
 
 def set_bandwidth(name: str, mbits: float) -> None:
     """Limit a node's link to so many Mbit/s in each direction; a process of a node may call it."""
-    limit = ("tbf", "rate", f"{mbits:g}mbit", "burst", f"{BURST}", "limit", "4mb")
+    burst = max(MIN_BURST, round(mbits * 1e6 / 8 * BURST_SECONDS))
+    limit = ("tbf", "rate", f"{mbits:g}mbit", "burst", f"{burst}", "limit", "4mb")
     # The first process is in the switch's namespace.
     of_switch = ("nsenter", "--net=/proc/1/ns/net")
     run(*of_switch, "tc", "qdisc", "replace", "dev", f"to-{name}", "root", *limit)

@@ -300,12 +300,12 @@ def communicating(*errors: type[Exception], fix: str = RERUN) -> Iterator[None]:
 
 
 def first_line(message: str) -> str:
-    """Return the first line of a library's error message, without the place in its source.
+    """Return the first line of a library's error message, without places in its source.
 
-    >>> first_line("[/build/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.2]:37585: reset\\n")
-    'Read error [10.0.0.2]:37585: reset'
+    >>> first_line("failed with [/w/gloo/tcp/pair.cc:537] Read error [10.0.0.2]:37585: reset\\n")
+    'failed with Read error [10.0.0.2]:37585: reset'
     """
-    return re.sub(r"^\[\S+:\d+\] ", "", message.strip().partition("\n")[0])
+    return re.sub(r"\[\S+\.(cc|cpp|h):\d+\] ", "", message.strip().partition("\n")[0])
 
 
 def seconds_waited() -> float:

@@ -1,6 +1,7 @@
 """Processes joined by torch.distributed: gloo between CPUs, NCCL or the like between GPUs."""
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -24,8 +25,10 @@ from lsgd.errors import UsageError
 from lsgd.job.launcher import Launch
 
 T = TypeVar("T")
-STORE_OUTLASTS = timedelta(seconds=1)
-"""The additional time in which process 0, which has the store, waits for the others to join."""
+MISSING = "missing"
+"""The key in the store with the ranks that have not joined: empty as soon as all have."""
+READING = 1.0
+"""The seconds that process 0, which has the store, leaves the others to read these ranks."""
 WATCHDOG = 60.0
 """Seconds beyond comm.timeout after which NCCL's watchdog aborts a process, with exit code -6."""
 
@@ -131,9 +134,8 @@ def _join(launch: Launch, address: str, timeout: float) -> Store:
     """Connect to the store of process 0 at this address; wait until all processes have joined."""
     limit = timedelta(seconds=timeout)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        store: Store = next(rendezvous(f"tcp://{address}", launch.rank, launch.world_size, limit))[
-            0
-        ]
+        meeting = rendezvous(f"tcp://{address}", launch.rank, launch.world_size, timeout=limit)
+        store: Store = next(meeting)[0]
     else:
         host, _, port = address.rpartition(":")
         # Process 0 does not wait in here, where it would not learn which processes are missing.
@@ -149,14 +151,19 @@ def _join(launch: Launch, address: str, timeout: float) -> Store:
     store.set(f"joined/{launch.rank}", "")
     # All wait for one key: to wait for those of all others would take N requests of N keys.
     if store.add("joined", 1) == launch.world_size:
-        store.set("all joined", "")
+        store.set(MISSING, "")
     try:
-        # The store ends with process 0, which therefore waits longest.
-        store.wait(["all joined"], limit + STORE_OUTLASTS * (launch.rank == 0))
+        store.wait([MISSING], limit)
     except dist.DistStoreError:
         others = [f"joined/{rank}" for rank in range(launch.world_size)]
-        missing = [str(rank) for rank, key in enumerate(others) if not store.check([key])]
-        raise RuntimeError(f"no answer from process {', '.join(missing)}") from None
+        missing = ", ".join(str(rank) for rank, key in enumerate(others) if not store.check([key]))
+        if launch.rank == 0:  # those that joined late would learn no more than that it has gone
+            store.set(MISSING, missing)
+            time.sleep(READING)
+    else:
+        missing = store.get(MISSING).decode()
+    if missing:
+        raise RuntimeError(f"no answer from process {missing}")
     return store
 
 

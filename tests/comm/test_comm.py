@@ -205,6 +205,9 @@ def test_the_process_that_never_came_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("MASTER_PORT", str(port))
     with pytest.raises(UsageError, match=rf"{port} within 1 s \(no answer from process 2\)"):
         open_comm(CommSettings(library="torch", timeout=600, join_timeout=1), CPU)
+    first.set("missing", "2, 7")  # as process 0 does before it ends and takes the store along
+    with pytest.raises(UsageError, match=r"within 60 s \(no answer from process 2, 7\)"):
+        open_comm(CommSettings(library="torch", timeout=600, join_timeout=60), CPU)
     del first
     torchrun(monkeypatch, rank=0, size=3, local=3)
     with pytest.raises(UsageError, match=r"within 1 s \(no answer from process 1, 2\)"):
