@@ -1,4 +1,4 @@
-"""What grows with the number of processes of a job: files, connections and bytes, counted.
+"""Counts of the files, connections and bytes of a job that grow with its number of processes.
 
 The report is Markdown, for a README as for a terminal.
 """

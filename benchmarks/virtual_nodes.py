@@ -219,7 +219,7 @@ class VirtualCluster:
 
 
 def set_bandwidth(name: str, mbits: float) -> None:
-    """Limit a node's link to so many Mbit/s in each direction; a process of a node may call it."""
+    """Limit a node's link to a bandwidth in each direction; a process of a node may call it."""
     burst = max(MIN_BURST, round(mbits * 1e6 / 8 * BURST_SECONDS))
     limit = ("tbf", "rate", f"{mbits:g}mbit", "burst", f"{burst}", "limit", "4mb")
     # The first process is in the switch's namespace.

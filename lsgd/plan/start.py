@@ -1,4 +1,4 @@
-"""What a job's start asks of a shared file system and of process 0, by counted calls."""
+"""Counts of the files and connections of a start: for a shared file system, and for process 0."""
 
 OPENED = 3100
 """The files of Python, torch and lsgd that a process opens, counted for an image run."""
