@@ -157,7 +157,7 @@ class VirtualCluster:
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
     ) -> "NodeProcess":
         """Start a command on a node, with its output in a file."""
-        return self.fork(name, lambda: os.execvp(command[0], command), log, environment)
+        return self.fork(name, lambda: os.execvp(command[0], list(command)), log, environment)
 
     def fork(
         self,
