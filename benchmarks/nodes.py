@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -141,10 +142,10 @@ def report(result: Result) -> str:
         latency, carried = job.get("latency", 0.0), job.get("bits_per_second", 0.0) / 1e6
         for size, seconds in job["seconds"].items():
             measured = statistics.median(seconds)
-            by_set, by_carried = (
-                planned_seconds(int(size), job["processes"], mbits, latency) if mbits else None
-                for mbits in (job["mbits"], carried)
-            )
+            ring_of = partial(planned_seconds, int(size), job["processes"], latency=latency)
+            by_set, carried_ratio = ring_of(mbits=job["mbits"]), ""
+            if carried:
+                carried_ratio = f"{measured / ring_of(mbits=carried):.2f}"
             rows.append(
                 [
                     job["launcher"],
@@ -155,7 +156,7 @@ def report(result: Result) -> str:
                     f"{1000 * by_set:.0f}",
                     f"{measured / by_set:.2f}",
                     f"{min(seconds) / by_set:.2f} to {max(seconds) / by_set:.2f}",
-                    f"{measured / by_carried:.2f}" if by_carried else "",
+                    carried_ratio,
                 ]
             )
     head = ["job", "nodes", "Mbit/s", "bytes", "ms", "planned ms", "ratio", "of all rounds"]
