@@ -398,7 +398,7 @@ def _has_equal_blocks(path: Path, target: Path, size: int) -> bool:
 
 @dataclass(frozen=True)
 class _MachineState:
-    """How much of the copy of its machine a process has made; `total` is 0 if it copies nothing."""
+    """The progress of a process with the copy of its machine; `total` is 0 if it copies nothing."""
 
     host: str
     copied: int
