@@ -272,14 +272,14 @@ class _Copying:
         """Compare the sizes of all files, and blocks of some, with those of the source."""
         if wrong := [name for name, size in listed if _size(folder / name) != size]:
             raise ValueError(f"{wrong[0]} differs in size from its copy")
-        drawn = random.Random()
+        drawn = random.Random()  # the generator of the process belongs to the run
         sample = drawn.sample(listed, min(SAMPLED_FILES, len(listed)))
 
         def verify_share(share: int) -> None:
             for name, size in sample[share::THREADS]:
                 if self.stop.is_set():
                     return
-                if not _has_equal_blocks(source.path(name), folder / name, size):
+                if not _has_equal_blocks(source.path(name), folder / name, size, drawn):
                     raise ValueError(f"{name} differs from its copy, so that all were removed")
 
         try:
@@ -366,7 +366,10 @@ def _link(source: SourceFiles, earlier: Path, folder: Path, name: str, size: int
     if (now.st_size, now.st_mtime_ns) != (size, (earlier / name).stat().st_mtime_ns):
         return False
     (folder / name).unlink(missing_ok=True)
-    os.link(earlier / name, folder / name)
+    try:
+        os.link(earlier / name, folder / name)
+    except OSError:  # on a file system without hard links it is copied
+        return False
     return True
 
 
@@ -386,13 +389,13 @@ def _copy_file(path: Path, target: Path, size: int) -> Iterator[int]:
         os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _has_equal_blocks(path: Path, target: Path, size: int) -> bool:
-    """Return whether the first, the last and a random block of a file are those of its copy."""
+def _has_equal_blocks(path: Path, target: Path, size: int, drawn: random.Random) -> bool:
+    """Return whether the first, the last and a drawn block of a file are those of its copy."""
     last = max(0, size - SAMPLE)
     with open_regular(path, buffering=0) as original, open_regular(target, buffering=0) as copy:
         return all(
             os.pread(original.fileno(), SAMPLE, begin) == os.pread(copy.fileno(), SAMPLE, begin)
-            for begin in (0, random.randint(0, last), last)
+            for begin in (0, drawn.randint(0, last), last)
         )
 
 
