@@ -14,8 +14,7 @@ import torch.distributed as dist
 # they would keep it alive, and gloo's threads would sometimes end the process with an error.
 import torch.distributed.nn.functional
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from lsgd.comm import RERUN, communicating
 from lsgd.comm.group import GroupComm, wait_for
@@ -44,7 +43,7 @@ class TorchComm(GroupComm):
         address = _address(launch)
         who = f"process {launch.rank} of {launch.world_size}"
         try:
-            store = _join(launch, address, join_timeout)
+            store = _join(launch, join_timeout)
         except (dist.DistError, RuntimeError, ValueError) as error:
             why = str(error).splitlines()[0].rstrip(".")
             # Each task of srun is then a shell, and only the first receives the user's input.
@@ -125,11 +124,31 @@ def error_cause(message: str) -> str:
     return lines[0] if lines else "no reason given"
 
 
-def _join(launch: Launch, address: str, timeout: float) -> Store:
-    """Connect to the store of process 0 at this address; wait until all processes have joined."""
+def open_store(launch: Launch, timeout: float) -> Store:
+    """Connect to the store of process 0, which need not be complete; waits up to `timeout` seconds.
+
+    Process 0 opens the store and waits for nobody, so that it can name who is missing. Under
+    torchrun the store is torchrun's. Raises UsageError without an address, and
+    torch.distributed.DistError if process 0 does not answer.
+    """
+    host, _, port = _address(launch).rpartition(":")
+    # torchrun's own variable; its agent keeps the store of the first machine.
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return TCPStore(
+        host,
+        int(port),
+        launch.world_size,
+        is_master=launch.rank == 0 and not is_agents,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        multi_tenant=not is_agents,
+    )
+
+
+def _join(launch: Launch, timeout: float) -> Store:
+    """Connect to the store of process 0; wait until all processes have joined."""
     limit = timedelta(seconds=timeout)
-    meeting = rendezvous(f"tcp://{address}", launch.rank, launch.world_size, timeout=limit)
-    store: Store = next(meeting)[0]
+    store = open_store(launch, timeout)
     store.set(f"joined/{launch.rank}", "")
     others = [f"joined/{rank}" for rank in range(launch.world_size)]
     try:
