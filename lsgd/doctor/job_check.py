@@ -23,6 +23,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -84,24 +85,29 @@ class Meeting:
     """The exchange of JSON values over the store of a job's processes, with time limits.
 
     Process 0 collects the values of all processes and publishes them. One that has not answered in
-    time has None from then on; the others go on without it.
+    time has None from then on; the others go on without it, and wait for it no more.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
+        self.answering = list(range(world_size))
+        """The ranks that have answered in time so far, as process 0 knows them."""
 
     def gather(self, name: str, value: object, limit: float) -> list[Any]:
         """Exchange a value under a new name; return those of all processes by rank.
 
         Raises UsageError if process 0 has not published them some time after the limit.
         """
-        keys = [f"{name}/{rank}" for rank in range(self.world_size)]
-        self.store.set(keys[self.rank], json.dumps(value))
+        self.store.set(f"{name}/{self.rank}", json.dumps(value))
         everyone = f"{name}/all"
         if self.rank == 0:
+            keys = {rank: f"{name}/{rank}" for rank in self.answering}
             with suppress(dist.DistStoreError):
-                self.store.wait(keys, timedelta(seconds=limit))
-            found = [json.loads(self.store.get(key)) if self._has(key) else None for key in keys]
+                self.store.wait(list(keys.values()), timedelta(seconds=limit))
+            self.answering = [rank for rank, key in keys.items() if self.store.check([key])]
+            found: list[Any] = [None] * self.world_size
+            for rank in self.answering:
+                found[rank] = json.loads(self.store.get(keys[rank]))
             self.store.set(everyone, json.dumps(found))
             return found
         try:
@@ -143,12 +149,9 @@ class Meeting:
         """Keep the store, which process 0 may hold, until all have read the last values."""
         self.store.set(f"left/{self.rank}", "")
         if self.rank == 0:
-            others = [f"left/{rank}" for rank in range(self.world_size)]
+            others = [f"left/{rank}" for rank in self.answering]
             with suppress(dist.DistStoreError):
                 self.store.wait(others, timedelta(seconds=MESSAGE_LIMIT))
-
-    def _has(self, key: str) -> bool:
-        return bool(self.store.check([key]))
 
 
 def check_job(recipe: Recipe, options: Namespace) -> None:
@@ -158,6 +161,9 @@ def check_job(recipe: Recipe, options: Namespace) -> None:
     """
     launch = detect_launch()
     planned = expected_hosts(launch, options.hosts, os.environ)
+    if options.hosts and planned and "MASTER_ADDR" not in os.environ:
+        # mpirun may have been started elsewhere, and horovodrun names no machine.
+        launch = replace(launch, master_addr=planned[0])
     host = node_name(launch, planned)
     meeting = _meet(launch, recipe.comm.join_timeout)
     hosts = meeting.gather("hosts", host, recipe.comm.join_timeout)

@@ -140,7 +140,8 @@ def test_nodes_without_figures_are_broken_and_judge_no_others() -> None:
     nodes[2] = Node("n2", (16, 17), problems=("process 16 has not joined within 120 s",))
     assert judged(nodes, ring([40e3] * 3)) == [("n2", "process 16 has not joined within 120 s")]
     table = node_table(nodes, ring([40e3] * 3))
-    assert "| n2     |  16, 17 |" in table.replace("   16, 17", " 16, 17")
+    assert "| n2     |" in table
+    assert "16, 17 |       – |" in table
     assert "| median |" in table
 
 
