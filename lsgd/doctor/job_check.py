@@ -179,9 +179,11 @@ def check_job(recipe: Recipe, options: Namespace) -> None:
             ranks.setdefault(name, []).append(rank)
     firsts = [each[0] for each in ranks.values()]
     if launch.rank == 0:
+        nodes = "1 node" if len(ranks) == 1 else f"{len(ranks)} nodes"
+        who = f"{launch.world_size} processes by {launch.launcher} on {nodes}"
         print(
-            f"lsgd {lsgd.__version__}: measuring {launch.world_size} processes by "
-            f"{launch.launcher}, nodes: {len(ranks)}; this takes about half a minute",
+            f"lsgd {lsgd.__version__}: measuring "
+            f"{who if launch.world_size > 1 else 'this process alone'}, for about half a minute",
             flush=True,
         )
     own, device = measure(
@@ -196,14 +198,15 @@ def check_job(recipe: Recipe, options: Namespace) -> None:
     )
     # A process without a working device takes part in no all-reduce.
     able = {
-        name: [rank for rank in own if (figures[rank] or {}).get("gflops")]
-        for name, own in ranks.items()
+        name: [rank for rank in members if (figures[rank] or {}).get("gflops")]
+        for name, members in ranks.items()
     }
-    inside, links = _rings(meeting, {name: own for name, own in able.items() if own}, device)
+    able = {name: members for name, members in able.items() if members}
+    inside, links = _rings(meeting, able, device)
     meeting.leave()
     if launch.rank == 0:
-        nodes = _nodes(ranks, hosts, planned, figures, clocks, inside, recipe.comm.join_timeout)
-        _report(nodes, links, launch, options)
+        found = _nodes(ranks, hosts, planned, figures, clocks, inside, recipe.comm.join_timeout)
+        _report(found, links, launch, options)
 
 
 def node_name(launch: Launch, planned: Sequence[str] | None) -> str:

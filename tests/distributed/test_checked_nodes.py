@@ -65,7 +65,7 @@ def test_three_nodes_by_torchrun(programs: Path, tmp_path: Path) -> None:
         LSGD_FAULTS=faults, PYTHON_EXEC=f"{programs}/python", ABSENT="none",
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "measuring 3 processes by torchrun, nodes: 3" in done.stdout, done.stderr
+    assert "measuring 3 processes by torchrun on 3 nodes" in done.stdout, done.stderr
     assert "\nnode1: matrix product 50 GFLOP/s, 0.50 of the median 100\n" in done.stdout
     ahead = re.search(
         r"\nnode2: its clock is (\d+\.\d) s ahead of that of process 0\n", done.stdout
