@@ -37,9 +37,10 @@ def find_straggler(processes: Sequence[ProcessWaits]) -> str:
     """
     most = max(each.workers for each in processes)
     equal = [each for each in processes if each.workers == most]
-    for behind in (lambda each: -each.communication, lambda each: each.data):
-        slow = max(equal, key=behind)
-        others = [behind(each) for each in equal if each is not slow]
-        if others and behind(slow) - statistics.median(others) >= WORTH_NAMING:
-            return slow.host
+    delays = [-each.communication for each in equal], [each.data for each in equal]
+    for delay in delays:
+        slow = delay.index(max(delay))
+        others = delay[:slow] + delay[slow + 1 :]
+        if others and delay[slow] - statistics.median(others) >= WORTH_NAMING:
+            return equal[slow].host
     return ""
