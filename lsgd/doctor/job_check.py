@@ -9,8 +9,8 @@ torch.distributed whatever the run uses.
   python -m lsgd.launch mpirun bs8k --hosts a:8,b:8 --check
 
 Process 0 prints a table and names the nodes that are slow, broken or do not answer. A step without
-an answer is given up after a limit, so that one broken node hides no other. Exit codes: 0 all nodes
-are alike, 1 some are slow or broken, 2 a usage error.
+an answer is given up after a limit, so that one broken node hides no other. Exit codes: 0 no node
+is slow or broken, 1 some are, 2 a usage error.
 """
 
 import json
@@ -45,7 +45,7 @@ from lsgd.config import RecipeParser
 from lsgd.doctor import FAIL, ProbeResult, machine, probe
 from lsgd.doctor.nodes import (
     Link,
-    Node,
+    NodeFigures,
     common_failures,
     culprits,
     exclusion,
@@ -78,7 +78,7 @@ LEGEND = """\
 GFLOP/s of matrix products on the slowest process; MB/s of an all-reduce inside the node and with
 the next one, and of reading data.root; seconds by which the clock is ahead of process 0's"""
 
-Figures = dict[str, Any]
+ProcessFigures = dict[str, Any]
 
 
 class Meeting:
@@ -189,7 +189,7 @@ def check_job(recipe: Recipe, options: Namespace) -> None:
     own, device = measure(
         recipe, share=firsts.index(launch.rank) if launch.rank in firsts else None
     )
-    figures: list[Figures | None] = meeting.gather("figures", own, MEASURE_LIMIT)
+    figures: list[ProcessFigures | None] = meeting.gather("figures", own, MEASURE_LIMIT)
     measured = [rank for rank, each in enumerate(figures) if each is not None]
     clocks = meeting.gather(
         "clocks",
@@ -221,13 +221,13 @@ def clock() -> float:
     return time.time()
 
 
-def measure(recipe: Recipe, *, share: int | None) -> tuple[Figures, torch.device]:
+def measure(recipe: Recipe, *, share: int | None) -> tuple[ProcessFigures, torch.device]:
     """Measure what this process can alone; return the figures and its device.
 
     `share` is the number of this node if this process is its first, which reads files and runs the
     doctor's checks too. A failure is a figure as well: the text `problem`.
     """
-    found: Figures = {"problems": []}
+    found: ProcessFigures = {"problems": []}
     device = torch.device("cpu")
     try:
         device = pick_device(recipe.device, numa=recipe.numa)
@@ -351,7 +351,7 @@ def _rings(
         [(names[a], names[b]) for a, b in pairs] for pairs in ring_rounds(len(names))
     )]  # fmt: skip
     for number, groups in enumerate(rounds):
-        own: Figures = {}
+        own: ProcessFigures = {}
         for group in groups:
             members = [rank for name in group for rank in able[name]]
             if meeting.rank in members and len(members) > 1:
@@ -375,7 +375,7 @@ def _rings(
     return inside, links
 
 
-def group_speed(store: Store, rank: int, size: int, device: torch.device) -> Figures:
+def group_speed(store: Store, rank: int, size: int, device: torch.device) -> ProcessFigures:
     """Time an all-reduce of a group of processes that meet at this store, of which this is one.
 
     Return its MB/s, or the text `problem`.
@@ -408,11 +408,11 @@ def _nodes(
     ranks: dict[str, list[int]],
     hosts: Sequence[str | None],
     planned: Sequence[str] | None,
-    figures: Sequence[Figures | None],
+    figures: Sequence[ProcessFigures | None],
     clocks: Sequence[tuple[float, float] | None],
     inside: dict[str, float],
     join_timeout: float,
-) -> list[Node]:
+) -> list[NodeFigures]:
     """Collect the figures of each node, and add the nodes of processes that have not joined."""
     missing: dict[str, list[int]] = {}
     for rank, name in enumerate(hosts):
@@ -436,7 +436,7 @@ def _nodes(
         first = (figures[joined[0]] if joined else None) or {}
         ahead, error = (0.0, 0.0) if 0 in joined else (joined and clocks[joined[0]]) or (None, 0.0)
         nodes.append(
-            Node(
+            NodeFigures(
                 host,
                 tuple(sorted([*joined, *missing.get(host, [])])),
                 gflops=slowest[0],
@@ -453,7 +453,7 @@ def _nodes(
 
 
 def _report(
-    nodes: Sequence[Node], links: Sequence[Link], launch: Launch, options: Namespace
+    nodes: Sequence[NodeFigures], links: Sequence[Link], launch: Launch, options: Namespace
 ) -> None:
     """Print the table of the nodes and all findings; raise UnhealthyNodesError if there are any."""
     print(f"\n{node_table(nodes, links)}\n\n{LEGEND}\n")

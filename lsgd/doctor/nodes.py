@@ -38,7 +38,7 @@ several nodes have no order, and credentials such as those of munge expire early
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeFigures:
     """The measured figures of one node of a job; None where a figure is missing."""
 
     host: str
@@ -97,7 +97,7 @@ def ring_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     return [links[::2], links[1::2], *last]
 
 
-def judge_nodes(nodes: Sequence[Node], links: Sequence[Link]) -> list[NodeFinding]:
+def judge_nodes(nodes: Sequence[NodeFigures], links: Sequence[Link]) -> list[NodeFinding]:
     """Return what is slow or broken among these nodes and links, node by node, links last."""
     medians = {name: _median(nodes, value) for name, (value, *_) in _FIGURES.items()}
     slow_nodes, slow_links = _judge_links(links)
@@ -122,10 +122,10 @@ def judge_nodes(nodes: Sequence[Node], links: Sequence[Link]) -> list[NodeFindin
     return findings + slow_links
 
 
-def common_failures(nodes: Sequence[Node]) -> dict[str, str]:
+def common_failures(nodes: Sequence[NodeFigures]) -> dict[str, str]:
     """Return the doctor's checks that fail on more than half of the nodes, with one's finding.
 
-    They say nothing about a single node: the run does without them, or ends on every node alike.
+    They say nothing about a single node: the run does without them, or fails on every node.
     """
     found: dict[str, str] = {}
     for node in nodes:
@@ -146,7 +146,7 @@ def culprits(findings: Sequence[NodeFinding], first: str) -> list[str]:
     return bad
 
 
-def node_table(nodes: Sequence[Node], links: Sequence[Link]) -> str:
+def node_table(nodes: Sequence[NodeFigures], links: Sequence[Link]) -> str:
     """Format the figures of all nodes, and their medians, as a Markdown table."""
     to_next = {link.first: link.mb_per_s for link in links}
     head = ["node", "processes", "GFLOP/s", "inside", "next", "disk", "clock"]
@@ -201,9 +201,9 @@ def exclusion(bad: Sequence[str], hosts: str, excluded: str, *, is_slurm: bool) 
     return f"--exclude={','.join([*_split(excluded), *bad])}" if is_slurm else ""
 
 
-Value = Callable[[Node], float | None]
+FigureReader = Callable[[NodeFigures], float | None]
 
-_FIGURES: dict[str, tuple[Value, str, float]] = {
+_FIGURES: dict[str, tuple[FigureReader, str, float]] = {
     "matrix product": (lambda node: node.gflops, "GFLOP/s", SLOW_MATRIX),
     "all-reduce inside": (lambda node: node.inside_mb_per_s, "MB/s", SLOW_LINK),
     "disk": (lambda node: node.disk_mb_per_s, "MB/s", SLOW_DISK),
@@ -245,12 +245,12 @@ def _below(what: str, value: float, median: float, unit: str) -> str:
     return f"{what} {_shown(value)} {unit}, {value / median:.2f} of the median {_shown(median)}"
 
 
-def _culprit(node: Node, figure: str) -> str:
+def _culprit(node: NodeFigures, figure: str) -> str:
     named = figure == "matrix product" and node.slowest is not None and len(node.ranks) > 1
     return f" of process {node.slowest}" if named else ""
 
 
-def _median(nodes: Sequence[Node], value: Value) -> float | None:
+def _median(nodes: Sequence[NodeFigures], value: FigureReader) -> float | None:
     values = [each for each in map(value, nodes) if each is not None]
     return statistics.median(values) if values else None
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lsgd.doctor.nodes import (
     SLOW_MATRIX,
     Link,
-    Node,
+    NodeFigures,
     common_failures,
     culprits,
     exclusion,
@@ -22,9 +22,9 @@ from lsgd.doctor.nodes import (
 from lsgd.job.launcher import Launch
 
 
-def equal_nodes(number: int, per_node: int = 8) -> list[Node]:
+def equal_nodes(number: int, per_node: int = 8) -> list[NodeFigures]:
     return [
-        Node(
+        NodeFigures(
             f"n{i}",
             tuple(range(per_node * i, per_node * (i + 1))),
             gflops=500e3,
@@ -42,7 +42,7 @@ def ring(speeds: Sequence[float | None]) -> list[Link]:
     return [Link(f"n{i}", f"n{(i + 1) % len(speeds)}", speed) for i, speed in enumerate(speeds)]
 
 
-def judged(nodes: Sequence[Node], links: Sequence[Link] = ()) -> list[tuple[str, str]]:
+def judged(nodes: Sequence[NodeFigures], links: Sequence[Link] = ()) -> list[tuple[str, str]]:
     return [(" ".join(each.hosts), each.text) for each in judge_nodes(nodes, links)]
 
 
@@ -137,7 +137,7 @@ def test_failures_of_most_nodes_are_no_nodes_own() -> None:
 
 def test_nodes_without_figures_are_broken_and_judge_no_others() -> None:
     nodes = equal_nodes(4)
-    nodes[2] = Node("n2", (16, 17), problems=("process 16 has not joined within 120 s",))
+    nodes[2] = NodeFigures("n2", (16, 17), problems=("process 16 has not joined within 120 s",))
     assert judged(nodes, ring([40e3] * 3)) == [("n2", "process 16 has not joined within 120 s")]
     table = node_table(nodes, ring([40e3] * 3))
     assert "| n2     |" in table
