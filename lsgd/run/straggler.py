@@ -29,12 +29,15 @@ def find_straggler(processes: Sequence[ProcessWaits]) -> str:
 
     All processes end a synchronous step together, so the one that works longest waits least for the
     others; a GPU's wait is unknown, and there a process counts that waits longer for its data. Only
-    processes with as many workers as any other are compared, as more workers need more time.
+    processes with as many workers as any other are compared, as more workers need more time, and
+    on one machine there is no host to name.
 
     >>> fast, slow = ProcessWaits("a", 8, 0.4, 0.0), ProcessWaits("b", 8, 0.05, 0.0)
     >>> find_straggler([fast, slow, fast]), find_straggler([fast, fast])
     ('b', '')
     """
+    if len({each.host for each in processes}) == 1:
+        return ""
     most = max(each.workers for each in processes)
     equal = [each for each in processes if each.workers == most]
     delays = [-each.communication for each in equal], [each.data for each in equal]

@@ -40,5 +40,8 @@ def test_between_gpus_the_waits_for_data_are_compared() -> None:
     assert find_straggler(processes) == "node2"
 
 
-def test_one_process_waits_for_nobody() -> None:
+def test_one_machine_has_no_other_host() -> None:
+    """Nor has one process."""
     assert find_straggler(waits(1)) == ""
+    slow = waits(2)[0]._replace(communication=0.0)
+    assert find_straggler([slow._replace(communication=0.9), slow]) == ""
