@@ -347,9 +347,8 @@ def _rings(
     inside: dict[str, float] = {}
     links = []
     names = list(able)
-    rounds = [[(name,) for name in names], *(
-        [(names[a], names[b]) for a, b in pairs] for pairs in ring_rounds(len(names))
-    )]  # fmt: skip
+    rounds: list[list[tuple[str, ...]]] = [[(name,) for name in names]]
+    rounds += [[(names[a], names[b]) for a, b in pairs] for pairs in ring_rounds(len(names))]
     for number, groups in enumerate(rounds):
         own: ProcessFigures = {}
         for group in groups:
@@ -364,8 +363,8 @@ def _rings(
             speed = min(speeds) if all(speeds) and len(speeds) == len(answers) else None
             texts = [each["problem"] for each in answers.values() if each and "problem" in each]
             if len(group) == 2:
-                silent = [f"did not end in {RING_LIMIT:g} s"]
-                links.append(Link(*group, speed, *([] if speed else (texts or silent)[:1])))
+                problem = texts[0] if texts else f"did not end in {RING_LIMIT:g} s"
+                links.append(Link(group[0], group[1], speed, problem))
             elif speed:
                 inside[group[0]] = speed
         able = {
