@@ -338,13 +338,13 @@ def _meet(launch: Launch, timeout: float) -> Meeting:
 
 def _rings(
     meeting: Meeting, able: dict[str, list[int]], device: torch.device
-) -> tuple[dict[str, float], list[Link]]:
+) -> tuple[dict[str, float | str], list[Link]]:
     """Time an all-reduce inside each node, then between the neighbours of a ring of these nodes.
 
-    Return the MB/s inside the nodes by name, and the links. A process that has not answered is left
+    Return the MB/s inside each node of several processes, or why there is none, and the links. A process that has not answered is left
     out of later rounds.
     """
-    inside: dict[str, float] = {}
+    inside: dict[str, float | str] = {}
     links = []
     names = list(able)
     rounds: list[list[tuple[str, ...]]] = [[(name,) for name in names]]
@@ -360,13 +360,14 @@ def _rings(
         for group in groups:
             answers = {rank: found[rank] for name in group for rank in able[name]}
             speeds = [each.get("mb_per_s") for each in answers.values() if each]
-            speed = min(speeds) if all(speeds) and len(speeds) == len(answers) else None
+            is_complete = all(able[name] for name in group) and len(speeds) == len(answers)
+            speed = min(speeds) if is_complete and all(speeds) else None
             texts = [each["problem"] for each in answers.values() if each and "problem" in each]
+            problem = texts[0] if texts else f"did not end in {RING_LIMIT:g} s"
             if len(group) == 2:
-                problem = texts[0] if texts else f"did not end in {RING_LIMIT:g} s"
                 links.append(Link(group[0], group[1], speed, problem))
-            elif speed:
-                inside[group[0]] = speed
+            elif len(answers) > 1:
+                inside[group[0]] = speed or f"the all-reduce inside {problem}"
         able = {
             name: [rank for rank in members if found[rank] is not None]
             for name, members in able.items()
@@ -409,7 +410,7 @@ def _nodes(
     planned: Sequence[str] | None,
     figures: Sequence[ProcessFigures | None],
     clocks: Sequence[tuple[float, float] | None],
-    inside: dict[str, float],
+    inside: dict[str, float | str],
     join_timeout: float,
 ) -> list[NodeFigures]:
     """Collect the figures of each node, and add the nodes of processes that have not joined."""
@@ -428,6 +429,9 @@ def _nodes(
                 problems.append(f"process {rank} gave no figures within {MEASURE_LIMIT:g} s")
                 continue
             problems += [f"process {rank}: {text}" for text in own["problems"]]
+        within = inside.get(host)
+        if isinstance(within, str):
+            problems.append(within)
         rates = [
             (own["gflops"], rank) for rank in joined if (own := figures[rank]) and own.get("gflops")
         ]
@@ -440,7 +444,7 @@ def _nodes(
                 tuple(sorted([*joined, *missing.get(host, [])])),
                 gflops=slowest[0],
                 slowest=slowest[1],
-                inside_mb_per_s=inside.get(host),
+                inside_mb_per_s=None if isinstance(within, str) else within,
                 disk_mb_per_s=first.get("disk_mb_per_s"),
                 clock_ahead=ahead,
                 clock_error=error,
