@@ -341,8 +341,8 @@ def _rings(
 ) -> tuple[dict[str, float | str], list[Link]]:
     """Time an all-reduce inside each node, then between the neighbours of a ring of these nodes.
 
-    Return the MB/s inside each node of several processes, or why there is none, and the links. A process that has not answered is left
-    out of later rounds.
+    Return the MB/s inside each node of several processes, or why there is none, and the links. A
+    process that has not answered is left out of later rounds.
     """
     inside: dict[str, float | str] = {}
     links = []

@@ -3,6 +3,7 @@
 import platform
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.distributed import HashStore
 from lsgd.config import load_recipe
 from lsgd.doctor import job_check
 from lsgd.doctor.job_check import Meeting, group_speed, main, matrix_rate, measure, read_rate
+from lsgd.doctor.nodes import Link
 
 CPU = torch.device("cpu")
 
@@ -52,6 +54,23 @@ def test_a_process_that_does_not_answer_is_waited_for_once() -> None:
 
 def test_a_group_whose_other_end_is_missing_fails_with_a_reason() -> None:
     assert group_speed(HashStore(), 0, 2, CPU)["problem"].startswith("failed: ")
+
+
+def test_all_reduces_that_fail_are_of_a_node_or_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has not answered leaves the link of its node without a speed."""
+    ring = {
+        "ring0": [{"mb_per_s": 9.0}] * 2 + [{"problem": "gave a wrong sum"}] * 2,
+        "ring1": [{"mb_per_s": 5.0}, {"mb_per_s": 4.0}, None, {"mb_per_s": 5.0}],
+    }
+    meeting = SimpleNamespace(rank=0, store=HashStore(), gather=lambda name, *_: ring[name])
+    monkeypatch.setattr(job_check, "group_speed", lambda *_: {})
+    inside, links = job_check._rings(meeting, {"a": [0, 1], "b": [2, 3]}, CPU)
+    assert inside == {"a": 9.0, "b": "the all-reduce inside gave a wrong sum"}
+    assert links == [Link("a", "b", None, "did not end in 0.1 s")]
+    # Nor does a node count that has lost all its processes.
+    ring["ring0"][2:] = [None, None]
+    _, links = job_check._rings(meeting, {"a": [0, 1], "b": [2, 3]}, CPU)
+    assert links == [Link("a", "b", None, "did not end in 0.1 s")]
 
 
 def test_a_product_with_other_bits_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
