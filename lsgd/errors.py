@@ -68,6 +68,12 @@ class NotSavedError(ExitError):
     exit_code = 6
 
 
+class UnhealthyNodesError(ExitError):
+    """The end of a check of a job's nodes that has found slow or broken ones."""
+
+    exit_code = 1
+
+
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The error numbers of a full disk, an exceeded quota and an exceeded file size limit.
 

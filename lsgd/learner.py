@@ -91,9 +91,14 @@ class Learner:
         return self.recipe.epoch_before(self.next_step)
 
     @property
+    def hosted_workers(self) -> int:
+        """The number of workers that this process hosts."""
+        return len(self.strategy.hosted)
+
+    @property
     def micro_batches_per_step(self) -> int:
         """The number of micro-batches of this process in a full step of the first epoch."""
-        return max(1, -(-len(self.strategy.hosted) // self.recipe.micro_batch_workers))
+        return max(1, -(-self.hosted_workers // self.recipe.micro_batch_workers))
 
     def remaining_epochs(self) -> Iterator[tuple[int, list[int]]]:
         """Yield the number of each unfinished epoch, with a list of its remaining steps.

@@ -15,8 +15,7 @@ import torch.distributed as dist
 # they would keep it alive, and gloo's threads would sometimes end the process with an error.
 import torch.distributed.nn.functional
 from torch import Tensor
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from lsgd.comm import RERUN, communicating, first_line
 from lsgd.comm.group import GroupComm, wait_for
@@ -49,7 +48,7 @@ class TorchComm(GroupComm):
         address = _address(launch)
         who = f"process {launch.rank} of {launch.world_size}"
         try:
-            store = _join(launch, address, join_timeout)
+            store = _join(launch, join_timeout)
         except (dist.DistError, RuntimeError, ValueError) as error:
             why = str(error).splitlines()[0].rstrip(".")
             # Each task of srun is then a shell, and only the first receives the user's input.
@@ -130,24 +129,34 @@ def error_cause(message: str) -> str:
     return first_line(lines[0]) if lines else "no reason given"
 
 
-def _join(launch: Launch, address: str, timeout: float) -> Store:
-    """Connect to the store of process 0 at this address; wait until all processes have joined."""
+def open_store(launch: Launch, timeout: float) -> Store:
+    """Connect to the store of process 0, which need not be complete; waits up to `timeout` seconds.
+
+    Process 0 opens the store and waits for nobody, so that it can name who is missing. Under
+    torchrun the store is torchrun's. Raises UsageError without an address, and
+    torch.distributed.DistError if process 0 does not answer.
+    """
+    # torchrun's own variables; its agent keeps the store of the first machine.
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host, _, port = _address(launch).rpartition(":")
+    store: Store = TCPStore(
+        host,
+        int(port),
+        launch.world_size,
+        is_master=launch.rank == 0 and not is_agents,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        multi_tenant=not is_agents,
+    )
+    if is_agents:  # by torchrun --max-restarts later processes find the keys of earlier ones there
+        store = PrefixStore(f"start{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    return store
+
+
+def _join(launch: Launch, timeout: float) -> Store:
+    """Connect to the store of process 0; wait until all processes have joined."""
     limit = timedelta(seconds=timeout)
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        meeting = rendezvous(f"tcp://{address}", launch.rank, launch.world_size, timeout=limit)
-        store: Store = next(meeting)[0]
-    else:
-        host, _, port = address.rpartition(":")
-        # Process 0 does not wait in here, where it would not learn which processes are missing.
-        store = TCPStore(
-            host,
-            int(port),
-            launch.world_size,
-            is_master=launch.rank == 0,
-            timeout=limit,
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
+    store = open_store(launch, timeout)
     store.set(f"joined/{launch.rank}", "")
     # All wait for one key: to wait for those of all others would take N requests of N keys.
     if store.add("joined", 1) == launch.world_size:

@@ -1,7 +1,8 @@
 """The check of this machine's setup, with a fix for each problem: `python -m lsgd.doctor`.
 
-No module of this package but `probe` imports torch or another library that may be missing or
-broken, and `probe` runs in child processes, which may crash or hang.
+No module of this package but `probe` and `job_check` imports torch or another library that may be
+missing or broken. `probe` runs in child processes, which may crash or hang, and `job_check` in each
+process of a job, to compare its nodes (`lsgd launch … --check`).
 """
 
 import json

@@ -23,6 +23,8 @@ from lsgd.errors import UsageError
 from lsgd.installation import is_installed
 
 if TYPE_CHECKING:
+    from torch import Tensor, device
+
     from lsgd.recipe import Data
 
 Facts = dict[str, Any]
@@ -244,32 +246,47 @@ def network() -> Iterator[Facts]:
 
 def all_reduce(library: str, device_kind: str) -> Iterator[Facts]:
     """Time an all-reduce over a launcher's processes; yield its speed and ranks with wrong sums."""
-    import torch
-
     from lsgd.comm import all_reduce_, joined
-    from lsgd.job.device import pick_device, synchronize
+    from lsgd.job.device import pick_device
     from lsgd.recipe import CommSettings
 
     device = pick_device(device_kind)
     with joined(CommSettings(library=library, timeout=30), device) as comm:
-        pattern = torch.arange(SUMMED_MB * 10**6 // 4, device=device).remainder(1000).float()
-        tensor = pattern * (comm.rank + 1)
-        all_reduce_(comm, tensor)
-        # Integers below 2^24: their float32 sums are exact in any order.
-        right = torch.equal(tensor, pattern * (comm.world_size * (comm.world_size + 1) // 2))
-        seconds = []
-        for _ in range(5):
-            begin = time.perf_counter()
-            all_reduce_(comm, tensor.zero_())
-            synchronize(device)
-            seconds.append(time.perf_counter() - begin)
+        speed, right = time_all_reduce(
+            lambda tensor: all_reduce_(comm, tensor), comm.rank, comm.world_size, device
+        )
         facts: Facts = {"over": comm.library, "processes": comm.world_size}
         facts["wrong"] = [
             rank for rank, agrees in enumerate(comm.gather_objects(right)) if not agrees
         ]
-        facts["mb_per_s"] = SUMMED_MB / min(seconds)
+        facts["mb_per_s"] = speed
     if comm.rank == 0:
         yield facts
+
+
+def time_all_reduce(
+    all_reduce_: "Callable[[Tensor], object]", rank: int, size: int, device: "device"
+) -> tuple[float, bool]:
+    """Time an in-place all-reduce of `size` processes; return its MB/s and if the sum is right.
+
+    The speed is that of the best of five, after one that is not counted.
+    """
+    import torch
+
+    from lsgd.job.device import synchronize
+
+    pattern = torch.arange(SUMMED_MB * 10**6 // 4, device=device).remainder(1000).float()
+    tensor = pattern * (rank + 1)
+    all_reduce_(tensor)
+    # Small integers: their float32 sums, below 2^24, are exact in any order.
+    right = torch.equal(tensor, pattern * (size * (size + 1) // 2))
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        all_reduce_(tensor.zero_())
+        synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return SUMMED_MB / min(seconds), right
 
 
 PROBES: dict[str, Callable[..., Iterator[Facts]]] = {

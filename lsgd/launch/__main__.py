@@ -2,6 +2,7 @@
 
     python -m lsgd.launch slurm bs8k --nodes 32 data.root=/data/imagenet
     python -m lsgd.launch mpirun digits --np 4 --print    # show the command, and do nothing
+    python -m lsgd.launch slurm bs8k --nodes 32 --check   # measure every node, and train nothing
     python -m lsgd.launch slurm --help                    # the options of a launcher
     python -m lsgd.launch --status RUN                    # a run's Slurm job: state, nodes, logs
 
@@ -45,6 +46,7 @@ Start training on many processes or machines; --print shows the command and star
 examples:
   python -m lsgd.launch slurm bs8k --nodes 32 data.root=/data/imagenet
   python -m lsgd.launch mpirun digits --np 4 --print
+  python -m lsgd.launch slurm bs8k --nodes 32 --check   measure every node, and train nothing
   python -m lsgd.launch slurm --help                    the options of a launcher
   python -m lsgd.launch --status RUN                    a run's Slurm job: its state, nodes and logs
 

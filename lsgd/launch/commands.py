@@ -48,7 +48,7 @@ def local(request: Request) -> LaunchCommand:
         python = find_python()
         command = with_threads(request, 1, [python, *request.train_arguments])
         return LaunchCommand(request, 1, command, python, SET_PYTHON)
-    request = replace(request, options={"--np": str(processes)})
+    request = replace(request, options={**request.options, "--np": str(processes)})
     horovod = subprocess.run([find_python(), "-c", WITHOUT_HOROVOD], capture_output=True, text=True)
     lacks = horovod.stdout.strip()
     if horovod.returncode:
@@ -231,9 +231,9 @@ def _beside_python(program: str) -> str:
 def _log_folder(request: Request) -> str:
     """Return the path of a new folder for the output of the processes in this start.
 
-    It is an empty string if the run picks its run folder itself.
+    It is an empty string if the run picks its run folder itself, and for a check, which has none.
     """
-    if not request.run_dir:
+    if not request.run_dir or request.is_check:
         return ""
     start = 1
     while os.path.exists(f"{request.run_dir}/logs/start{start}"):

@@ -106,6 +106,7 @@ def _job_name(request: Request) -> str:
     """Return the job's name in Kubernetes; raise UsageError for one that Kubernetes refuses."""
     # Names in Kubernetes have no underscores and no capitals.
     name = request.options.get("--name", request.job_name.lower().replace("_", "-"))
+    name += "-check" if request.is_check else ""  # the run's own job may follow
     if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name):
         raise UsageError(
             f"--name is {name}, but must have only lower-case letters, digits and dashes"

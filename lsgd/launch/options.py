@@ -95,6 +95,9 @@ OPTIONS = {
 }
 """The metavariable and the help of every option that a launcher may take."""
 
+CHECK = "--check"
+"""The option by which a launcher starts the check of all nodes in place of training."""
+
 IMAGES = {"--container", "--image"}
 """The options by which a run is in an image, which may have another lsgd than this machine."""
 
@@ -216,9 +219,21 @@ class Request:
         return last_path(self.overrides, key) or ""
 
     @property
+    def is_check(self) -> bool:
+        """Whether the job checks its nodes and trains nothing."""
+        return CHECK in self.options
+
+    @property
     def train_arguments(self) -> list[str]:
-        """The arguments of `python` that start training in each process."""
-        return ["-m", "lsgd.train", format_override("+recipe", self.recipe), *self.overrides]
+        """The arguments of `python` that start training, or the nodes' check, in each process."""
+        program = ["lsgd.train"]
+        if self.is_check:
+            # By which the check names nodes that do not answer, and a job without them.
+            known = {name: self.options.get(name) for name in ("--hosts", "--exclude")}
+            options = {name: value for name, value in known.items() if value}
+            program = ["lsgd.doctor.job_check", *option_words(options)]
+        recipe = format_override("+recipe", self.recipe)
+        return ["-m", *program, recipe, *self.overrides]
 
 
 def _lines(launcher: str) -> list[str]:
@@ -228,6 +243,7 @@ def _lines(launcher: str) -> list[str]:
     }
     if LAUNCHERS[launcher].program_options:
         sentences["--OPTION [VALUE]"] = "any other option of sbatch, such as --reservation NAME"
+    sentences[CHECK] = "train nothing: measure every node, and name the slow and the broken ones"
     sentences["--print"] = "print what would be started or submitted, and start nothing"
     return [
         f"python -m lsgd.launch {launcher} RECIPE [key=value …] [options]",
@@ -256,7 +272,7 @@ def read_options(
     remedy = f"write {form}" if caller is None else SEE_HELP
     if "--" in argv:
         raise UsageError(f"option -- is unknown; {remedy}")
-    taken, parser = LAUNCHERS[launcher], _option_parser(launcher)
+    taken, parser = LAUNCHERS[launcher], _option_parser(launcher, may_check=caller is None)
     # Intermixed, since options may stand between positional arguments.
     namespace, unknown = parser.parse_known_intermixed_args(argv)
     # argparse takes what looks like a negative number for a positional argument.
@@ -274,6 +290,8 @@ def read_options(
         (caller or parser).reject_argument(unknown[0], argv, remedy, also=parser.known_options)
     options = {name: value for name, value in vars(namespace).items() if taken.takes(name)}
     _check_values(options, taken.program_flags, remedy)
+    if vars(namespace).get(CHECK):
+        options[CHECK] = ""
     gpus = None if "--np" in options else gres_gpus(options)
     if gpus is not None and int(options.setdefault("--gpus", str(gpus))) != gpus:
         raise UsageError(
@@ -283,12 +301,14 @@ def read_options(
     return namespace.words, options, namespace.print
 
 
-def _option_parser(launcher: str) -> Parser:
+def _option_parser(launcher: str, *, may_check: bool) -> Parser:
     """Return the parser of a launcher's command line; an option without its value is ''."""
     usage = "\n".join(_lines(launcher)).replace("%", "%%")
     parser = Parser(usage=usage, add_help=False, keys=recipe_keys)
     parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)
+    if may_check:  # a study or search has results, which a check has not
+        parser.add_argument(CHECK, dest=CHECK, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--recipe-dir", action=RecipeFolder, help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     taken = LAUNCHERS[launcher]

@@ -156,6 +156,13 @@ def _folder(request: Request) -> str:
                 f"{name}={value!r} has %, a backslash or a control character, which Slurm does "
                 "not take literally in file names; write another"
             )
+    if request.is_check:  # its logs are not those of the run
+        if "--array" in request.options:
+            raise UsageError(
+                f"--array {request.options['--array']} is a job for each seed, and --check needs "
+                "one job; leave out --array"
+            )
+        return f"{request.run_dir or f'runs/{request.job_name}/slurm'}-check-%j"
     # A requeued job keeps its number, %j.
     if "--array" in request.options:
         return f"{request.run_dir or f'runs/{request.job_name}/slurm-%A'}-seed%a"

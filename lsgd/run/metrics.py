@@ -38,8 +38,9 @@ from lsgd.run import provenance
 from lsgd.run.class_names import write_class_names
 from lsgd.run.console import Console
 from lsgd.run.remaining import RemainingTime
-from lsgd.run.rows import PER_SECOND, Row, RowReader
+from lsgd.run.rows import PER_SECOND, STRAGGLER, Row, RowReader
 from lsgd.run.slowness import SlownessCheck
+from lsgd.run.straggler import ProcessWaits, find_straggler
 from lsgd.run.trackers import WAIT, TrackerProcesses
 from lsgd.run.utilization import utilization_per_speed
 from lsgd.run.versions import library_versions
@@ -105,6 +106,10 @@ class LoggedRun(Protocol):
     @property
     def next_step(self) -> int:
         """The index of the next training step of the run."""
+
+    @property
+    def hosted_workers(self) -> int:
+        """The number of workers that this process hosts."""
 
     @property
     def micro_batches_per_step(self) -> int:
@@ -398,8 +403,18 @@ class Meter:
         return own | self._speed(before, self.last)
 
     def read_epoch(self, counts: MetricSumsState) -> Row:
-        """Return the epoch's average speed and step, its shares of waiting, and the memory."""
-        return self._speed(self.begin, self._reading(counts))
+        """Return the epoch's average speed and step, its shares of waiting, and the memory.
+
+        Of processes that wait for each other in each step it has the `straggler` too, if there is
+        one: a host. Then all processes call this together.
+        """
+        row, run = self._speed(self.begin, self._reading(counts)), self.run
+        if run.comm.world_size > 1 and run.recipe.strategy.name == "allreduce":
+            waits = row["communication_wait"], row["data_wait"]
+            mine = ProcessWaits(platform.node(), run.hosted_workers, *waits)
+            if host := find_straggler(run.comm.gather_objects(mine)):
+                row[STRAGGLER] = host
+        return row
 
     def _speed(self, before: MeterReading, now: MeterReading) -> Row:
         steps, seconds = now.steps - before.steps, now.time - before.time

@@ -27,6 +27,8 @@ PER_SECOND = "_per_second"
 """The suffix of a speed's key, such as images_per_second."""
 WAITS = ("data_wait", "communication_wait")
 """The keys of the shares of process 0's time that were spent waiting; the second with others."""
+STRAGGLER = "straggler"
+"""The key of an epoch's host that made the others wait; rows without such a host lack it."""
 COSTS = ("step_seconds", "peak_memory_mb", "memory_retries", "mfu")
 """The keys of what a step takes: process 0's time and memory, and the share of the GPUs' peak."""
 
@@ -124,7 +126,7 @@ def depends_on_hardware(key: str) -> bool:
     >>> [key for key in ("loss", "images_per_second", "mfu") if depends_on_hardware(key)]
     ['images_per_second', 'mfu']
     """
-    return key in (*WAITS, *COSTS) or key.endswith(PER_SECOND)
+    return key in (*WAITS, *COSTS, STRAGGLER) or key.endswith(PER_SECOND)
 
 
 def speed_unit(row: Row) -> str:

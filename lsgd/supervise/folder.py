@@ -1,14 +1,21 @@
 """The supervisor's view of the run folder, without torch."""
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from lsgd.errors import UsageError
 from lsgd.override_syntax import last_path
-from lsgd.run.rows import read_last_rows
+from lsgd.run.rows import STRAGGLER, read_last_rows
+from lsgd.sanitizing import sanitize
 
 METRICS, CHECKPOINT = "metrics.jsonl", "checkpoint.pt"
+EPOCHS, REPEATED = 10, 3
+"""The last epochs in which stragglers are counted, and in how many a host has to be one.
+
+In one epoch anything may have disturbed a machine for a while; in most of them it is the machine.
+"""
 
 
 def run_folder(command: Sequence[str]) -> Path:
@@ -30,6 +37,25 @@ def last_step(folder: Path) -> int:
                 case {"step": int(step)}:
                     return step
     return 0
+
+
+def repeated_straggler(folder: Path) -> str:
+    """Return which host made the others wait in most of a run's last epochs, or ''.
+
+    They are the last EPOCHS epochs in the last rows of its metrics.jsonl. The text names the host,
+    the number of epochs and the check to run.
+    """
+    with suppress(OSError):
+        rows = [row for row in read_last_rows(folder / METRICS) if isinstance(row, dict)]
+        hosts = [row.get(STRAGGLER) for row in rows if row.get("kind") == "epoch"][-EPOCHS:]
+        named = Counter(host for host in hosts if isinstance(host, str))
+        for host, count in named.most_common(1):
+            if count >= REPEATED and 2 * count > len(hosts):
+                return (
+                    f"{sanitize(host)} made the others wait in {count} of the last {len(hosts)} "
+                    "epochs; --check after the launch command measures all nodes"
+                )
+    return ""
 
 
 def newest_checkpoint(folder: Path) -> tuple[int, int] | None:

@@ -5,7 +5,13 @@ import shutil
 
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.supervise import catch_stop_signals
-from lsgd.supervise.folder import last_step, newest_checkpoint, progress_marker, run_folder
+from lsgd.supervise.folder import (
+    last_step,
+    newest_checkpoint,
+    progress_marker,
+    repeated_straggler,
+    run_folder,
+)
 from lsgd.supervise.hosts import fill_placeholders, reachable_hosts
 from lsgd.supervise.logbook import open_logbook
 from lsgd.supervise.start import run_job
@@ -50,6 +56,8 @@ def supervise_job(options: argparse.Namespace) -> int:
             logbook.log_event(
                 "end", f"{ending.cause}, after step {step}", step=step, code=ending.code
             )
+            if straggler := repeated_straggler(folder):
+                logbook.log_event("straggler", straggler)
             if ending.code == 0:
                 if progress_marker(folder):
                     return 0

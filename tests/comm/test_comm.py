@@ -27,7 +27,7 @@ from lsgd.comm import (
 )
 from lsgd.comm.group import GroupComm
 from lsgd.comm.single import SingleComm
-from lsgd.comm.torch import TorchComm
+from lsgd.comm.torch import TorchComm, open_store
 from lsgd.errors import DivergedError, PeerLostError, UsageError
 from lsgd.job import device
 from lsgd.job.command import run_command
@@ -215,6 +215,20 @@ def test_the_process_that_never_came_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.horovod
+def test_restarted_processes_do_not_read_what_the_earlier_ones_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun --max-restarts keeps one store, where the earlier processes may have met or not."""
+    server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launch = Launch("torchrun", 1, 2, 1, 2, "127.0.0.1", server.port)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    for restarts in "01":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        store = open_store(launch, timeout=10)
+        assert not store.check(["missing"])
+        store.set("missing", "0")
+
+
 def test_what_horovod_would_abort_or_crash_at_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address where nobody answers, and a hostname without one."""
     for name, value in {"RANK": 1, "SIZE": 2, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items():

@@ -48,7 +48,7 @@ def help_of(*words: str) -> str:
 
 def test_commands_that_texts_name_exist_with_their_options() -> None:
     found = 0
-    of_launchers = set(OPTIONS) | {"--print", "--help"}
+    of_launchers = set(OPTIONS) | {"--check", "--print", "--help"}
     for file in sorted(Path(lsgd.__file__).parent.rglob("*.py")):
         for text in texts(ast.parse(file.read_text(encoding="utf-8"))):
             for name, rest in COMMAND.findall(text):

@@ -172,3 +172,28 @@ def test_horovodrun_on_one_machine_needs_no_home(
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("torchrun digits run_dir=a --np 2", "-m lsgd.doctor.job_check +recipe=digits run_dir=a"),
+        ("mpirun bs8k --hosts a:8,b:8", r"-m lsgd.doctor.job_check --hosts a:8\,b:8 +recipe=bs8k"),
+        ("local digits --np 1", "-m lsgd.doctor.job_check +recipe=digits"),
+        ("slurm bs8k --exclude n1", "-m lsgd.doctor.job_check --exclude n1 +recipe=bs8k"),
+        ("slurm bs8k --container i", "python3 -m lsgd.doctor.job_check +recipe=bs8k"),
+        ("k8s digits --kind jobset --image i --claim c", "name: digits-check\n"),
+    ],
+)
+def test_a_check_is_the_same_job_with_another_program(
+    words: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose logs are not those of the run."""
+    monkeypatch.setattr(LaunchCommand, "check", lambda start: None)
+    assert main([*words.split(), "--check", "--print"]) == 0
+    text = capsys.readouterr().out
+    assert shown in text
+    assert "lsgd.train" not in text
+    assert " a/logs" not in text
+    run = text.partition("run_dir=")[2].split()
+    assert "slurm" not in words or run[0] == "runs/bs8k/slurm-check-$SLURM_JOB_ID"

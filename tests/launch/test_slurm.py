@@ -123,6 +123,10 @@ def test_a_folder_that_needs_quotes(word: str, printed: Printed, tmp_path: Path)
         ),
         (["--array", "0-4", "seed=3"], "seed=3 contradicts --array"),
         (["--array", "0-4 --wrap=id"], "--array is 0-4 --wrap=id, but must be seeds"),
+        (
+            ["--array", "0-4", "--check"],
+            "--array 0-4 is a job for each seed, and --check needs one",
+        ),
         (["--mail", "me"], "--mail is me, but must be the address of a person"),
         (["--setup", "no.sh"], "--setup no.sh is not a file"),
         (["--container", "i", "--mount", "/a,/b"], "--mount is /a,/b, but must be like"),

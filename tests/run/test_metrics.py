@@ -28,6 +28,7 @@ from lsgd.run import metrics, utilization
 from lsgd.run.curves import tag
 from lsgd.run.metrics import Meter, RunLog, TimedBatches, open_log
 from lsgd.run.rows import read_rows
+from lsgd.run.straggler import ProcessWaits
 from lsgd.workloads import compute_metrics
 from lsgd.workloads.images import ImageClassification
 
@@ -401,7 +402,10 @@ def test_waits_for_other_processes_are_a_share_of_the_time_between_readings(
     monkeypatch.setattr(metrics, "seconds_waited", lambda: waited[0])
     counts = {"counts": torch.tensor([0, 0, 0]), "loss": torch.tensor(0.0)}
     run = progress()
-    run.comm = SimpleNamespace(world_size=2)
+    run.comm, run.hosted_workers = SimpleNamespace(world_size=2), 4
+    run.recipe.strategy = SimpleNamespace(name="allreduce")
+    faster = ProcessWaits("node7", 4, 0.65, 0.0)
+    run.comm.gather_objects = lambda mine: [mine, faster]
     meter = Meter(run, counts, TimedBatches(iter(())))
     shares = []
     for number, wait in enumerate((1.0, 3.0), 1):
@@ -410,7 +414,10 @@ def test_waits_for_other_processes_are_a_share_of_the_time_between_readings(
         seen = {"counts": torch.tensor([8, 0, 8]) * number, "loss": torch.tensor(1.0)}
         shares.append(meter.read(seen)["communication_wait"])
     assert shares == [0.25, 0.75]
-    assert meter.read_epoch(seen)["communication_wait"] == 0.5
+    row = meter.read_epoch(seen)
+    assert (row["communication_wait"], row["straggler"]) == (0.5, platform.node())
+    run.comm.gather_objects = lambda mine: [mine, faster._replace(communication=0.55)]
+    assert "straggler" not in meter.read_epoch(seen)
     run.comm = SingleComm()
     assert "communication_wait" not in meter.read_epoch(seen)
 

@@ -89,6 +89,19 @@ def test_what_follows_an_ending(
 
 
 @pytest.mark.distributed
+def test_a_host_that_makes_the_others_wait_is_logged(tmp_path: Path, supervised) -> None:
+    """From the rows of the run, as its last start ends."""
+    (tmp_path / "logs").mkdir()
+    rows = [{"kind": "epoch", "step": i, "epoch": i, "straggler": "node7"} for i in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    code, said = supervised("--", *words(tmp_path, "0"))
+    assert code == 0
+    assert "node7 made the others wait in 3 of the last 3 epochs" in said
+    events = [json.loads(line) for line in (tmp_path / "supervise.log").read_text().splitlines()]
+    assert [each["event"] for each in events] == ["start", "end", "straggler"]
+
+
+@pytest.mark.distributed
 def test_each_process_that_dies_takes_one_away(tmp_path: Path, supervised) -> None:
     plan = ["killed", "75", "save-raises", "launcher-killed", "killed", "0"]
     options = ["--processes", "4", "--min-processes", "2"]
