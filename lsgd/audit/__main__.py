@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.audit.facts import AuditedJob, PlacedObservation, observe, script_recipe
-from lsgd.audit.launched import CommandEnd, run_watched
+from lsgd.audit.launched import EXAMPLE, CommandEnd, run_watched
 from lsgd.audit.processes import ScriptProcess, read_records
 from lsgd.check.observation import RuleResult
 from lsgd.check.papers import PAPERS, apply_script_rules
@@ -242,14 +242,17 @@ def main(argv: Sequence[str]) -> int:
         if "--" in own:
             script = own[own.index("--") + 1 :]
             own = own[: own.index("--")]
-        options = parser.parse_args(own)
+        options, misplaced = parser.parse_known_args(own)
+        if misplaced:
+            parser.reject_argument(
+                misplaced[0], own, f"write the command after --, as in {EXAMPLE}"
+            )
         if options.rules not in PAPERS:
             hint = did_you_mean(options.rules, [*PAPERS])
             raise UsageError(f"--rules {options.rules} does not exist; {hint}")
         if not script:
             raise UsageError(
-                "lsgd audit needs the command of a training; write it after --, as in "
-                "lsgd audit -- python train.py"
+                f"lsgd audit needs the command of a training; write it after --, as in {EXAMPLE}"
             )
         return audit(script, options.rules, max_updates=options.updates, as_json=options.json)
 

@@ -14,6 +14,8 @@ from lsgd.errors import UsageError
 from lsgd.job.ending import end_tagged
 
 SITE = Path(__file__).parent / "site"
+EXAMPLE = "lsgd audit -- python train.py"
+"""A command line, for sentences."""
 GRACE = 30.0
 """The seconds that a command has for its own end after one of its processes has been watched.
 After them it gets SIGTERM, and SIGKILL after KILL_AFTER seconds more."""
@@ -52,9 +54,10 @@ def run_watched(
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
+        how = f"lsgd audit -- python {command[0]}" if command[0].endswith(".py") else EXAMPLE
         raise UsageError(
-            f"{command[0]} cannot be started ({error.strerror}); write the command after -- as in "
-            "lsgd audit -- python train.py"
+            f"{command[0]} cannot be started ({error.strerror}); write the command after --, as in "
+            f"{how}"
         ) from None
     try:
         return _wait(process, folder)

@@ -113,7 +113,11 @@ def test_nothing_to_watch(
             "--rules goyal does not exist; did you mean goyal2017?",
         ),
         (["--updates", "2"], "needs the command of a training; write it after --"),
-        (["train.py"], "'train.py' has no meaning here"),
+        (
+            ["--updates", "9", "python", "train.py"],
+            "'python' has no meaning here; write the command after --",
+        ),
+        (["--", "train.py"], "write the command after --, as in lsgd audit -- python train.py"),
         (["--", "./no-such-program"], "./no-such-program cannot be started (No such file or dir"),
     ],
 )
