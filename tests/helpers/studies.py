@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from helpers.launching import SERVERS, WITHOUT_COMPILER, fork_server
+from helpers.launching import SERVERS, fork_server
 from helpers.waiting import wait_until as wait_until
 from lsgd.job import members
 from lsgd.run.rows import read_rows
@@ -40,7 +40,7 @@ class StudyFolder:
     def environment(self, **plan: str) -> dict[str, str]:
         """Return environment variables that import this installation and set the plan of runs."""
         return os.environ | {
-            "PYTHON": self.python, "PYTHONPATH": f"{WITHOUT_COMPILER}:{self.installation}",
+            "PYTHON": self.python, "PYTHONPATH": str(self.installation),
             "SMALL_TRIALS": json.dumps(plan), "OMP_NUM_THREADS": "1", "PATH": self.path,
             "SMALL_COMPOSED": str(self.installation / "composed"),
         }  # fmt: skip
