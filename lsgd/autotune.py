@@ -79,7 +79,7 @@ DECISIVE = (
     *("padding", "batching", "deterministic", "noise_scale"),
 )
 """The fields on which the fastest values depend, besides the groups model and data."""
-PATHS = ("root", "index", "skip_list", "skip")
+PATHS = ("root", "index", "stage", "skip_list", "skip")
 """The fields of the group data on which they do not depend."""
 MAX_MEMORY_SHARE = 0.85
 """The share of a GPU's memory that a micro-batch may take; loader and fragments need the rest."""

@@ -19,6 +19,7 @@ from lsgd.confusion import ConfusionMatrix, counting
 from lsgd.errors import UsageError
 from lsgd.evaluation import EvaluationProgress, evaluate, ignore_progress
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
+from lsgd.inputs.staging import stage_data
 from lsgd.job.command import Parser, integer_from, run_command
 from lsgd.job.device import choose_kernels, pick_device
 from lsgd.job.launcher import detect_launch
@@ -165,6 +166,7 @@ def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResu
     device = pick_device(recipe.device)
     choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
     with joined(recipe.comm, device) as comm:
+        stage_data(recipe, comm)
         trained = build_trained(
             recipe, saved.name, saved.weights, saved.parts, comm, device, saved.epoch
         )

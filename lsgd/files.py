@@ -90,14 +90,15 @@ def create_output_folder(
             shutil.rmtree(folder)
 
 
-def lock(file: IO[Any], *, wait: bool) -> bool:
+def lock(file: IO[Any], *, wait: bool, shared: bool = False) -> bool:
     """Lock an open file for this process; return False if another process holds the lock.
 
-    The lock ends when the file is closed or the process ends in any way. Raises OSError on a file
-    system without locks.
+    Several processes can hold a `shared` lock, which excludes any other. The lock ends when the
+    file is closed or the process ends in any way. Raises OSError on a file system without locks.
     """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     return True

@@ -14,7 +14,8 @@ from lsgd.errors import UsageError
 from lsgd.paths import local_path
 
 PATH_FIELDS = (
-    "data.root", "data.index", "data.skip_list", "model.start", "strategy.order", "run_dir",
+    "data.root", "data.index", "data.stage", "data.skip_list", "model.start", "strategy.order",
+    "run_dir",
 )  # fmt: skip
 """The fields of a recipe that name a file or folder."""
 

@@ -24,6 +24,7 @@ from lsgd.errors import PreemptedError
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Inputs
 from lsgd.inputs.consistency import open_consistent_inputs
+from lsgd.inputs.staging import stage_data
 from lsgd.job import preemption
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
@@ -55,6 +56,7 @@ def train(recipe: Recipe) -> float:
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
         recipe = with_pretrained_weights(recipe, comm)
+        stage_data(recipe, comm)
         inputs, data = open_consistent_inputs(
             comm, lambda: open_workload(recipe, device).inputs(), recipe.part_sources
         )

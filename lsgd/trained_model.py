@@ -86,10 +86,12 @@ def trained_crop(saved: Checkpoint) -> tuple[int, float]:
 def for_this_machine(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved recipe without the settings of the machine that trained it.
 
-    They are the device, the communicator and, unless the examples are made up or those of a loader
-    of the user's own, the loader.
+    They are the device, the communicator, the copy of the data on that machine and, unless the
+    examples are made up or those of a loader of the user's own, the loader.
     """
     values = {**saved, "device": "auto", "comm": asdict(CommSettings())}
+    if isinstance(data := saved.get("data"), dict) and "stage" in data:
+        values["data"] = data | {"stage": None}
     inputs = saved.get("inputs")
     loader = inputs.get("loader") if isinstance(inputs, dict) else None
     if loader != "synthetic" and not is_import_path(loader):

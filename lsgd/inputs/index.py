@@ -231,7 +231,7 @@ def _check_fields(rows: NDArray[Any]) -> None:
         raise ValueError(f"its fields differ: {', '.join(odd) or 'more dimensions'}")
 
 
-def _check_paths(rows: NDArray[Any], split: str) -> None:
+def check_paths(rows: NDArray[Any], split: str) -> None:
     """Raise ValueError if an image index has a path outside its root or outside a class folder.
 
     Reading such a path could read any file of the machine.
@@ -348,7 +348,7 @@ def _open(data: Data, root: Path, folder: Path, split: str) -> ImageIndex:
     try:
         index = ImageIndex(root, file, wanted)
         if first:
-            _check_paths(index.rows, split)
+            check_paths(index.rows, split)
     except Exception as error:  # any type: the file may contain anything
         raise UsageError(f"{file} is not an index ({error}); {_again(data, root)}") from None
     if index.skipped < len(wanted):

@@ -285,7 +285,12 @@ def _container(options: Mapping[str, str], requests: Sequence[Request]) -> list[
                 f"{key}={path!r} has a comma or a colon, which would change the mounts of "
                 "--container; use another path"
             )
-    outside = [os.path.normpath(os.path.join(folder, path)) for _, path in named if path]
+    # data.stage may have a variable of the node, whose folder --mount gives.
+    outside = [
+        os.path.normpath(os.path.join(folder, path))
+        for _, path in named
+        if path and "$" not in path
+    ]
     # Paths inside the folder are mounted with it.
     mounts = [folder, *(path for path in outside if not f"{path}/".startswith(f"{folder}/"))]
     pairs = [f"{path}:{path}" for path in dict.fromkeys(mounts)]

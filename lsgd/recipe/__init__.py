@@ -624,7 +624,7 @@ class Recipe(RunSettings):
     @property
     def without_paths(self) -> "Recipe":
         """The recipe without the file paths of the machine that trained it, for publication."""
-        data = replace(self.data, root=None, index=None, skip_list=None)
+        data = replace(self.data, root=None, index=None, stage=None, skip_list=None)
         return replace(self, data=data, model=replace(self.model, start=None), run_dir=None)
 
     def summary(self) -> str:

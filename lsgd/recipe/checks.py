@@ -54,6 +54,7 @@ def check_recipe(recipe: Recipe) -> None:
     _check_batch_schedule(recipe)
     _check_image_sizes(recipe)
     _check_evaluated_sizes(recipe)
+    _check_stage(recipe)
     if recipe.workers_per_pass == AUTO and recipe.compile is True:
         raise UsageError(
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
@@ -662,6 +663,23 @@ def _check_image_sizes(recipe: Recipe) -> None:
             f"{shown} needs a loader of lsgd, and inputs={inputs.loader} has one size; leave it out"
         )
     _refuse_timing(recipe, f"{shown} changes the size of images within the run")
+
+
+def _check_stage(recipe: Recipe) -> None:
+    """Raise UsageError if data.stage is set for data that are not in files of data.root."""
+    data = recipe.data
+    if data.stage is None:
+        return
+    if data.name == "digits" and data.workload == "images" and not recipe.inputs.is_own:
+        raise UsageError(
+            f"data.stage={data.stage} copies the files of data.root, and the digits are part of "
+            "lsgd; leave it out"
+        )
+    if (recipe.inputs.is_own or data.is_own_workload) and not data.root:
+        raise UsageError(
+            f"data.stage={data.stage} copies the files of data.root, which your own parts may read "
+            "or not; write data.root=FOLDER, or leave data.stage out"
+        )
 
 
 def _check_evaluated_sizes(recipe: Recipe) -> None:

@@ -64,7 +64,7 @@ def _shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
     sizes = [stage.worker_batch for stage in recipe.stages]
     divisor = math.gcd(*sizes)
     n = [max(1, N * divisor // min(sizes)) * size // divisor for size in sizes]
-    data = _data(recipe, n)
+    data = replace(_data(recipe, n), stage=None)
     model, network = _model(recipe)
     # Multiplied before it is divided: a batch equal to the reference stays equal, to the last bit.
     reference_batch = recipe.schedule.reference_batch * n[0] / recipe.worker_batch

@@ -127,6 +127,17 @@ class Data:
     """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
     index: str | None = field(default=None, metadata=EXECUTION | IMAGES)
     """The folder with the index of the images; by default the dataset folder."""
+    stage: str | None = field(
+        default=None,
+        metadata=EXECUTION
+        | only_for(
+            "inputs.loader", "auto", "memory", "dali", "torchvision", FORM, override="inputs"
+        )
+        | not_empty("write data.stage=FOLDER, or leave it out"),
+    )
+    """A folder on storage of each machine, to which the dataset's files are copied before the run.
+    One process of a machine copies them, and later runs use the copy again. Variables in it, such
+    as $TMPDIR, are those of the machine that trains."""
     skip_list: str | None = field(default=None, metadata=EXECUTION | IMAGES)
     """A file that names images to exclude.
     lsgd.config reads it into `skip` and subtracts them from the numbers of examples."""

@@ -45,6 +45,7 @@ from lsgd.comm import broadcast_from_rank0, describe, joined
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs, is_dali_installed
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
+from lsgd.inputs.staging import stage_data
 from lsgd.job.command import Parser, integer_from, run_command
 from lsgd.job.device import device_name, pick_device
 from lsgd.job.launcher import detect_launch
@@ -116,6 +117,7 @@ def verify(
         drawn_seed = broadcast_from_rank0(
             comm, lambda: secrets.randbelow(10**6) if seed is None else seed
         )
+        stage_data(recipe, comm)
         workload = open_workload(recipe, device)
         inputs, data = open_consistent_inputs(comm, workload.inputs)
         if not records.is_of_this_commit(run):

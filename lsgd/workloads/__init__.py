@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lsgd.comm import Comm
 from lsgd.inputs import Inputs
+from lsgd.inputs.staging import with_staged_data
 from lsgd.metric_sums import MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import noise_scale
@@ -138,7 +139,11 @@ class Workload(Protocol):
 
 
 def open_workload(recipe: Recipe, device: torch.device) -> Workload:
-    """Create the workload of a recipe, which moves its batches to this device."""
+    """Create the workload of a recipe, which moves its batches to this device.
+
+    It reads the data from the copy on this machine, if data.stage asks for one.
+    """
+    recipe = with_staged_data(recipe)
     if recipe.data.is_own_workload:
         from lsgd.workloads.own import open_own_workload
 

@@ -22,7 +22,7 @@ EXECUTION = {
     "name", "target", "paper", "deviations", "replaced", "inputs.loader", "inputs.decoders",
     "inputs.prefetch", "inputs.dtype", "inputs.decode_on", "inputs.hardware_share",
     "inputs.options", "inputs.source", "comm.library",
-    "comm.bucket_mb", "comm.timeout", "comm.join_timeout", "data.root", "data.index",
+    "comm.bucket_mb", "comm.timeout", "comm.join_timeout", "data.root", "data.index", "data.stage",
     "data.skip_list", "workers_per_pass", "val_batch", "channels_last", "compile", "threads",
     "cuda_graphs", "device", "run_dir", "checkpoint_steps", "checkpoint_minutes",
     "keep_checkpoints", "keep_best", "log_steps", "profile", "noise_scale", "deterministic", "numa",
