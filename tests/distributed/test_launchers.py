@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.launching import AS_ROOT, launch
+from helpers.launching import AS_ROOT, WITHOUT_COMPILER, launch
 from helpers.reference_run import LINGERING, WORDS, assert_equal
 from helpers.slurm import NODES, SlurmCluster
 from helpers.started import HANG_TIMEOUT
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.distributed
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENVIRONMENT = AS_ROOT | {
     "PYTHON": sys.executable,
-    "PYTHONPATH": str(ROOT),
+    "PYTHONPATH": os.pathsep.join((WITHOUT_COMPILER, str(ROOT))),
     "OMP_NUM_THREADS": "1",
     # Where there are fewer cores than processes.
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -65,7 +65,8 @@ def test_launched_by(
     tmp_path: Path, undisturbed: Path, launcher: str, processes: int, library: str
 ) -> None:
     folder = tmp_path / "run"
-    done = script(launcher, *RUN, f"run_dir={folder}", "--np", str(processes))
+    words = [*RUN, f"run_dir={folder}", "--np", str(processes)]
+    done = script(launcher, *words, PYTHONPATH=str(ROOT))  # with all of torch
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{processes} processes by {library}" in done.stdout
     assert_equal(folder, undisturbed)
@@ -103,27 +104,44 @@ def test_launched_one_by_one(tmp_path: Path, undisturbed: Path, launcher: str) -
 
 
 @pytest.mark.slurm
-def test_submitted_to_two_nodes(
+def test_submitted_to_two_nodes_and_requeued_in_mid_epoch(
     tmp_path: Path, undisturbed: Path, slurm: SlurmCluster,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Without MASTER_ADDR, and without Slurm's PMI: the node list says where they meet.
 
     A site's own options arrive, its hook is read, and the run folder says which job has trained.
+    It comes back under its number, in its folder and its logs, and ends equal.
     """
     folder, processes = tmp_path / "run", 3
-    words = [*RUN, f"run_dir={folder}"]
+    # Evaluations that take a while, so that the run is not over before it is queued again.
+    words = [*RUN, "checkpoint_steps=1", LINGERING, f"run_dir={folder}"]
     hook = tmp_path / "hook.sh"
     hook.write_text("module() { echo the module of this site; }\nmodule\n")
     more = ["--setup", str(hook), "--comment", 'a "b" # c', "--no-kill"]
     job = submit(slurm, *words, "--nodes", "2", "--np", str(processes), *more)
+    deadline = time.monotonic() + HANG_TIMEOUT
+    while not any(row["step"] >= 8 for row in read_rows(folder / "metrics.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    slurm.ask("scontrol", "requeue", job)
+    slurm.wait(job, "PENDING")
+    slurm.wait_until_idle()
+    # Slurm would let it wait two minutes; in the second of its end its credential is void.
+    slurm.ask("scontrol", "update", f"jobid={job}", "starttime=now+2")
     ended = slurm.wait(job, "COMPLETED", "FAILED")
+    log = (tmp_path / "run.log").read_text()
     logs = [path.read_text() for path in sorted((folder / "logs").glob("rank*.log"))]
-    assert ended["JobState"] == "COMPLETED", (tmp_path / "run.log").read_text() + "".join(logs)
+    assert ended["JobState"] == "COMPLETED", log + "".join(logs)
+    assert ended["Restarts"] == "1"
+    assert re.findall(r"start \d", log) == ["start 1", "start 2"]
     assert len(logs) == processes
     assert f"{processes} processes by srun over torch.distributed (gloo)" in logs[0]
+    assert len(re.findall("^run folder ", logs[0], re.MULTILINE)) == 2
+    resumed = re.findall(r"resumes after step (\d+)", logs[0])
+    assert len(resumed) == 1
+    assert 7 <= int(resumed[0]) < 20  # a row is written before its checkpoint
     nodes = f"127.0.0.[{NODES[0][-1]}-{NODES[1][-1]}]"
-    log = (tmp_path / "run.log").read_text()
     assert nodes in log
     assert "the module of this site" in log
     assert 'Comment=a "b" # c' in slurm.ask("scontrol", "show", "job", job)
@@ -135,34 +153,6 @@ def test_submitted_to_two_nodes(
     assert f"{folder}: finished\n" in said
     assert f"job    {job} COMPLETED on {nodes}" in said
     assert f"logs   {tmp_path / 'run.log'}\n" in said
-    assert_equal(folder, undisturbed)
-
-
-@pytest.mark.slurm
-def test_requeued_in_mid_epoch(tmp_path: Path, undisturbed: Path, slurm: SlurmCluster) -> None:
-    """The job comes back under its number, in its folder and its logs, and ends equal."""
-    folder = tmp_path / "run"
-    # Evaluations that take a while, so that the run is not over before it is queued again.
-    words = [*RUN, "checkpoint_steps=1", LINGERING, f"run_dir={folder}"]
-    job = submit(slurm, *words, "--nodes", "2", "--np", "2")
-    deadline = time.monotonic() + HANG_TIMEOUT
-    while not any(row["step"] >= 8 for row in read_rows(folder / "metrics.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    slurm.ask("scontrol", "requeue", job)
-    slurm.wait(job, "PENDING")
-    slurm.wait_until_idle()
-    # Slurm would let it wait two minutes; in the second of its end its credential is void.
-    slurm.ask("scontrol", "update", f"jobid={job}", "starttime=now+2")
-    ended = slurm.wait(job, "COMPLETED", "FAILED")
-    log = (folder / "logs" / "rank0.log").read_text()
-    assert ended["JobState"] == "COMPLETED", (tmp_path / "run.log").read_text() + log
-    assert ended["Restarts"] == "1"
-    assert re.findall(r"start \d", (tmp_path / "run.log").read_text()) == ["start 1", "start 2"]
-    assert len(re.findall("^run folder ", log, re.MULTILINE)) == 2
-    resumed = re.findall(r"resumes after step (\d+)", log)
-    assert len(resumed) == 1
-    assert 7 <= int(resumed[0]) < 20  # a row is written before its checkpoint
     assert_equal(folder, undisturbed)
 
 

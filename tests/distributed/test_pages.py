@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers.launching import TRAINING, fork_server, write_program
+from helpers.launching import TRAINING, WITHOUT_COMPILER, fork_server, write_program
 from helpers.pages import PAGES, REPOSITORY, PageCommand, first_missing_line, lines
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
@@ -19,7 +19,13 @@ PATIENCE = 3600
 RUN = {
     page: there
     for page in PAGES
-    if (there := [x for x in lines(page) if not x.needs and not x.tested_elsewhere])
+    if (
+        there := [
+            each
+            for each in lines(page)
+            if not (each.needs or each.tested_elsewhere or each.is_shown_elsewhere)
+        ]
+    )
 }
 """The lines that are run, by their pages."""
 MARK = "\x01"
@@ -66,7 +72,8 @@ def run(page: list[PageCommand], folder: Path, python: Path) -> dict[int, tuple[
             command = f"python - <<'END OF PROGRAM'\n{line.text}\nEND OF PROGRAM"
         elif line.text.endswith("&") or "ulimit" in line.text:
             # Signals and limits are for the process itself, and a client would keep them.
-            command = command.replace("python ", f"{sys.executable} ", 1)
+            real = f"PYTHONPATH={WITHOUT_COMPILER} {sys.executable} "
+            command = command.replace("python ", real, 1)
         # The server has imported plugins of pytest already, which pytest then cannot rewrite.
         quiet = "-W ignore::pytest.PytestAssertRewriteWarning"
         command = command.replace("-m pytest", f"-m pytest {quiet}")

@@ -29,6 +29,8 @@ class MlflowServer:
         self.environment = {
             "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.port}",
             "MLFLOW_DISABLE_TELEMETRY": "true",
+            # Else the server starts a process for each kind of job, and nobody asks for one here.
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         }
 
     def start(self) -> None:

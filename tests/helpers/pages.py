@@ -4,17 +4,18 @@
 
 The tests run a fenced block of `sh` command by command. They append `--print` to launchers other
 than local and singly, and run `make` targets other than train as dry runs. Whole runs of `digits`
-get fewer epochs. A command that ends in `# needs …` runs only where that is available, and one in
-TESTED_ELSEWHERE in another test. In a block of `console` the tests run the lines after `$ `, even
-if these fail; their output must contain the lines below, in that order. There `…` stands for any
-text, and a number for any number, as times and last digits differ. A block of `python` is a
-program.
+get fewer epochs. A command that ends in `# needs …` runs only where that is available, one in
+TESTED_ELSEWHERE in another test, and one that another page shows with its output on that page
+alone. In a block of `console` the tests run the lines after `$ `, even if these fail; their output
+must contain the lines below, in that order. There `…` stands for any text, and a number for any
+number, as times and last digits differ. A block of `python` is a program.
 """
 
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -32,6 +33,9 @@ SHORT = "epochs=2 'schedule.milestones=[1]' schedule.warmup_epochs=0.5"
 """The overrides that shorten a whole run of digits where no page shows its outcome."""
 DIGITS = re.compile(r"lsgd\.train recipe=(digits\w*|\./mine\.yaml)(?=[ ;]|$)")
 """The pattern of a whole run of a recipe of digits, if it has no other number of epochs."""
+LONG = "digits epochs=40 schedule.milestones=[13,27,36]"
+"""The words of a run that a page interrupts in its third epoch, and lets go on."""
+LESS_LONG = "digits epochs=20 schedule.milestones=[6,13,18]"
 OWN_LENGTH = re.compile(r"\bepochs=|\$few|--cfg|metric\.stop")
 """The pattern of commands that set the length of their run, or train nothing."""
 FEWER = "epochs=8 'schedule.milestones=[5,6,7]'"
@@ -66,13 +70,23 @@ class PageCommand:
         return TESTED_ELSEWHERE.get(self.text)
 
     @property
+    def is_shown_elsewhere(self) -> bool:
+        """Whether a block of `console` on another page runs this command and shows its output."""
+        return self.language == "sh" and any(
+            line.page != self.page and line.words == self.words for line in _console_commands()
+        )
+
+    @property
+    def words(self) -> list[str]:
+        """The words of this command without a comment; a here-document is no part of them."""
+        return shlex.split(HERE.split(self.text)[0], comments=True)
+
+    @property
     def command(self) -> str:
         """The command that the tests run in place of this one."""
-        # A here-document is no part of the command line, and may have any quotes.
-        words = shlex.split(HERE.split(self.text)[0], comments=True)
-        if self.language == "python" or not words:
+        if self.language == "python" or not (words := self.words):
             return self.text
-        text = self.text
+        text = self.text.replace(LONG, LESS_LONG)
         if not OWN_LENGTH.search(text):
             fewer = FEWEST if "digits_reference" in text else FEWER
             text = DIGITS.sub(rf"\g<0> {fewer}", text)
@@ -99,6 +113,8 @@ class PageCommand:
             return f"needs {self.needs}"
         if self.tested_elsewhere:
             return f"in {self.tested_elsewhere}"
+        if self.is_shown_elsewhere:
+            return "runs on another page"
         if self.command == self.text:
             return "runs"
         if self.command.endswith("--print") or self.command.startswith("make "):
@@ -125,6 +141,12 @@ def lines(page: Path) -> Iterator[PageCommand]:
                     yield PageCommand(page, first + offset, language, text)
             case "console":
                 yield from _console(page, first, token.content)
+
+
+@cache
+def _console_commands() -> list[PageCommand]:
+    """Return the commands whose output a page shows."""
+    return [line for page in PAGES for line in lines(page) if line.language == "console"]
 
 
 def _commands(block: str) -> Iterator[tuple[int, str]]:

@@ -29,7 +29,7 @@ def work(name: str, report: Path) -> int:
     report.mkdir()  # fails if an earlier start has left the folder
     print(f"begun {name}", flush=True)
     if plan in ("waits", "saves"):
-        time.sleep(150)
+        time.sleep(600)
     elif plan == "fails":
         print("out of luck", flush=True)
         return 3

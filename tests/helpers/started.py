@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from helpers.launching import FOR_JOBS
+from helpers.launching import FOR_JOBS, WITHOUT_COMPILER
 from helpers.victims import ranks
 from helpers.waiting import polls
 from lsgd.job.ending import end_tagged
@@ -34,7 +34,9 @@ class Job:
     ) -> None:
         self.folder, self.output = folder, output or folder.with_suffix(".txt")
         self.tag = ("LSGD_TEST_TAG", uuid.uuid4().hex)
-        self.environment = {"OMP_NUM_THREADS": "1"} | FOR_JOBS | environment | dict([self.tag])
+        path = filter(None, (WITHOUT_COMPILER, os.environ.get("PYTHONPATH")))
+        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+        self.environment = own | FOR_JOBS | environment | dict([self.tag])
         self.start(start)
 
     def start(self, start: list[str]) -> None:
