@@ -3,7 +3,6 @@
 Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
 """
 
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -113,8 +112,8 @@ def _load_average(folder: Path, count: int, overrides: Sequence[str]) -> _SavedM
         raise UsageError(f"--average {count} is for a run folder; give the folder of {folder}")
     steps: dict[int, Path] = {}
     for path in checkpoint.checkpoint_files(folder):
-        if number := re.search(r"-(\d+)\.pt$", path.name):
-            steps.setdefault(int(number[1]), path)  # a milestone goes before a checkpoint
+        if (step := checkpoint.step_in_name(path)) is not None:
+            steps.setdefault(step, path)  # a milestone goes before a checkpoint
     if len(steps) < count:
         raise UsageError(
             f"--average {count} needs the checkpoints of {count} steps, and {folder} has those of "
