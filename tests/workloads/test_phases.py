@@ -11,7 +11,7 @@ from helpers.threaded import ThreadComm, run_on_threads
 
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
@@ -144,5 +144,5 @@ def test_a_checkpoint_is_evaluated_to_what_its_run_said(tmp_path: Path) -> None:
     train_until(made, EDGES[1] + 1)
     (saved,) = [path for path in checkpoint.checkpoint_files(tmp_path) if "12" in path.name]
     rates = checkpoint.decode_checkpoint(checkpoint.read(saved), "").rates[2]
-    found = evaluate_checkpoint(saved)["val"].with_prefix("val")
+    found = evaluate_path(saved)["val"].with_prefix("val")
     assert found == pytest.approx({key: rates[key] for key in found}, rel=1e-12)
