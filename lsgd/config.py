@@ -47,7 +47,7 @@ from lsgd.override_syntax import (
     parse_text,
     quote,
 )
-from lsgd.own_parts import is_import_path
+from lsgd.own_parts import first_line, is_import_path
 from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -61,7 +61,6 @@ from lsgd.recipe.overrides import (
     check_recipe_file,
     config_groups,
     field_keys,
-    first_line,
     installed_names,
     missing_message,
     refuse_key,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from lsgd.check.images import FB_RESNET_COLOURS, CropSamples
-from lsgd.check.learning_rate import RunLength, Warmup
+from lsgd.check.learning_rate import RunLength, Warmup, close
 from lsgd.check.observation import Rule
 from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
@@ -55,11 +55,6 @@ def _is_cropped(windows: CropSamples | None) -> bool:
 
 def _every_epoch(epochs: RunLength) -> bool:
     return epochs.count == 90 and epochs.whole
-
-
-def close(a: float, b: float) -> bool:
-    """Return whether two numbers agree to nine digits."""
-    return abs(a - b) <= 1e-9 * abs(b)
 
 
 RULES = {
