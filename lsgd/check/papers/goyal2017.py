@@ -157,5 +157,8 @@ COMMON_RULES = {name: replace(RULES[name], section="any") for name in COMMON_NAM
 
 
 def rules_for_section(section: str, *names: str) -> dict[str, Rule]:
-    """Return the named rules of Goyal et al. 2017 as rules of a section of another source."""
-    return {name: replace(RULES[name], section=section) for name in names}
+    """Return the named rules of Goyal et al. 2017 as rules of a section of another source.
+
+    COMMON_RULES are among them.
+    """
+    return COMMON_RULES | {name: replace(RULES[name], section=section) for name in names}

@@ -86,11 +86,9 @@ OF_SGD = {
     ),
 }
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("rules", "data")
+    goyal2017.rules_for_section("rules", "data")
     | goyal2017.rules_for_section("code", "fc_init")
-    | stated.RESNET50
-    | stated.STRIDE
+    | stated.RESNET50_V15
     | stated.FAN_IN
     | stated.BATCHNORM
     | {
