@@ -9,7 +9,7 @@ import torch
 import lsgd
 from lsgd.job.system import nvidia_driver
 
-LIBRARIES = ("torch", "torchvision", "pillow", "numpy", "hydra-core", "horovod")
+LIBRARIES = ("torchvision", "pillow", "numpy", "hydra-core", "horovod")
 DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 """The packages of DALI, which are named for releases of CUDA."""
 
@@ -20,7 +20,12 @@ def library_versions(*peers: str) -> dict[str, str]:
     Packages that are not installed are omitted. With a GPU that torch can use, it also has the
     versions of CUDA, cuDNN, NCCL and the driver.
     """
-    installed = {"python": platform.python_version(), "lsgd": lsgd.__version__}
+    # The metadata of PyPI's torch do not name its build, as +cu130, and those of others do.
+    installed = {
+        "python": platform.python_version(),
+        "lsgd": lsgd.__version__,
+        "torch": torch.__version__,
+    }
     for name in (*LIBRARIES, *peers, *DALI):
         with suppress(metadata.PackageNotFoundError):
             installed[name] = metadata.version(name)

@@ -36,6 +36,7 @@ def test_what_is_shown_has_to_be_printed_in_order() -> None:
     assert first_missing_line(("lsgd: batch_size is set",), printed) == "lsgd: batch_size is set"
 
 
+@pytest.mark.git
 @pytest.mark.parametrize("line", PATCHES)
 def test_a_patch_on_a_page_applies_to_the_tree(line: PageCommand) -> None:
     """Whoever changes the patched lines runs the fast tests, and pages are run by slow ones."""

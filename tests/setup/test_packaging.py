@@ -191,6 +191,7 @@ def test_the_lock_has_the_pins_with_hashes_and_no_beta() -> None:
     assert {canonicalize_name(Requirement(each).name) for each in wanted} <= names
 
 
+@pytest.mark.git
 def test_a_release_has_its_version_everywhere_and_nothing_uncommitted(tmp_path: Path) -> None:
     for each in ("lsgd/__init__.py", "setup/release.py", "CITATION.cff", "CHANGELOG.md"):
         (tmp_path / each).parent.mkdir(exist_ok=True)
