@@ -20,10 +20,10 @@ from lsgd.text.conll import TaggedCorpus
 from lsgd.text.sst import TreeCorpus
 from lsgd.workloads import CarriedState, round_robin_micro_batches
 
-Corpus = TypeVar("Corpus", TaggedCorpus, TreeCorpus)
+SentenceCorpus = TypeVar("SentenceCorpus", TaggedCorpus, TreeCorpus)
 
 
-class SentenceWorkload(Generic[Corpus]):
+class SentenceWorkload(Generic[SentenceCorpus]):
     """The base class of the workloads of sentences, tagged or parsed, which carry no state."""
 
     open_corpus: ClassVar[Callable[..., Any]]
@@ -39,7 +39,7 @@ class SentenceWorkload(Generic[Corpus]):
         self._order = lru_cache(maxsize=1)(self._draw_order)
 
     @cached_property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> SentenceCorpus:
         """The recipe's corpus of sentences, read or generated at its first use.
 
         Raises UsageError if they are missing or not the recipe's.
@@ -47,7 +47,7 @@ class SentenceWorkload(Generic[Corpus]):
         data, kind = self.recipe.data, type(self)
         if self.recipe.inputs.loader == "synthetic":
             counts = {"train": data.train_examples, "val": data.val_examples}
-            corpus: Corpus = kind.synthetic_corpus(
+            corpus: SentenceCorpus = kind.synthetic_corpus(
                 counts | {"test": data.test_examples},
                 words=data.words,
                 classes=data.classes,
