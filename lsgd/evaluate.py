@@ -170,6 +170,13 @@ def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResu
 def _crop_differences(saved: _SavedModel) -> Iterator[str]:
     """Yield a line for each setting of the evaluated crops that differs from the run's own."""
     data, (size, ratio) = saved.recipe.data, saved.trained_crop
+    if saved.epoch is not None:
+        then = saved.recipe.evaluated_images(saved.epoch)
+        if then[:2] != (data.image_size, data.crop_ratio):
+            yield (
+                f"images of {then.side} x {then.side} pixels and centre crops of "
+                f"{then.crop_ratio:g}, as the run evaluates epoch {saved.epoch + 1}"
+            )
     if data.image_size != size:
         own = f"the run's own are {size} x {size}"
         yield f"images of {data.image_size} x {data.image_size} pixels; {own}"

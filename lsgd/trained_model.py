@@ -16,6 +16,7 @@ from lsgd.evaluation import TrainedModel
 from lsgd.inputs import ExampleColumns, Inputs, indexed_class_names
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.inputs.sized import inputs_after
+from lsgd.override_syntax import key_and_value
 from lsgd.own_parts import is_import_path
 from lsgd.recipe import CommSettings, InputsSettings, Recipe
 from lsgd.rules import augmentation, sampler
@@ -48,12 +49,21 @@ def load_trained(
         saved = checkpoint.decode_checkpoint(content, str(path))
     except checkpoint.DamagedCheckpointError as error:
         raise UsageError(f"{str(error).partition(';')[0]}; {remedy}") from None
-    recipe = config.from_saved(for_this_machine(saved.recipe), *overrides)
+    values = for_this_machine(saved.recipe)
+    sizes: list[list[float]] = []
+    rule, keys = values.get("evaluation"), {key_and_value(word)[0] for word in overrides}
+    if any_image_size and keys & {"data.image_size", "data.crop_ratio"} and isinstance(rule, dict):
+        # A given size holds for a checkpoint of any epoch.
+        sizes = rule.get("image_sizes", [])
+        values["evaluation"] = rule | {"image_sizes": []}
+    recipe = config.from_saved(values, *overrides)
     trained = recipe
     if any_image_size:
         size, ratio = trained_crop(saved)
         own = replace(recipe.data, image_size=size, crop_ratio=ratio)
         trained = replace(recipe, data=own)
+    if sizes:
+        trained = replace(trained, evaluation=replace(recipe.evaluation, image_sizes=sizes))
     # An earlier fingerprint differs only in initialisation and decay, which do not matter here.
     if saved.fingerprint not in (trained.fingerprint, trained.earlier_fingerprint):
         raise UsageError(

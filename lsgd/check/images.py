@@ -25,7 +25,7 @@ def observe(recipe: Recipe) -> list[Observation]:
         return [_data(recipe)]  # made-up images are neither cropped nor normalised
     common = [_data(recipe), _normalisation(recipe.data)]
     if recipe.data.name in IN_MEMORY_DATASETS:
-        return [*common, *_in_memory(recipe.data)]
+        return [*common, *_in_memory(recipe)]
     return [*common, *_of_files(recipe)]
 
 
@@ -50,31 +50,56 @@ def _normalisation(data: Data) -> Observation:
     )
 
 
-def _in_memory(data: Data) -> list[Observation]:
+def _in_memory(recipe: Recipe) -> list[Observation]:
+    data = recipe.data
+    sides = [images.side for _, images in recipe.evaluated_changes]
+    sizes = ", then ".join(f"{side} x {side}" for side in sides)
     kinds = {"none": "none", "shift_flip": "padded, shifted by up to 4 pixels, flipped"}
     return [
         Observation("augmentation", kinds.get(data.augmentation, data.augmentation), None),
-        Observation(
-            "evaluation_crop", f"the whole image of {data.image_size} x {data.image_size}", None
-        ),
+        Observation("evaluation_crop", f"the whole image of {sizes}", None),
     ]
 
 
 def _of_files(recipe: Recipe) -> list[Observation]:
-    side, kind = recipe.data.image_size, recipe.data.augmentation
+    kind = recipe.data.augmentation
     parts = augmentation.parts_of(kind)
     windows = _windows(recipe) if "crop" in parts else None
     is_full = kind == "fb_resnet_torch"
     resize = "bicubic" if is_full else "bilinear"
     as_stored = Observation("colour", "as stored", "as stored")
-    ratio = recipe.data.crop_ratio
-    crop = f"short side {round(side / ratio)}, centre {side}"
     return [
         Observation("augmentation", str(windows or kind), windows),
         Observation("resize", f"antialiased {resize}", {resize}),
         _colour(recipe) if "colour" in parts else as_stored,
-        Observation("evaluation_crop", crop, ratio),
+        _evaluation_crop(recipe),
     ]
+
+
+def _evaluation_crop(recipe: Recipe) -> Observation:
+    """Observe the centre crop of evaluated images: its ratio, or if it changes each of them.
+
+    Each is the first epoch, the side and the short side of the resized image in pixels, and the
+    number of images of a rectangle, 0 for squares.
+    """
+    crops = [
+        (
+            epoch,
+            images.side,
+            round(images.side / images.crop_ratio),
+            recipe.evaluation.rectangle_batch * images.in_rectangles,
+        )
+        for epoch, images in recipe.evaluated_changes
+    ]
+    texts = [
+        f"short side {short}, centre {side}"
+        + f" or more, a rectangle for each {batch} images," * bool(batch)
+        + f" from epoch {epoch} on" * bool(epoch)
+        for epoch, side, short, batch in crops
+    ]
+    is_constant = len(crops) == 1 and not recipe.evaluation.rectangle_batch
+    value = recipe.data.crop_ratio if is_constant else crops
+    return Observation("evaluation_crop", "; ".join(texts), value)
 
 
 def _colour(recipe: Recipe) -> Observation:

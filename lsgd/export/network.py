@@ -74,7 +74,9 @@ class ExportedNetwork:
         measured = ", BN statistics measured with them" if measures else ""
         mirrors = ", evaluated as the mean over an image and its mirror image"
         mirrored = mirrors * recipe.evaluation.mirror
-        return f"{weights} after step {self.checkpoint.step}{measured}{mirrored}"
+        in_rectangles = ", evaluated in rectangles near the aspect ratio of each image"
+        shaped = in_rectangles * bool(recipe.evaluation.rectangle_batch)
+        return f"{weights} after step {self.checkpoint.step}{measured}{mirrored}{shaped}"
 
     @property
     def is_torchvision_model(self) -> bool:

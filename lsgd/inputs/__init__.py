@@ -148,6 +148,21 @@ def evaluation_set_size(recipe: Recipe, name: str) -> int:
     return len(open_evaluation_index(data, data_folder(data), name))
 
 
+def evaluated_image_sizes(recipe: Recipe, name: str) -> "NDArray[np.int64]":
+    """Read the stored (width, height) of all images of an evaluation set from its index, by id.
+
+    Synthetic images are squares. Raises UsageError if the set is missing, and InputFailedError if
+    the index lacks the size of an image.
+    """
+    data = recipe.data
+    if recipe.inputs.loader == "synthetic":
+        return np.full((data.val_examples, 2), data.image_size)
+    root = data_folder(data)
+    _, val = open_indexes(data, root)
+    index = val if name == "val" else open_evaluation_index(data, root, name)
+    return index.sizes(np.arange(len(index)))
+
+
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     """Open the data loader of a recipe and check its dataset's counts against those of the recipe.
 
@@ -158,7 +173,7 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
         from lsgd.inputs.augmented import AugmentedInputs, RandomErasing
 
         inputs = AugmentedInputs(inputs, RandomErasing(recipe.data, seed=recipe.seed))
-    if not recipe.image_sizes.points:
+    if not recipe.changes_image_sizes:
         return inputs
     from lsgd.inputs.sized import SizedInputs
 
@@ -236,7 +251,7 @@ def _open_folder(recipe: Recipe, device: "torch.device", loader: str) -> Inputs:
                 largest_batch=max(_largest_micro_batch(recipe), recipe.val_batch),
                 # auto is decided after the loader is open; the workload converts the images then.
                 channels_last=recipe.channels_last is True,
-                sizes_change=bool(recipe.image_sizes.points),
+                sizes_change=recipe.changes_image_sizes,
             )
     raise ValueError(loader)
 
@@ -311,6 +326,11 @@ def _check_without_files(recipe: Recipe) -> None:
         raise UsageError(
             f"data.crop_ratio={data.crop_ratio:g} is for image folders, which {data.name} is not; "
             "leave it out"
+        )
+    if batch := recipe.evaluation.rectangle_batch:
+        raise UsageError(
+            f"evaluation.rectangle_batch={batch} is for image folders, and images of {data.name} "
+            "are squares; leave it out"
         )
     if len(sets) > 1:
         raise UsageError(

@@ -35,6 +35,7 @@ from lsgd.job.device import arrays_to_device, is_nvidia, to_device
 from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
 from lsgd.rules.augmentation import parts_in_epoch, parts_of
+from lsgd.rules.rectangles import rectangle
 from lsgd.rules.sampler import MicroBatch
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
@@ -153,7 +154,25 @@ class DaliInputs:
         if not self.on_gpu:
             tensor = to_device(tensor, self.device)
         labels = arrays_to_device(index.labels(ids), self.device)
-        return tensor.permute(0, 3, 1, 2) if self.channels_last else tensor, labels
+        if self.channels_last:
+            tensor = tensor.permute(0, 3, 1, 2)
+        if each.aspect:
+            self._blacken(tensor, each)
+        return tensor, labels
+
+    def _blacken(self, images: torch.Tensor, each: MicroBatch) -> None:
+        """Set pixels of rectangles outside of their image to black, as PIL does."""
+        data, sizes = self.data, self._index_of(each).sizes(each.examples)
+        side, ratio = each.side or data.image_size, each.crop_ratio or data.crop_ratio
+        resized, corner = augmentation.evaluation_crops(sizes, side, ratio, each.aspect)
+        begins, ends = np.maximum(-corner, 0), resized - corner
+        exceeding = (begins > 0).any(1) | (ends < rectangle(side, each.aspect)).any(1)
+        mean, std = (images.new_tensor(values)[:, None, None] for values in (data.mean, data.std))
+        for i in np.flatnonzero(exceeding).tolist():
+            (left, top), (right, bottom) = begins[i].tolist(), ends[i].tolist()
+            inside = images[i, :, top:bottom, left:right].clone()
+            images[i] = -mean / std
+            images[i, :, top:bottom, left:right] = inside
 
     def _index_of(self, each: MicroBatch) -> ImageIndex:
         return self.indexes[each.split]
@@ -194,7 +213,8 @@ class DaliInputs:
             regions = np.concatenate((np.zeros(sizes.shape), windows[:, 2:]), axis=1)
         else:
             windows = np.concatenate((np.zeros_like(sizes), sizes), axis=1)
-            regions = augmentation.evaluation_regions(sizes, side, data.crop_ratio)
+            ratio = each.crop_ratio or data.crop_ratio
+            regions = augmentation.evaluation_regions(sizes, side, ratio, each.aspect)
         flips = "flip" in parts
         mirror = augmentation.flip_mask(ids, **draw) if flips else np.zeros(len(ids), bool)
         colours = (
@@ -210,8 +230,13 @@ class DaliInputs:
             _rows_first(regions[:, :2] + regions[:, 2:], np.float32),
             mirror.astype(np.int32),
             *(_matrices(colours) if self.recolours else ()),
-            *([np.full(sizes.shape, side, np.float32)] if self.sizes_change else []),
+            *([self._output_sizes(each)] if self.sizes_change else []),
         )
+
+    def _output_sizes(self, each: MicroBatch) -> NDArray[np.float32]:
+        """Return the (height, width) of each image of a micro-batch for DALI, in pixels."""
+        width, height = rectangle(each.side or self.data.image_size, each.aspect)
+        return np.tile(np.array([height, width], np.float32), (len(each.examples), 1))
 
     def _files(self, index: ImageIndex, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """Return each image's path, or its file content if it is in a tar shard, for DALI."""

@@ -34,6 +34,7 @@ from lsgd.job.starting import enable_gc
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
 from lsgd.rules.augmentation import parts_in_epoch, policy_of
+from lsgd.rules.rectangles import rectangle
 from lsgd.rules.sampler import MicroBatch
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ class ImageFiles:
 
     def shape(self, each: MicroBatch) -> tuple[int, ...]:
         """Return the shape (images, height, width, channels) of a micro-batch's decoded pixels."""
-        side = each.side or self.data.image_size
-        return len(each.examples), side, side, self.data.channels
+        width, height = rectangle(each.side or self.data.image_size, each.aspect)
+        return len(each.examples), height, width, self.data.channels
 
     @property
     def dtype(self) -> type[np.generic]:
@@ -108,7 +109,10 @@ class ImageFiles:
             if crops:
                 image = crop(whole, windows[i], side, bicubic=bicubic)
             else:
-                image = centre_crop(whole, side, crop_ratio=data.crop_ratio, bicubic=bicubic)
+                ratio = each.crop_ratio or data.crop_ratio
+                image = centre_crop(
+                    whole, side, crop_ratio=ratio, aspect=each.aspect, bicubic=bicubic
+                )
             image = flip_horizontally(image) if mirrored[i] else image
             image = policy.apply(image, seeds[i]) if policy else image
             pixels[i] = np.asarray(image).reshape(shape)

@@ -16,6 +16,7 @@ from PIL.ImageFile import ImageFile
 from lsgd.errors import InputFailedError
 from lsgd.inputs.index import MAX_FILE_BYTES, ImageIndex, prepare_command
 from lsgd.rules import augmentation
+from lsgd.rules.rectangles import rectangle
 from lsgd.rules.sampler import MicroBatch
 from lsgd.untrusted_files import MAX_PIXELS, read_bounded
 
@@ -194,23 +195,28 @@ def centre_crop(
     side: int,
     *,
     crop_ratio: float = augmentation.CROP_RATIO,
+    aspect: float = 0.0,
     bicubic: bool = False,
 ) -> Image.Image:
     """Resize an image's short side to `side` / `crop_ratio` and crop the centred square of `side`.
 
-    Its pixels equal those of torchvision's resize and center_crop. The exception is an image so
-    long that the resized one would have more than MAX_RESIZED_PIXELS: only the region of the
-    square is resized, and rounding changes its bilinear pixels by up to two levels.
+    With `aspect` it is the rectangle of this aspect ratio with `side` as its shorter one; pixels
+    outside of the image are black. The pixels equal those of torchvision's resize and center_crop.
+    The exception is an image so long that the resized one would have more than MAX_RESIZED_PIXELS:
+    only the region of the crop is resized, and rounding changes its bilinear pixels by up to two
+    levels.
     """
     short = round(side / crop_ratio)
+    across, down = rectangle(side, aspect)
     width, height = (short * length // min(image.size) for length in image.size)
-    if width * height > MAX_RESIZED_PIXELS:
-        (region,) = augmentation.evaluation_regions(np.array([image.size]), side, crop_ratio)
+    left, top = round((width - across) / 2), round((height - down) / 2)
+    if width * height > MAX_RESIZED_PIXELS and min(left, top) >= 0:
+        size = np.array([image.size])
+        (region,) = augmentation.evaluation_regions(size, side, crop_ratio, aspect)
         end = np.minimum(region[:2] + region[2:], image.size)
-        return image.resize((side, side), _kernel(bicubic), box=(*region[:2], *end))
+        return image.resize((across, down), _kernel(bicubic), box=(*region[:2], *end))
     resized = image.resize((width, height), _kernel(bicubic))
-    left, top = round((width - side) / 2), round((height - side) / 2)
-    return resized.crop((left, top, left + side, top + side))
+    return resized.crop((left, top, left + across, top + down))
 
 
 def flip_horizontally(image: Image.Image) -> Image.Image:

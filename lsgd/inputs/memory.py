@@ -84,7 +84,10 @@ class MemoryInputs:
         """Yield images and labels of each evaluation micro-batch, without augmentation."""
         for each in passes:
             ids = arrays_to_device(each.examples, self.val_labels.device)
-            yield self.normalise(self.val_images[ids]), self.val_labels[ids]
+            images = self.val_images[ids]
+            if each.side:
+                images = resize(images.float(), each.side)
+            yield self.normalise(images), self.val_labels[ids]
 
     def _places(
         self, examples: NDArray[np.int64], parts: tuple[str, ...], **draw: int

@@ -1,4 +1,7 @@
-"""Training images of any loader in the size of their epoch, by the recipe's image_sizes."""
+"""Images of any loader in the size of their epoch, in training and in evaluation.
+
+The sizes are those of the recipe's image_sizes and evaluation.image_sizes.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -10,10 +13,12 @@ from lsgd.rules.sampler import MicroBatch
 
 
 class SizedInputs:
-    """A data loader whose training images have the size of their epoch; others stay as they are.
+    """A data loader whose images have the size of an epoch.
 
-    With `epoch` they have the size of this epoch instead, as for the BN statistics of an
-    evaluation, which are measured on images of the first epoch's crops.
+    Training images have that of their own epoch. With `epoch` they have the size of this epoch
+    instead, as for the BN statistics of an evaluation, which are measured on images of the first
+    epoch's crops. Evaluated images have the size and shape of this epoch, or without it of the last
+    one.
     """
 
     def __init__(self, inputs: Inputs, recipe: Recipe, epoch: int | None = None) -> None:
@@ -29,8 +34,15 @@ class SizedInputs:
         return self.inputs.train(map(self._sized, passes))
 
     def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
-        """Yield the images and labels of each evaluation micro-batch as the loader has them."""
-        return self.inputs.evaluation(passes)
+        """Yield the images and labels of each evaluation micro-batch, in the size of the epoch."""
+        return self.inputs.evaluation(map(self._evaluated, passes))
+
+    def _evaluated(self, each: MicroBatch) -> MicroBatch:
+        recipe = self.recipe
+        images = recipe.evaluated_images(recipe.epochs - 1 if self.epoch is None else self.epoch)
+        side = images.side if images.side != recipe.data.image_size else 0
+        aspect = each.aspect if images.in_rectangles else 0.0
+        return replace(each, side=side, crop_ratio=images.crop_ratio, aspect=aspect)
 
     def _sized(self, each: MicroBatch) -> MicroBatch:
         epoch = each.epoch if self.epoch is None else self.epoch

@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ from lsgd.own_parts import NETWORK, imported_part
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNormAct2d, worker_batch_norm_type
 from lsgd.rules.counter_dropout import dropout_rate, replace_dropout
+from lsgd.rules.rectangles import rectangle
 from lsgd.suggestions import did_you_mean
 
 OfImages = TypeVar("OfImages")
@@ -70,10 +70,12 @@ def check_library_network(recipe: Recipe) -> None:
     network = network.to("meta").train()
     versions = {path: buffer._version for path, buffer in network.named_buffers()}
     _check_logits(_probe(network, watched, recipe), recipe)
-    for side in {*recipe.training_sizes} - {recipe.data.image_size}:
-        sized = replace(recipe, data=replace(recipe.data, image_size=side))
+    evaluated = [images for _, images in recipe.evaluated_changes]
+    sizes = {(side, side) for side in (*recipe.training_sizes, *(each.side for each in evaluated))}
+    sizes |= {rectangle(each.side, 1.5) for each in evaluated if each.in_rectangles}
+    for size in sizes - {(recipe.data.image_size,) * 2}:
         with torch.no_grad():
-            _check_logits(_call_on_images(network, sized), sized)
+            _check_logits(_call_on_images(network, recipe, size), recipe)
     for layer, path in drawing.items():
         if set(watched.calls.get(layer, [PROBE_IMAGES])) != {PROBE_IMAGES}:
             raise UsageError(
@@ -133,12 +135,16 @@ def _probe(network: nn.Module, watched: "_RandomnessGuard", recipe: Recipe) -> A
         return _call_on_images(call, recipe)
 
 
-def _call_on_images(call: Callable[[Tensor], OfImages], recipe: Recipe) -> OfImages:
-    """Call a function with a few meta images of the recipe's size; raises UsageError on errors."""
+def _call_on_images(
+    call: Callable[[Tensor], OfImages], recipe: Recipe, size: tuple[int, int] | None = None
+) -> OfImages:
+    """Call a function with a few meta images; raises UsageError on errors.
+
+    Their (width, height) is `size` or, for None, that of data.image_size.
+    """
     data = recipe.data
-    images = torch.empty(
-        PROBE_IMAGES, data.channels, data.image_size, data.image_size, device="meta"
-    )
+    width, height = size or (data.image_size, data.image_size)
+    images = torch.empty(PROBE_IMAGES, data.channels, height, width, device="meta")
     try:
         return call(images)
     except UsageError:
@@ -146,8 +152,7 @@ def _call_on_images(call: Callable[[Tensor], OfImages], recipe: Recipe) -> OfIma
     except Exception as error:
         raise UsageError(
             f"model={recipe.model.name} does not take images of {data.channels} x "
-            f"{data.image_size} x {data.image_size} ({_first_line(error)}); choose another "
-            "size, or another network"
+            f"{height} x {width} ({_first_line(error)}); choose another size, or another network"
         ) from None
 
 

@@ -104,20 +104,21 @@ class ImageClassifier:
                 columns = (labels, best.indices, own, best.values)
                 parts.append(torch.stack([column.cpu().double() for column in columns]))
         label, predicted, own_probability, probability = torch.cat(parts, 1).numpy()
+        examples = np.concatenate([each.examples for each in passes])
         pairs, images_of_pair = np.unique(
             np.stack((label, predicted)).astype(np.int64), axis=1, return_counts=True
         )
         _, index = open_indexes(self.recipe.data, data_folder(self.recipe.data))
         worst = [
             WorstImage(
-                os.fsdecode(index.paths(np.array([example]))[0]),
-                int(label[example]),
-                round(float(own_probability[example]), DIGITS),
-                int(predicted[example]),
-                round(float(probability[example]), DIGITS),
-                _thumbnail(index, example),
+                os.fsdecode(index.paths(examples[[place]])[0]),
+                int(label[place]),
+                round(float(own_probability[place]), DIGITS),
+                int(predicted[place]),
+                round(float(probability[place]), DIGITS),
+                _thumbnail(index, int(examples[place])),
             )
-            for example in np.argsort(own_probability, kind="stable")[:WORST_IMAGES].tolist()
+            for place in np.argsort(own_probability, kind="stable")[:WORST_IMAGES].tolist()
         ]
         return ValidationPredictions(
             self.checkpoint.fingerprint,

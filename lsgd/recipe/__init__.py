@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lsgd.errors import UsageError
 from lsgd.own_parts import KINDS, SCHEDULE, imported_part, is_import_path
@@ -64,6 +64,7 @@ __all__ = [
     "Data",
     "DifferingField",
     "EarlyStopping",
+    "EvaluatedImages",
     "Evaluation",
     "ImageSizes",
     "InputsSettings",
@@ -85,6 +86,17 @@ MIN_TIMED_STEPS, MIN_TIMED_VALUES = 200, 1e8
 
 On two cores a small ResNet trains 1e8 pixel values in 15 seconds.
 """
+
+
+class EvaluatedImages(NamedTuple):
+    """The size and shape of evaluated images after an epoch."""
+
+    side: int
+    """The side of a square in pixels, or the shorter one of a rectangle."""
+    crop_ratio: float
+    """The ratio of the side to the resized short side of the image."""
+    in_rectangles: bool
+    """Whether images are evaluated in rectangles near their aspect ratio."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +250,29 @@ class Recipe(RunSettings):
     def training_sizes(self) -> tuple[int, ...]:
         """The distinct sides of training images over the run, in the order of their epochs."""
         return tuple(dict.fromkeys(side for _, side in self.size_changes))
+
+    def evaluated_images(self, epoch: int) -> EvaluatedImages:
+        """Return the size and shape of evaluated images after an epoch."""
+        rule, size = self.evaluation, [self.data.image_size, self.data.crop_ratio]
+        for row in [row for row in rule.image_sizes if row[0] <= epoch][-1:]:
+            size = [*row[1:], self.data.crop_ratio][:2]
+        in_rectangles = bool(rule.rectangle_batch) and epoch >= rule.rectangle_epoch
+        return EvaluatedImages(int(size[0]), size[1], in_rectangles)
+
+    @property
+    def evaluated_changes(self) -> tuple[tuple[int, EvaluatedImages], ...]:
+        """The sizes and shapes of evaluated images, each after the first epoch that has it."""
+        rule = self.evaluation
+        epochs = sorted({0, rule.rectangle_epoch, *(int(row[0]) for row in rule.image_sizes)})
+        found = [self.evaluated_images(epoch) for epoch in epochs]
+        changes = zip(epochs, found, [None, *found], strict=False)
+        return tuple((epoch, images) for epoch, images, before in changes if images != before)
+
+    @property
+    def changes_image_sizes(self) -> bool:
+        """Whether the size or shape of images differs between epochs or micro-batches."""
+        rule = self.evaluation
+        return bool(self.image_sizes.points or rule.image_sizes or rule.rectangle_batch)
 
     @property
     def has_phases(self) -> bool:

@@ -25,6 +25,7 @@ from lsgd.recipe.fields import (
 )
 from lsgd.recipe.settings import MEAN_SQUARE
 from lsgd.recipe.strategies import StrategySettings
+from lsgd.rules import rectangles
 from lsgd.rules.metric import OWN_NAME, named_metric
 
 MOST_WORKERS = 2**14
@@ -53,6 +54,7 @@ def check_recipe(recipe: Recipe) -> None:
     _check_growth(recipe)
     _check_batch_schedule(recipe)
     _check_image_sizes(recipe)
+    _check_evaluated_sizes(recipe)
     if recipe.workers_per_pass == AUTO and recipe.compile is True:
         raise UsageError(
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
@@ -661,6 +663,52 @@ def _check_image_sizes(recipe: Recipe) -> None:
             f"{shown} needs a loader of lsgd, and inputs={inputs.loader} has one size; leave it out"
         )
     _refuse_timing(recipe, f"{shown} changes the size of images within the run")
+
+
+def _check_evaluated_sizes(recipe: Recipe) -> None:
+    rule, data, inputs = recipe.evaluation, recipe.data, recipe.inputs
+    if rule.rectangle_epoch and not rule.rectangle_batch:
+        raise UsageError(
+            f"evaluation.rectangle_epoch={rule.rectangle_epoch} has no effect without "
+            "evaluation.rectangle_batch; write the number of images of a rectangle, such as "
+            "evaluation.rectangle_batch=128"
+        )
+    shown = f"evaluation.image_sizes={as_override(rule.image_sizes)}"
+    firsts = {shown: [int(row[0]) for row in rule.image_sizes]}
+    firsts[f"evaluation.rectangle_epoch={rule.rectangle_epoch}"] = [rule.rectangle_epoch]
+    for setting, epochs in firsts.items():
+        if max(epochs, default=0) >= recipe.epochs:
+            raise UsageError(
+                f"{setting} begins at epoch {max(epochs)} of a run of {recipe.epochs}, counted "
+                "from 0; write an earlier one"
+            )
+    last = recipe.evaluated_images(recipe.epochs)
+    if last[:2] != (data.image_size, data.crop_ratio):
+        raise UsageError(
+            f"{shown} ends with {last.side} pixels and a crop_ratio of {last.crop_ratio:g}, and a "
+            f"trained network predicts with data.image_size={data.image_size} and "
+            f"data.crop_ratio={data.crop_ratio:g}; write the same"
+        )
+    used = [shown] * bool(rule.image_sizes)
+    used += [f"evaluation.rectangle_batch={rule.rectangle_batch}"] * bool(rule.rectangle_batch)
+    for setting in used:
+        if recipe.model.name == "lenet5":
+            raise UsageError(
+                f"{setting} is for networks that take images of any size, and model=lenet5 takes "
+                "28 x 28; write another model, such as model=small_resnet"
+            )
+        if inputs.is_own:
+            raise UsageError(
+                f"{setting} needs a loader of lsgd, and inputs={inputs.loader} has images of one "
+                "size; leave it out"
+            )
+    for _, images in recipe.evaluated_changes:
+        if images.in_rectangles and images.side % rectangles.MULTIPLE:
+            raise UsageError(
+                f"evaluation.rectangle_batch={rule.rectangle_batch} is for sizes that are "
+                f"multiples of {rectangles.MULTIPLE}, as the longer sides of rectangles are, and "
+                f"{images.side} is not; write another size"
+            )
 
 
 def _refuse_timing(recipe: Recipe, change: str) -> None:

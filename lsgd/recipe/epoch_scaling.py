@@ -33,6 +33,15 @@ def scale_epochs(recipe: Recipe, epochs: int) -> list[str]:
     settings["schedule.points"] = ([list(point) for point in rule.points], points)
     sizes = recipe.image_sizes.points
     settings["image_sizes.points"] = ([list(point) for point in sizes], _moved_points(sizes, ratio))
+    rows = recipe.evaluation.image_sizes
+    # Of those that would begin in one epoch the last is kept, as the last of all has to be.
+    begun = {min(round(row[0] * ratio), epochs - 1): row[1:] for row in rows}
+    settings["evaluation.image_sizes"] = (
+        [list(row) for row in rows],
+        [[epoch, *row] for epoch, row in begun.items()],
+    )
+    first = recipe.evaluation.rectangle_epoch
+    settings["evaluation.rectangle_epoch"] = (first, min(round(first * ratio), epochs - 1))
     if (augmented := recipe.data.augmented_epochs) is not None:
         settings["data.augmented_epochs"] = (augmented, max(round(augmented * ratio), 1))
     if rule.decay_steps is not None:

@@ -357,6 +357,34 @@ def points_by_epoch(least: float) -> FieldMetadata:
     return {"points_by_epoch": FieldLimit(f"[epoch, {least:g} or more] in order", limit)}
 
 
+def evaluated_sizes() -> FieldMetadata:
+    """Return metadata that limits a recipe field to rows [epoch, pixels, crop_ratio].
+
+    Their epochs ascend from 0 on; the crop_ratio may be left out. That the last one is within the
+    run is another check.
+    """
+
+    def limit(key: str, value: Any) -> None:
+        shown = f"{key}={as_override(value)}"
+        for row in value:
+            epoch, side, ratio = [*row, 1][:3] if len(row) in (2, 3) else (-1, 0, 0)
+            are_whole = float(epoch).is_integer() and float(side).is_integer()
+            if not (are_whole and 0 <= epoch <= MOST and 1 <= side <= MOST and 0 < ratio <= 1):
+                raise UsageError(
+                    f"{shown} has {as_override(row)}, which is not an epoch, a number of pixels "
+                    "from 1 on and, if at all, a crop_ratio above 0 and up to 1; write "
+                    "[[0,PIXELS,CROP_RATIO],[EPOCH,PIXELS,CROP_RATIO],…]"
+                )
+        epochs = [row[0] for row in value]
+        if epochs and (epochs[0] != 0 or sorted(set(epochs)) != epochs):
+            raise UsageError(
+                f"{shown} does not begin at epoch 0 and ascend from there; write each epoch once, "
+                "in order"
+            )
+
+    return {"evaluated_sizes": FieldLimit("[epoch, pixels, crop_ratio] in order", limit)}
+
+
 def phases_by_epoch() -> FieldMetadata:
     """Return metadata that limits a recipe field to phases [epoch, workers, worker_batch].
 

@@ -27,6 +27,7 @@ from lsgd.recipe.fields import (
     at_most,
     augmentation_parts,
     below,
+    evaluated_sizes,
     evaluation_places,
     finite,
     folder_name,
@@ -548,6 +549,19 @@ class Evaluation:
     mirror: bool = field(default=False, metadata=IMAGES | added_later(False))
     """Whether the logits of an evaluated image are the mean with those of its mirror image.
     An evaluation then takes two forward passes."""
+    image_sizes: list[list[float]] = field(
+        default_factory=list, metadata=IMAGES | added_later([]) | evaluated_sizes()
+    )
+    """The size of evaluated images by epoch, a list of [epoch, pixels, crop_ratio].
+    Each holds from its epoch on, the first from epoch 0. The last one is data.image_size with
+    data.crop_ratio, which a prediction has too. A crop_ratio may be left out for data.crop_ratio,
+    and is for image files."""
+    rectangle_batch: int = field(default=0, metadata=IMAGES | added_later(0) | at_least(0))
+    """The number of images, sorted by aspect ratio, with a common rectangle in evaluation, or 0.
+    The rectangle has their mean aspect ratio, and the size of a square as its shorter side, as in
+    fast.ai's and DIU's code. 0 evaluates squares. It is for image files."""
+    rectangle_epoch: int = field(default=0, metadata=IMAGES | added_later(0) | at_least(0))
+    """The first epoch, from 0, that is evaluated in rectangles; those before it are in squares."""
 
     @property
     def is_within_epochs(self) -> bool:

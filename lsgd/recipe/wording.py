@@ -1,7 +1,7 @@
 """The description of a run in words: its summary and its result."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lsgd.recipe.settings import TARGET_DATA, Target
@@ -60,7 +60,7 @@ def summarize(recipe: "Recipe") -> str:
             + f" from epoch {stage.epoch} on"
             for stage in recipe.stages[1:]
         ),
-        *([_describe_sizes(recipe)] if recipe.image_sizes.points else []),
+        *([_describe_sizes(recipe)] if recipe.changes_image_sizes else []),
         *([NO_REPLAY] if recipe.strategy.name == "hogwild" else []),
         *([f"images skipped (data.skip): {skipped}"] if skipped else []),
         *recipe.replaced,
@@ -82,15 +82,20 @@ def _describe_settings(recipe: "Recipe") -> str:
 
 
 def _describe_sizes(recipe: "Recipe") -> str:
-    """Describe the sizes of training images by epoch, and that of evaluated images."""
-    changes = [
-        f"{size} from epoch {epoch} on" if epoch else f"{size}"
-        for epoch, size in recipe.size_changes
+    """Describe the sizes of training images by epoch, and those of evaluated images."""
+    trained = [(epoch, str(size)) for epoch, size in recipe.size_changes]
+    evaluated = [
+        (epoch, f"{images.side}{' in rectangles' * images.in_rectangles}")
+        for epoch, images in recipe.evaluated_changes
     ]
     return (
-        f"training images of {', '.join(changes)} pixels; evaluated ones of "
-        f"{recipe.data.image_size}"
+        f"training images of {_by_epoch(trained)} pixels; evaluated ones of {_by_epoch(evaluated)}"
     )
+
+
+def _by_epoch(changes: Sequence[tuple[int, str]]) -> str:
+    """Join texts, each with the epoch from which it holds unless that is the first one."""
+    return ", ".join(f"{text} from epoch {epoch} on" if epoch else text for epoch, text in changes)
 
 
 def format_result(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.rules import philox
+from lsgd.rules.rectangles import rectangle
 
 WINDOW, FLIP, SHIFT, JITTER, LIGHTING, POLICY, ERASE = 1, 2, 3, 9, 10, 14, 15
 """The last element of the counter for each kind of draw; others are used by other modules."""
@@ -140,20 +141,31 @@ def centred_squares(image_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate(((image_sizes - side) // 2, side, side), axis=1)
 
 
-def evaluation_regions(
-    image_sizes: NDArray[np.int64], side: int, crop_ratio: float = CROP_RATIO
-) -> NDArray[np.float64]:
-    """Return the centre region of each validation image: (left, top, width, height), (images, 4).
+def evaluation_crops(
+    image_sizes: NDArray[np.int64], side: int, crop_ratio: float = CROP_RATIO, aspect: float = 0.0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return each validation image's resized (width, height) and its crop's (left, top) in it.
 
-    It is the region that, resized to `side` x `side`, equals the centre crop after the short side
-    was resized to `side` / `crop_ratio`; the long side is then rounded down to whole pixels, as in
-    torchvision.
+    Both have the shape (images, 2). The short side is resized to `side` / `crop_ratio` and the long
+    side rounded down to whole pixels, as in torchvision. The crop is the centred rectangle of this
+    side and aspect ratio, which may exceed the image: then its corner is negative.
     """
     short = image_sizes.min(axis=1, keepdims=True)
     resized = round(side / crop_ratio) * image_sizes // short
-    corner = np.rint((resized - side) / 2)
+    return resized, np.rint((resized - rectangle(side, aspect)) / 2).astype(np.int64)
+
+
+def evaluation_regions(
+    image_sizes: NDArray[np.int64], side: int, crop_ratio: float = CROP_RATIO, aspect: float = 0.0
+) -> NDArray[np.float64]:
+    """Return the centre region of each validation image: (left, top, width, height), (images, 4).
+
+    It is the region that, resized to the rectangle of `side` and `aspect`, equals the crop of
+    evaluation_crops.
+    """
+    resized, corner = evaluation_crops(image_sizes, side, crop_ratio, aspect)
     scale = image_sizes / resized
-    return np.concatenate((corner * scale, side * scale), axis=1)
+    return np.concatenate((corner * scale, np.array(rectangle(side, aspect)) * scale), axis=1)
 
 
 def flip_mask(examples: NDArray[np.int64], *, seed: int, epoch: int) -> NDArray[np.bool_]:

@@ -42,6 +42,10 @@ class MicroBatch:
     """The split of the examples: `train`, or the name of an evaluation set."""
     side: int = 0
     """The side of the images, in pixels; 0 for data.image_size."""
+    crop_ratio: float = 0.0
+    """The side of evaluated images over the resized short side; 0 for data.crop_ratio."""
+    aspect: float = 0.0
+    """The aspect ratio of the rectangle of evaluated images; 0 for a square."""
 
     @property
     def by_worker(self) -> NDArray[np.int64]:

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd.comm import Comm, all_reduce_
-from lsgd.inputs import Batch, Inputs, evaluation_set_size, open_inputs, training_labels
+from lsgd.inputs import (
+    Batch,
+    Inputs,
+    evaluated_image_sizes,
+    evaluation_set_size,
+    open_inputs,
+    training_labels,
+)
 from lsgd.job.device import arrays_to_device
 from lsgd.models import DTYPES, make_network, memory_format
 from lsgd.recipe import Recipe
@@ -21,6 +28,7 @@ from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norms
 from lsgd.rules.counter_dropout import CounterBasedDraws, counter_dropout_layers
 from lsgd.rules.loss import binary_cross_entropy
 from lsgd.rules.metric import TOP1, Metric, named_metric
+from lsgd.rules.rectangles import group_by_aspect
 from lsgd.rules.sampler import MicroBatch
 from lsgd.workloads import CarriedState, is_finite_output
 from lsgd.workloads.own_metric import ImageMetric, open_metric
@@ -44,6 +52,7 @@ class ImageClassification:
             self.metric, self.own_metric = named_metric(name), own
             self.count_names += tuple(f"{name}: {each}" for each in own.count_names)
         self._set_size = cache(partial(evaluation_set_size, recipe))
+        self._rectangles = cache(self._group_by_rectangle)
         self.mixes = bool(recipe.data.mixup or recipe.data.cutmix)
         self.dtype, self.layout = DTYPES[recipe.precision], memory_format(recipe)
         # Cached, since every checkpoint asks for it and ImageNet's takes 0.2 s. Two epochs are
@@ -120,7 +129,11 @@ class ImageClassification:
         if self.recipe.model.frozen:
             with torch.device("meta"):
                 make_network(self.recipe)  # refuses wrong patterns, and the lr of a frozen head
-        return open_inputs(self.recipe, self.device)
+        inputs = open_inputs(self.recipe, self.device)
+        if self.recipe.evaluation.rectangle_batch:
+            for split in self.evaluation_sets:
+                self._rectangles(split)  # refuses an index without the size of an image
+        return inputs
 
     def example_order(self, epoch: int) -> NDArray[np.int64]:
         """Return the training images of an epoch in their random order.
@@ -132,12 +145,32 @@ class ImageClassification:
     def evaluation_micro_batches(self, split: str, rank: int, world_size: int) -> list[MicroBatch]:
         """Return the micro-batches of this process's share of an evaluation set's images.
 
-        The share is contiguous. Micro-batches have `val_batch` images, and are never padded.
+        The share is contiguous. Micro-batches have `val_batch` images, and are never padded. Those
+        of rectangles have images of one rectangle, and are the same for any number of processes,
+        which divide them.
         """
+        if self.recipe.evaluation.rectangle_batch:
+            every = self._rectangles(split)
+            share = sampler.contiguous_share(len(every), world_size, rank)
+            return every[share.start : share.stop]
         share = sampler.contiguous_share(self._set_size(split), world_size, rank)
         ids, size = np.arange(share.start, share.stop), self.recipe.val_batch
         chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
         return [MicroBatch(None, ids, range(0), step, split) for step, ids in enumerate(chunks)]
+
+    def _group_by_rectangle(self, split: str) -> list[MicroBatch]:
+        """Return all micro-batches of an evaluation set, each of images of one aspect ratio."""
+        size = self.recipe.val_batch
+        groups = group_by_aspect(
+            evaluated_image_sizes(self.recipe, split), self.recipe.evaluation.rectangle_batch
+        )
+        chunks = [
+            (ids[i : i + size], aspect) for ids, aspect in groups for i in range(0, len(ids), size)
+        ]
+        return [
+            MicroBatch(None, ids, range(0), step, split, aspect=aspect)
+            for step, (ids, aspect) in enumerate(chunks)
+        ]
 
     @contextmanager
     def evaluation_mode(self, model: nn.Module, inputs: Inputs) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """The rules of those whom a recipe may follow, each asked of a run that breaks it."""
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from helpers.composed import compose_recipe
 from lsgd import check, recipe
 from lsgd.check import images, learning_rate, network, sampling, step
 from lsgd.check.__main__ import main, verdict
-from lsgd.check.papers import PAPERS
+from lsgd.check.learning_rate import LrCurve
+from lsgd.check.papers import PAPERS, stated
 from lsgd.errors import UsageError
 
 SMALL = ("model=small_resnet", "workers_per_pass=2", "data.val_examples=1000", "data.classes=10")
@@ -244,6 +246,24 @@ def test_another_crop_of_evaluated_images(run: str) -> None:
         assert crop.is_followed != is_broken
 
 
+@pytest.mark.parametrize(
+    ("recipe", "word"),
+    [
+        ("diu_v100x8_rectangles", "evaluation.rectangle_epoch=22"),
+        ("diu_v100x8_rectangles", "evaluation.rectangle_batch=64"),
+        ("diu_v100x8_rectangles", "evaluation.image_sizes=[[0,128],[13,224],[25,288]]"),
+        ("bs256", "evaluation.rectangle_batch=128"),
+        ("bs256", "evaluation.image_sizes=[[0,128],[30,224]]"),
+    ],
+)
+def test_sizes_and_rectangles_of_evaluated_images(recipe: str, word: str) -> None:
+    """A crop of another epoch, number of images or ratio than the source's is found."""
+    for words in ((), (word,)):
+        asked = compose_recipe(f"+recipe={recipe}", *words)
+        [crop] = check.apply_rules(asked, [images._evaluation_crop(asked)])
+        assert crop.is_followed == (not words)
+
+
 def test_evaluations_every_four_epochs_are_mlperfs() -> None:
     words = (*RUNS["mlperf"], "evaluation.every=4", "evaluation.offset=2")
     assert deviating(*RUNS["mlperf"]) - deviating(*words) == {"evaluation_epochs"}
@@ -311,3 +331,12 @@ def test_the_paper_decides_nothing_of_a_run() -> None:
     asked, other = compose_recipe("+recipe=digits"), compose_recipe("+recipe=digits", "paper=nus")
     assert (other.paper, asked.paper) == ("nus", "goyal2017")
     assert other.fingerprint == asked.fingerprint
+
+
+@pytest.mark.parametrize("shape", [stated.by_power, stated.by_cosine])
+def test_a_run_as_short_as_the_warmup_has_an_lr_curve(shape: Callable[..., stated.LrRule]) -> None:
+    """The decay has 0 epochs then, by which its formula divides."""
+    epochs = np.arange(0, 5, 0.5)
+    rule = stated.lr_curve("code", "text", shape(2.0, 5.0))
+    assert rule.holds(LrCurve(2.0 * epochs / 5, epochs))
+    assert not rule.holds(LrCurve(2.0 * epochs / 4, epochs))

@@ -4,7 +4,7 @@ import copy
 import functools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -89,13 +89,17 @@ def any_learner() -> Learner:
 def facts_of_kind(recipe: Recipe) -> tuple[list[Observation], list[Observation]]:
     """Facts about this recipe before and behind the lr, found on the first one of its kind."""
     built = functools.cache(lambda: check.build_learner(recipe))
+    of_images = ("data", "inputs", "seed", "evaluation")
+    # The sizes and shapes of evaluated images are facts of images alone.
+    plain = replace(recipe.evaluation, image_sizes=[], rectangle_batch=0, rectangle_epoch=0)
+    alike = replace(recipe, evaluation=plain)
     return (
         [
-            *once("images", recipe, ("data", "inputs", "seed"), lambda: images.observe(recipe)),
+            *once("images", recipe, of_images, lambda: images.observe(recipe)),
             *once("network", recipe, NETWORK, lambda: network.observe(built())),
-            *once("step", recipe, KIND, lambda: step.observe(built())),
+            *once("step", alike, KIND, lambda: step.observe(built())),
         ],
-        once("sampling", recipe, SAMPLED, lambda: sampling.observe(built())),
+        once("sampling", alike, SAMPLED, lambda: sampling.observe(built())),
     )
 
 

@@ -87,6 +87,10 @@ def test_a_size_is_that_of_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> N
     ((plain, _),) = inputs.train([MicroBatch(0, wanted[1])])
     expected = F.interpolate(plain, (12, 12), mode="bilinear", antialias=True)
     torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-4)
+    ((held_out, _),) = inputs.evaluation([MicroBatch(None, wanted[1] % 20, split="val", side=12)])
+    ((plain, _),) = inputs.evaluation([MicroBatch(None, wanted[1] % 20, split="val")])
+    expected = F.interpolate(plain, (12, 12), mode="bilinear", antialias=True)
+    torch.testing.assert_close(held_out, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_validation_is_never_augmented(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index_folder(folder / "own")
     assert train.main(words(folder / "own", folder / "run")) == 0
     return folder
+
+
+def test_the_worst_images_of_rectangles_are_those_that_were_predicted(trained: Path) -> None:
+    """They are evaluated in the order of their aspect ratios, not in that of the folder."""
+    classifier = load_classifier(trained / "run", [*HERE, "val_batch=2"])
+    workload = classifier.workload
+    rule = replace(workload.recipe.evaluation, rectangle_batch=2)
+    workload.recipe = replace(workload.recipe, evaluation=rule)
+    own = classifier.predict_validation()
+    assert len({image.path for image in own.worst}) == 12
+    assert [NAMES[image.label] for image in own.worst] == [
+        Path(image.path).parent.name for image in own.worst
+    ]
 
 
 @pytest.fixture

@@ -57,9 +57,41 @@ def test_a_dry_run_has_sizes_in_proportion() -> None:
     assert library.training_sizes == (160, 192, 224)
 
 
+def test_evaluated_images_have_the_size_of_their_epoch_and_at_the_end_that_of_predictions() -> None:
+    recipe = compose_recipe(
+        "+recipe=bs256", "data.image_size=288", "evaluation.rectangle_batch=128",
+        "evaluation.image_sizes=[[0,128,0.8],[30,224],[60,288]]", "evaluation.rectangle_epoch=60",
+    )  # fmt: skip
+    square, rectangle = (224, 0.875, False), (288, 0.875, True)
+    sizes = [recipe.evaluated_images(epoch) for epoch in (29, 30, 59, 60, 89)]
+    assert sizes == [(128, 0.8, False), square, square, rectangle, rectangle]
+    assert recipe.evaluated_changes == ((0, sizes[0]), (30, square), (60, rectangle))
+    text = "evaluated ones of 128, 224 from epoch 30 on, 288 in rectangles from epoch 60 on"
+    assert f"training images of 288 pixels; {text}" in recipe.summary()
+    assert scale_epochs(recipe, 9)[-2:] == [
+        "evaluation.image_sizes=[[0,128,0.8],[3,224],[6,288]]", "evaluation.rectangle_epoch=6",
+    ]  # fmt: skip
+    ends = scale_epochs(recipe, 1)[-2:]  # the size of the end is never lost
+    assert ends == ["evaluation.image_sizes=[[0,288]]", "evaluation.rectangle_epoch=0"]
+    assert make_dry_run(recipe).evaluated_changes == ((0, (32, 0.875, False)),)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("evaluation.image_sizes=[[0,128]]", "ends with 128 pixels .* data.image_size=224 and .*;"),
+        ("evaluation.image_sizes=[[0,224,0.9]]", "a crop_ratio of 0.9, and a trained .*=0.875;"),
+        ("evaluation.image_sizes=[[1,224]]", "does not begin at epoch 0"),
+        ("evaluation.image_sizes=[[0,128],[90,224]]", "begins at epoch 90 of a run of 90"),
+        ("evaluation.image_sizes=[[0,12.5],[9,224]]", r"has \[0,12.5\], which is not an epoch, a"),
+        ("evaluation.image_sizes=[[0,112,1.5],[9,224]]", "a crop_ratio above 0 and up to 1; write"),
+        ("evaluation.rectangle_epoch=3", "has no effect without evaluation.rectangle_batch; write"),
+        ("evaluation.rectangle_batch=8 data.image_size=100", "multiples of 8, .* and 100 is not"),
+        ("evaluation.rectangle_batch=8 evaluation.rectangle_epoch=90", "=90 begins at epoch 90 of"),
+        (
+            "evaluation.image_sizes=[[0,28]] data=fashion_mnist model=lenet5 workers=2",
+            "model=lenet5 takes 28 x 28; write",
+        ),
         ("image_sizes.multiple=4", "multiple=4 has no effect without image_sizes.points"),
         ("image_sizes.points=[[0,0.5]]", r"has \[0,0.5\], which is not a pair .*from 1 on"),
         ("image_sizes.points=[[91,64]]", "has epoch 91, which is outside a run of 90 epochs"),

@@ -28,9 +28,12 @@ PHASES = (
     "schedule.points=[[0,0.01],[1,0.05],[2,0.08],[2,0.02],[4,0]]",
     "batch_schedule=[[1,5,12],[2,4,8],[3,3,10]]",
     "data.image_size=12", "image_sizes.points=[[0,8],[1,8],[1,12],[3,20]]",
-    "image_sizes.multiple=4",
+    "image_sizes.multiple=4", "evaluation.image_sizes=[[0,8],[2,16],[3,12]]",
 )  # fmt: skip
-"""8 steps of 24 images, 4 of 60, 6 of 32, 7 of 30; of 8, 12, 16 and 20 pixels."""
+"""8 steps of 24 images, 4 of 60, 6 of 32, 7 of 30; of 8, 12, 16 and 20 pixels.
+
+Evaluated are 8, 8, 16 and 12 pixels.
+"""
 OTHERS = (
     "loss=bce", "label_smoothing=0.08", "optim.decay=decoupled", "optim.decay_norm=true",
     "model.blurpool=all", "model.gamma=uniform", "model.last_bias=-2.3", "evaluation.mirror=true",
@@ -124,7 +127,10 @@ def test_the_sizes_make_a_difference(alone: Checkpoint) -> None:
 
 
 def test_measured_statistics_are_of_the_size_of_the_epoch() -> None:
-    """They are measured on the crops of the first epoch, whatever the epoch of the evaluation."""
+    """They are measured on the crops of the first epoch, whatever the epoch of the evaluation.
+
+    After them come the evaluated images, in the size of the epoch too.
+    """
     learner = Learner(
         phases("bn_statistics=precise", "bn_statistics.examples=24"), SingleComm(), CPU
     )
@@ -133,7 +139,7 @@ def test_measured_statistics_are_of_the_size_of_the_epoch() -> None:
     inputs = learner.workload.inputs()
     for epoch in (0, 2, None):
         evaluate(TrainedModel(learner.workload, learner.model, learner.comm, CPU, epoch), inputs)
-    assert sizes == [8, 12, 16, 12, 20, 12]
+    assert sizes == [8, 8, 16, 16, 20, 12]
     assert learner.epoch == 0
 
 
@@ -146,3 +152,5 @@ def test_a_checkpoint_is_evaluated_to_what_its_run_said(tmp_path: Path) -> None:
     rates = checkpoint.decode_checkpoint(checkpoint.read(saved), "").rates[2]
     found = evaluate_path(saved)["val"].with_prefix("val")
     assert found == pytest.approx({key: rates[key] for key in found}, rel=1e-12)
+    asked = evaluate_path(saved, ["data.image_size=12"])["val"].metrics
+    assert asked["loss"] != pytest.approx(found["val_loss"], rel=1e-6)

@@ -59,7 +59,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     end, rows = MACHINES[recipe.workers]
     phases = [TrainingPhase(*row) for row in rows]
     minibatches = [(p.epoch, recipe.workers, p.n) for p in phases]
-    sizes = [(phase.epoch, phase.side) for phase in phases]
+    sizes = _changes([(phase.epoch, phase.side) for phase in phases])
+    crops = [(epoch, side, int(side * 1.14), 128 * (side == 288)) for epoch, side in sizes]
     return RULES | {
         "phases": Rule(
             "train",
@@ -68,9 +69,12 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
             + ", …",
             lambda found: found == _changes(minibatches),
         ),
-        "image_sizes": Rule(
-            "train", "128, then 224 and 288 pixels", lambda found: found == _changes(sizes)
+        "evaluation_crop": Rule(
+            "code",
+            "short side 1.14 times the size, and rectangles of 128 images in the last phase",
+            lambda found: found == crops,
         ),
+        "image_sizes": Rule("train", "128, then 224 and 288 pixels", lambda found: found == sizes),
         "lr_curve": stated.lr_curve(
             "train",
             f"from {phases[0].lr:g} to {phases[-1].last_lr:g}, linear in a phase, whose steps are "
@@ -113,7 +117,6 @@ RULES = goyal2017.rules_for_section("code", *NETWORK, "loss") | {
     ),
     "resize": stated.resize("code", "bilinear"),
     "colour": stated.colour_as_stored("code"),
-    "evaluation_crop": Rule("code", "rectangles in the last phase", lambda _: False),
     "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
     "batchnorm_decay": stated.no_batchnorm_decay("code"),
     "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
