@@ -35,6 +35,8 @@ class PeerScript:
     """The pattern of a line for a completed step, as in TrainingCommand."""
     arguments: Callable[[Recipe, Path], Sequence[str]]
     """A function that returns the script's arguments for a recipe and an output folder."""
+    fastest: Sequence[str]
+    """The script's further arguments for its fastest training on a CPU without a compiler."""
 
     def check(self, checkout: Path) -> None:
         """Raise UsageError if the folder is no checkout of the project."""
@@ -54,13 +56,16 @@ class PeerScript:
             where = f"not a git checkout, sha256 of the script {digest[:12]}"
         return f"{self.repository} {found[0] if found else 'unknown'}, {self.script}, {where}"
 
-    def training_factory(self, checkout: Path, recipe: Recipe) -> TrainingFactory:
+    def training_factory(
+        self, checkout: Path, recipe: Recipe, *, fastest: bool = False
+    ) -> TrainingFactory:
         """Return the unchanged script's training of a recipe, for any output folder."""
+        further = self.fastest if fastest else ()
 
         def of_folder(folder: Path) -> TrainingCommand:
             script = str(checkout / self.script)
             return TrainingCommand(
-                [*RUN_SCRIPT, script, *self.arguments(recipe, folder)], self.step
+                [*RUN_SCRIPT, script, *self.arguments(recipe, folder), *further], self.step
             )
 
         return of_folder
@@ -116,6 +121,7 @@ TORCHVISION = PeerScript(
     version="version.txt",
     step=r"Epoch: \[\d+\]\s+\[\s*\d+/\d+\]",
     arguments=_torchvision,
+    fastest=(),  # its --amp is for CUDA alone, and it has no option for the memory format
 )
 TIMM = PeerScript(
     repository="huggingface/pytorch-image-models",
@@ -123,4 +129,5 @@ TIMM = PeerScript(
     version="timm/version.py",
     step=r"Train: \d+ \[\s*\d+/\d+",
     arguments=_timm,
+    fastest=("--amp", "--amp-dtype", "bfloat16", "--channels-last"),
 )

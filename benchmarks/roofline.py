@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from benchmarks.operator_groups import operator_group
 from lsgd.bench import results
 from lsgd.bench.setting import Result, check_not_launched, recipe_facts, recipe_lines
 from lsgd.comm.single import SingleComm
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.inputs.synthetic import SyntheticInputs
-from lsgd.job.command import run_command
+from lsgd.job.command import integer_from, run_command
 from lsgd.job.device import pick_device
 from lsgd.learner import Learner
 from lsgd.models import DTYPES
@@ -32,22 +33,20 @@ ABOUT = """\
 Where does the time of a step on a CPU go, and how much less could it be? Each operator of lsgd's
 own step of one micro-batch is measured in processor seconds, and compared with its roofline: the
 bytes that it moves over the memory bandwidth, or its floating-point operations over the peak
-arithmetic, whichever takes longer. Both rates are measured first, by a copy and by convolutions.
-Small tensors stay in caches, so that their operators can be faster than their roofline. Images are
-made up, and the model is not compiled.
+arithmetic, whichever takes longer; groups of operators, such as BN, are summed. Both rates are
+measured first, by a copy and by convolutions. Small tensors stay in caches, so that their operators
+can be faster than their roofline. Images are made up, and the model is not compiled.
 
   python -m benchmarks.roofline recipe=bs256
   … precision=bfloat16 channels_last=true      another number format and memory layout
 """
 
-STEPS = 3
-"""The measured steps, after one that warms up; of each operator the fastest step counts."""
 PROBE_SECONDS = 0.5
 """The processor seconds for which each rate of the machine is measured."""
 COPIED = 2**27
 """The elements of the copied tensor, half a GiB, which no cache holds."""
 LEAST_SHARE = 0.01
-"""The share of the step's time below which operators are summed in one row."""
+"""The share of the step's time below which operators or groups are summed in one row."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,13 @@ class TimedOperators(OperatorTraffic):
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
+        self.groups: list[str] = []
         self._duration = 0.0
 
     def clear(self) -> None:
         """Discard the operator calls and times recorded so far."""
         super().clear()
-        self.seconds = []
+        self.seconds, self.groups = [], []
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -93,6 +93,11 @@ class TimedOperators(OperatorTraffic):
         super().record_operator(function, args, kwargs, result)
         if len(self.calls) > before:  # views and allocations are left out
             self.seconds.append(self._duration)
+            self.groups.append(operator_group(self.calls[-1].name, args, result))
+
+    def names(self) -> dict[str, list[str]]:
+        """Return the name of the operator and of the group of each recorded call."""
+        return {"operator": [call.name for call in self.calls], "group": self.groups}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -103,7 +108,14 @@ def main(argv: Sequence[str]) -> int:
 def roofline(argv: Sequence[str]) -> None:
     """Measure the operators of the recipe's step, print the table and save it in --out."""
     line = RecipeParser(program="benchmarks.roofline", about=ABOUT)
-    line.usage = f"{line.usage} [--out FOLDER]"
+    line.usage = f"{line.usage} [--steps N] [--out FOLDER]"
+    line.add_argument(
+        "--steps",
+        type=integer_from(1),
+        default=3,
+        metavar="N",
+        help="measure N steps after one that warms up; the fastest of each operator counts (3)",
+    )
     results.add_out(line, "roofline")
     recipe, options = line.parse(argv)
     check_not_launched("the steps of one are measured")
@@ -120,12 +132,12 @@ def roofline(argv: Sequence[str]) -> None:
         )
     with results.open_record("roofline", line.prog, argv, options.out) as record:
         result = recipe_facts(recipe, device)
-        result |= measure(recipe, device)
+        result |= measure(recipe, device, options.steps)
         record.write_report(result, report(result))
 
 
-def measure(recipe: Recipe, device: torch.device) -> Result:
-    """Measure the machine's rates and the operators of steps of one micro-batch."""
+def measure(recipe: Recipe, device: torch.device, count: int) -> Result:
+    """Measure the machine's rates and the operators of `count` steps of one micro-batch."""
     # With a tiny lr nothing can diverge.
     slow = replace(recipe, schedule=replace(recipe.schedule, reference_lr=1e-9))
     learner = Learner(slow, SingleComm(), device)  # sets the number of threads
@@ -138,9 +150,9 @@ def measure(recipe: Recipe, device: torch.device) -> Result:
     task = StepTask(0, examples, workers, [only])
     inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
     steps: list[float] = []
-    fastest: dict[str, float] = {}
+    fastest: dict[str, dict[str, float]] = {"operator": {}, "group": {}}
     timed = TimedOperators()
-    for number in range(STEPS + 1):
+    for number in range(count + 1):
         batches = iter(list(inputs.train([only])))
         timed.clear()
         begin = time.process_time()
@@ -152,15 +164,22 @@ def measure(recipe: Recipe, device: torch.device) -> Result:
             train_step(learner, task, batches)
         if number:
             steps.append(whole)
-            for name, seconds in seconds_by_operator(timed).items():
-                fastest[name] = min(seconds, fastest.get(name, seconds))
-    rows = operator_rows(timed.calls, fastest, rates)
+            for kind, names in timed.names().items():
+                known = fastest[kind]
+                for name, seconds in sum_seconds(names, timed.seconds).items():
+                    known[name] = min(seconds, known.get(name, seconds))
+    rows = {
+        kind: roofline_rows(kind, names, timed.calls, fastest[kind], rates)
+        for kind, names in timed.names().items()
+    }
     return {
         "bandwidth": rates.bandwidth,
         "peak": rates.peak,
         "step_seconds": min(steps),
         "images_per_step": examples,
-        "operators": rows,
+        "steps": count,
+        "operators": rows["operator"],
+        "groups": rows["group"],
     }
 
 
@@ -191,24 +210,31 @@ def _fastest(action: Any) -> float:
     return min(times)
 
 
-def seconds_by_operator(timed: TimedOperators) -> dict[str, float]:
-    """Return the processor seconds of a step's calls, summed by operator."""
+def sum_seconds(names: Sequence[str], seconds: Sequence[float]) -> dict[str, float]:
+    """Return the processor seconds of a step's calls, summed by name."""
     found: defaultdict[str, float] = defaultdict(float)
-    for call, seconds in zip(timed.calls, timed.seconds, strict=True):
-        found[call.name] += seconds
+    for name, each in zip(names, seconds, strict=True):
+        found[name] += each
     return dict(found)
 
 
-def operator_rows(
-    calls: Sequence[OperatorCall], seconds: dict[str, float], rates: Rates
+def roofline_rows(
+    kind: str,
+    names: Sequence[str],
+    calls: Sequence[OperatorCall],
+    seconds: dict[str, float],
+    rates: Rates,
 ) -> list[Result]:
-    """Return the measurements and the roofline of each operator, the slowest operator first."""
+    """Return the measurements and the roofline of the calls of each name, the slowest name first.
+
+    `kind` is the key of the name in a row, operator or group; `names` has that of each call.
+    """
     rows = []
     for name in sorted(seconds, key=lambda name: -seconds[name]):
-        own = [call for call in calls if call.name == name]
+        own = [call for call, its in zip(calls, names, strict=True) if its == name]
         rows.append(
             {
-                "operator": name,
+                kind: name,
                 "calls": len(own),
                 "seconds": seconds[name],
                 "bytes": sum(call.bytes_moved for call in own),
@@ -221,15 +247,31 @@ def operator_rows(
 
 def report(result: Result) -> str:
     """Return the benchmark's result as a report in Markdown."""
-    rows: list[Result] = result["operators"]
-    total = _summed("all operators", rows)
+    return "\n".join(
+        [
+            *recipe_lines(result),
+            f"a step of one micro-batch of {result['images_per_step']} images: "
+            f"{result['step_seconds']:.3f} CPU s, the fastest of {result['steps']}, and its "
+            "operators measured one by one",
+            f"this machine: {result['bandwidth'] / 1e9:.1f} GB and {result['peak'] / 1e9:,.0f} "
+            "GFLOP per CPU second",
+            "",
+            _table("group", result["groups"]),
+            "",
+            _table("operator", result["operators"]),
+        ]
+    )
+
+
+def _table(kind: str, rows: Sequence[Result]) -> str:
+    total = _summed(kind, f"all {kind}s", rows)
     small = [row for row in rows if row["seconds"] < LEAST_SHARE * total["seconds"]]
     shown = [row for row in rows if row not in small]
-    shown += [_summed(f"{len(small)} others", small)] if small else []
-    head = ["operator", "calls", "CPU s", "share", "GB", "GFLOP", "roofline, CPU s", "times it"]
+    shown += [_summed(kind, f"{len(small)} others", small)] if small else []
+    head = [kind, "calls", "CPU s", "share", "GB", "GFLOP", "roofline, CPU s", "times it"]
     table = [
         [
-            row["operator"],
+            row[kind],
             str(row["calls"]),
             f"{row['seconds']:.4f}",
             f"{100 * row['seconds'] / total['seconds']:.0f} %",
@@ -240,23 +282,12 @@ def report(result: Result) -> str:
         ]
         for row in [*shown, total]
     ]
-    return "\n".join(
-        [
-            *recipe_lines(result),
-            f"a step of one micro-batch of {result['images_per_step']} images: "
-            f"{result['step_seconds']:.3f} CPU s, the fastest of {STEPS}, and its operators "
-            "measured one by one",
-            f"this machine: {result['bandwidth'] / 1e9:.1f} GB and {result['peak'] / 1e9:,.0f} "
-            "GFLOP per CPU second",
-            "",
-            markdown_table(head, table),
-        ]
-    )
+    return markdown_table(head, table)
 
 
-def _summed(name: str, rows: Sequence[Result]) -> Result:
+def _summed(kind: str, name: str, rows: Sequence[Result]) -> Result:
     keys = ("calls", "seconds", "bytes", "flops", "least_seconds")
-    return {"operator": name} | {key: sum(row[key] for row in rows) for key in keys}
+    return {kind: name} | {key: sum(row[key] for row in rows) for key in keys}
 
 
 if __name__ == "__main__":

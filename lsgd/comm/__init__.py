@@ -1,6 +1,7 @@
 """Communication between the processes of one job, over a choice of libraries."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -289,13 +290,22 @@ def communicating(*errors: type[Exception], fix: str = RERUN) -> Iterator[None]:
     except (OutOfMemoryError, AcceleratorError):
         raise  # subclasses of RuntimeError, but errors of this process itself
     except errors as error:
-        why = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
+        why = first_line(str(error) or type(error).__name__).partition(". ")[0]
         raise PeerLostError(
             f"another process has exited, or the network has failed ({why}); its own message "
             f"says why; {fix}"
         ) from None
     finally:
         _wait_time.seconds += perf_counter() - begin
+
+
+def first_line(message: str) -> str:
+    """Return the first line of a library's error message, without places in its source.
+
+    >>> first_line("failed with [/w/gloo/tcp/pair.cc:537] Read error [10.0.0.2]:37585: reset\\n")
+    'failed with Read error [10.0.0.2]:37585: reset'
+    """
+    return re.sub(r"\[\S+\.(cc|cpp|h):\d+\] ", "", message.strip().partition("\n")[0])
 
 
 def seconds_waited() -> float:
@@ -321,11 +331,10 @@ def all_or_raise(comm: Comm, action: Callable[[], T]) -> T:
     try:
         result = action()
     except UsageError as error:
-        refusal = str(error)
-    refusals = [(rank, text) for rank, text in enumerate(comm.gather_objects(refusal)) if text]
-    if refusals:
-        rank, text = refusals[0]
-        raise UsageError(text if rank == 0 else f"process {rank}: {text}")
+        who = f"process {comm.rank}{detect_launch().on_host}: " if comm.rank else ""
+        refusal = f"{who}{error}"
+    if refusals := [text for text in comm.gather_objects(refusal) if text]:
+        raise UsageError(refusals[0])
     return result  # type: ignore[return-value]
 
 

@@ -1,6 +1,7 @@
 """Processes joined by torch.distributed: gloo between CPUs, NCCL or the like between GPUs."""
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -14,16 +15,20 @@ import torch.distributed as dist
 # they would keep it alive, and gloo's threads would sometimes end the process with an error.
 import torch.distributed.nn.functional
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from lsgd.comm import RERUN, communicating
+from lsgd.comm import RERUN, communicating, first_line
 from lsgd.comm.group import GroupComm, wait_for
 from lsgd.comm.pair import ProcessPair, open_pairs
 from lsgd.errors import UsageError
 from lsgd.job.launcher import Launch
 
 T = TypeVar("T")
+MISSING = "missing"
+"""The key in the store with the ranks that have not joined: empty as soon as all have."""
+READING = 1.0
+"""The seconds that process 0, which has the store, leaves the others to read these ranks."""
 WATCHDOG = 60.0
 """Seconds beyond comm.timeout after which NCCL's watchdog aborts a process, with exit code -6."""
 
@@ -122,21 +127,43 @@ def error_cause(message: str) -> str:
     for line, following in pairwise(lines):
         if line == "Last error:":
             return following
-    return lines[0] if lines else "no reason given"
+    return first_line(lines[0]) if lines else "no reason given"
 
 
 def _join(launch: Launch, address: str, timeout: float) -> Store:
     """Connect to the store of process 0 at this address; wait until all processes have joined."""
     limit = timedelta(seconds=timeout)
-    meeting = rendezvous(f"tcp://{address}", launch.rank, launch.world_size, timeout=limit)
-    store: Store = next(meeting)[0]
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        meeting = rendezvous(f"tcp://{address}", launch.rank, launch.world_size, timeout=limit)
+        store: Store = next(meeting)[0]
+    else:
+        host, _, port = address.rpartition(":")
+        # Process 0 does not wait in here, where it would not learn which processes are missing.
+        store = TCPStore(
+            host,
+            int(port),
+            launch.world_size,
+            is_master=launch.rank == 0,
+            timeout=limit,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
     store.set(f"joined/{launch.rank}", "")
-    others = [f"joined/{rank}" for rank in range(launch.world_size)]
+    # All wait for one key: to wait for those of all others would take N requests of N keys.
+    if store.add("joined", 1) == launch.world_size:
+        store.set(MISSING, "")
     try:
-        store.wait(others, limit)
+        store.wait([MISSING], limit)
     except dist.DistStoreError:
-        missing = [str(rank) for rank, key in enumerate(others) if not store.check([key])]
-        raise RuntimeError(f"no answer from process {', '.join(missing)}") from None
+        others = [f"joined/{rank}" for rank in range(launch.world_size)]
+        missing = ", ".join(str(rank) for rank, key in enumerate(others) if not store.check([key]))
+        if launch.rank == 0:  # those that joined late would learn no more than that it has gone
+            store.set(MISSING, missing)
+            time.sleep(READING)
+    else:
+        missing = store.get(MISSING).decode()
+    if missing:
+        raise RuntimeError(f"no answer from process {missing}")
     return store
 
 

@@ -288,14 +288,14 @@ def run_command(command: Callable[[], object]) -> int:
                 return leave(0, "")
             except ExitError as error:
                 if error.is_local:
-                    print(f"lsgd: process {rank}: {error}", file=sys.stderr)
+                    print(f"lsgd: process {rank}{launch.on_host}: {error}", file=sys.stderr)
                 elif rank == 0:
                     print(f"lsgd: {error}", file=sys.stderr)
                 code, alone = leave(error.exit_code, str(error)), error.is_local
             except OSError as error:
                 if (full := disk_full_error(error)) is None:
                     raise
-                print(f"lsgd: process {rank}: {full}", file=sys.stderr)
+                print(f"lsgd: process {rank}{launch.on_host}: {full}", file=sys.stderr)
                 code, alone = leave(full.exit_code, str(full)), True
             except KeyboardInterrupt as interrupt:
                 forget_interrupt()

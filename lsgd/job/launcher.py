@@ -5,6 +5,7 @@ take precedence over the rendezvous that the table gives.
 """
 
 import os
+import platform
 import re
 import zlib
 from collections.abc import Mapping
@@ -35,6 +36,14 @@ class Launch:
     master_port: int = DEFAULT_PORT
     restart_count: int | None = None
     """The number of earlier starts of this rank; None under launchers that restart none."""
+
+    @property
+    def on_host(self) -> str:
+        """The words " on HOST" for messages about a process of a job over several machines.
+
+        They are empty on a single machine.
+        """
+        return f" on {platform.node()}" if self.local_size < self.world_size else ""
 
 
 @dataclass(frozen=True)

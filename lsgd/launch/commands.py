@@ -83,6 +83,12 @@ def torchrun(request: Request) -> LaunchCommand:
         port = os.environ.get("MASTER_PORT") or DEFAULT_PORT
         meeting = ["--nnodes", options["--nodes"], "--rdzv-backend", "c10d"]
         meeting += ["--rdzv-endpoint", f"{master}:{port}"]
+        if not request.print_only:  # torchrun itself prints nothing while it waits
+            print(
+                f"lsgd: waiting at {master}:{port} for this command on {options['--nodes']} "
+                "machines; torchrun fails after ten minutes, or after one if it cannot connect",
+                file=sys.stderr,
+            )
     processes = count_processes("torchrun", options)
     program = _beside_python("torchrun")
     logs = _log_folder(request)

@@ -12,6 +12,7 @@ from lsgd.installation import install_command
 from lsgd.plan import paper
 from lsgd.plan.hardware import Constant
 from lsgd.plan.network import MAX_WAIT_SHARE, min_required_gbits, required_gbits
+from lsgd.plan.start import start_line
 from lsgd.plan.step import ModelledCluster, StepTime, last_micro_batch_images
 from lsgd.recipe import Recipe
 from lsgd.tables import markdown_table
@@ -91,6 +92,7 @@ def report(
         memory,
         f"Images to read and decode: {run.step.images_per_second / nodes:,.0f}/s on each "
         "server, which the model assumes; python -m lsgd.bench inputs measures it.",
+        start_line(nodes, gpus),
         f"This run, {recipe.workers} workers on any number of GPUs:",
         _rows(fixed),
         f"One worker of {recipe.worker_batch} images on each GPU, a minibatch that grows with "

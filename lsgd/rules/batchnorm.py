@@ -6,7 +6,7 @@ k grows; statistics are never shared between workers (Goyal et al. 2017, section
 
 import warnings
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -113,15 +113,12 @@ def choose_normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
 
     In contiguous memory the channels of all workers are adjacent, and one library call costs what
     plain BN does. In channels_last they are not: a GPU runs compiled kernels, and a CPU, which may
-    have no compiler, copies the images.
+    have no compiler, makes a call for each worker, so that the images stay in channels_last.
     """
-    if (
-        workers == 1
-        or images.device.type not in TRITON
-        or images.is_contiguous()
-        or images.dim() < 4
-    ):
+    if workers == 1 or images.is_contiguous() or images.dim() < 4:
         return normalise_by_library
+    if images.device.type not in TRITON:
+        return normalise_by_library if torch.compiler.is_compiling() else normalise_in_turn
     # A model that is being compiled has a compiler.
     if torch.compiler.is_compiling() or not compiler_problem(images.device):
         return normalise_compiled
@@ -159,19 +156,88 @@ def normalise_by_library(
     # A moving average with momentum 1 is the statistics of this call.
     seen = weight.new_zeros(2, workers * channels)
     mean, var = seen.unbind()
-    call = partial(F.batch_norm, training=True, momentum=1.0, eps=eps)
     if workers == 1:
-        return call(images, mean, var, weight, bias), seen
-    output = call(
+        return F.batch_norm(images, mean, var, weight, bias, True, 1.0, eps), seen
+    output = F.batch_norm(
         images.reshape(count // workers, workers * channels, *size),
         mean,
         var,
         weight.expand(workers, -1).flatten(),
         bias.expand(workers, -1).flatten(),
+        training=True,
+        momentum=1.0,
+        eps=eps,
     )
     # Not a view: autograd would copy its base when an in-place ReLU changes it.
     output = torch.ops.aten._unsafe_view(output, images.shape)
-    return output, seen.unflatten(1, (workers, channels)).sum(1)
+    return output, seen.view(2, workers, channels).sum(1)
+
+
+def normalise_in_turn(
+    images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Batch-normalise each worker's images by a library call of its own, in channels_last.
+
+    One call for all would copy the images into contiguous memory and back for the next convolution,
+    pixel by pixel; a copy of one worker's images moves whole images.
+    """
+    output, seen = _InTurn.apply(images, weight, bias, workers, eps)  # type: ignore[no-untyped-call]
+    return output, seen
+
+
+class _InTurn(torch.autograd.Function):
+    """The autograd function of BN with a call for each worker.
+
+    Autograd would clone the gradient of all images once for each worker.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the batch-normalised images and the sums of the workers' means and variances."""
+        output = torch.empty_like(images, memory_format=torch.channels_last)
+        # A moving average with momentum 1 is the statistics of this call.
+        seen = weight.new_zeros(workers, 2, images.shape[1])
+        saved = []
+        for worker in range(workers):
+            own = _images_of(worker, workers, images)
+            normalised, mean, inverse_std = torch.native_batch_norm(
+                own, weight, bias, seen[worker, 0], seen[worker, 1], True, 1.0, eps
+            )
+            output[worker::workers] = normalised
+            saved += [own, mean, inverse_std]
+        ctx.save_for_backward(weight, *saved)
+        ctx.eps = eps
+        seen = seen.sum(0)
+        ctx.mark_non_differentiable(seen)
+        return output, seen
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of a batch norm's images, gamma and beta."""
+        weight, *saved = ctx.saved_tensors
+        workers = len(saved) // 3
+        dx = torch.empty_like(upstream[0], memory_format=torch.channels_last)
+        dgamma, dbeta = torch.zeros_like(weight), torch.zeros_like(weight)
+        for worker in range(workers):
+            images, mean, inverse_std = saved[3 * worker : 3 * worker + 3]
+            own = torch.ops.aten.native_batch_norm_backward(
+                _images_of(worker, workers, upstream[0]),
+                *(images, weight, None, None, mean, inverse_std),
+                train=True,
+                eps=ctx.eps,
+                output_mask=[True] * 3,
+            )
+            dx[worker::workers] = own[0]
+            dgamma += own[1]
+            dbeta += own[2]
+        return dx, dgamma, dbeta, None, None
+
+
+def _images_of(worker: int, workers: int, images: Tensor) -> Tensor:
+    """Copy one worker's images of a micro-batch of several, in channels_last."""
+    return images[worker::workers].contiguous(memory_format=torch.channels_last)
 
 
 def normalise_compiled(

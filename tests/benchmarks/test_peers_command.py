@@ -102,6 +102,8 @@ def test_the_scripts_get_what_the_recipe_has(few: Recipe, images: Path) -> None:
         assert given["--opt"] == nesterov
         assert given["--model"] == "resnet50"
         assert "40" in words
+        fastest = peer.training_factory(checkout, few, fastest=True)(out)
+        assert list(fastest.command) == [*words, *peer.fastest]
         words = list(peer.training_factory(checkout, other)(out).command)
         given = dict(pairwise(words))
         assert (given["--opt"], given["--weight-decay"]) == (plain, "0.25")
@@ -135,6 +137,7 @@ def test_the_whole_command(
     vision = checkout(tmp_path / "vision", TORCHVISION, PRINTS.format(line=line))
     timm = checkout(tmp_path / "timm", TIMM, "import a_module_that_is_not")
     ours = PRINTS.format(line="f'step {step}/313'")
+    overrides: list[str] = []
     looks = count(1)
     monkeypatch.setattr(
         process_measurement, "usage", lambda pid: Usage(next(looks), 0.0, next(looks))
@@ -143,13 +146,15 @@ def test_the_whole_command(
     monkeypatch.setattr(peers, "BATCH", 2)
     monkeypatch.setattr(
         peers, "lsgd_trainings",
-        lambda words: {
+        lambda words, cache: overrides.extend(words) or {
             OURS: lambda folder: TrainingCommand([sys.executable, "-c", ours], r"step \d+/")
         },
     )  # fmt: skip
     words = ["--torchvision", str(vision), "--timm", str(timm), "--images", str(images)]
     out = tmp_path / "out"
-    assert main([*words, "--steps", "3", "--rounds", "6", "--out", str(out)]) == 0
+    counted = ["--steps", "3", "--rounds", "6", "--fastest"]
+    assert main([*words, *counted, "--out", str(out)]) == 0
+    assert overrides[-2:] == ["precision=bfloat16", "channels_last=true"]
     found = json.loads((out / "peers.json").read_text())
     assert all({*each} == {OURS, "torchvision"} for each in found["samples"].values())
     assert all(len(v) == 6 for each in found["samples"].values() for v in each.values())
@@ -159,6 +164,9 @@ def test_the_whole_command(
     assert "pytorch/vision 1.2.3a0, references/classification/train.py, not a git" in said
     assert "the CPU seconds per step of torchvision" in said
     assert "threads: 1" in said
+    assert "workers=1, each with its fastest settings" in said
+    assert found["first_round"][OURS]["first_step_seconds"] > 0
+    assert "- lsgd, in the first round, before its cache has a choice (hardware=auto): " in said
 
 
 def test_what_fails_later_has_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +225,7 @@ def result(**values: dict[str, list[float]]) -> dict[str, object]:
     return {
         "model": "m", "image_size": 64, "batch": 32, "loaders": 1, "rounds": 6, "steps": 9,
         "machine": machine, "versions": {"torch": "2"}, "date": "today", "scripts": {},
-        "missing": {}, "samples": samples,
+        "missing": {}, "samples": samples, "fastest": False, "first_round": {},
     }  # fmt: skip
 
 

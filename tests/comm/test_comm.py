@@ -1,4 +1,5 @@
 import os
+import platform
 import socket
 import sys
 from collections.abc import Callable
@@ -204,6 +205,13 @@ def test_the_process_that_never_came_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("MASTER_PORT", str(port))
     with pytest.raises(UsageError, match=rf"{port} within 1 s \(no answer from process 2\)"):
         open_comm(CommSettings(library="torch", timeout=600, join_timeout=1), CPU)
+    first.set("missing", "2, 7")  # as process 0 does before it ends and takes the store along
+    with pytest.raises(UsageError, match=r"within 60 s \(no answer from process 2, 7\)"):
+        open_comm(CommSettings(library="torch", timeout=600, join_timeout=60), CPU)
+    del first
+    torchrun(monkeypatch, rank=0, size=3, local=3)
+    with pytest.raises(UsageError, match=r"within 1 s \(no answer from process 1, 2\)"):
+        open_comm(CommSettings(library="torch", timeout=600, join_timeout=1), CPU)
 
 
 @pytest.mark.horovod
@@ -317,7 +325,9 @@ def raising(error: BaseException) -> Callable[[], None]:
         (1, False, ""),
         (0, True, "lsgd: process 0: no"),
         (1, True, "lsgd: process 1: no"),
+        (2, True, f"lsgd: process 2 on {platform.node()}: no"),
     ],
+    ids=["all", "another", "first", "second", "of several machines"],
 )
 def test_a_job_complains_once(
     monkeypatch: pytest.MonkeyPatch,
@@ -326,8 +336,11 @@ def test_a_job_complains_once(
     here_only: bool,
     says: str,
 ) -> None:
-    """Unless only this process knows of it: then that ends at once, with all said."""
-    torchrun(monkeypatch, rank=rank, size=2, local=2)
+    """Unless only this process knows of it: then that ends at once, with all said.
+
+    Of several machines it names its own, since no reader knows the machine of a rank.
+    """
+    torchrun(monkeypatch, rank=rank, size=2 * (1 + rank // 2), local=2)
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
     assert run_command(raising(UsageError("no", is_local=here_only))) == 2

@@ -46,6 +46,16 @@ def test_it_becomes_the_launcher(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def test_torchrun_waits_for_machines_that_it_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Since it prints nothing itself until all have started it, or ten minutes are over."""
+    monkeypatch.setenv("MASTER_ADDR", "a")
+    with pytest.raises(AssertionError, match="would become"):
+        main(["torchrun", "digits", "--nodes", "2", "--gpus", "1"])
+    assert "waiting at a:29500 for this command on 2 machines" in capsys.readouterr().err
+
+
 def test_it_hands_the_text_to_the_queue(tmp_path: Path) -> None:
     """After making the folder of the job's own log, and ends as the queue has answered."""
     program(tmp_path, "sbatch", "ls -d runs/a; cat; exit 3")

@@ -27,6 +27,7 @@ from lsgd.rules.batchnorm import (
     compiler_problem,
     normalise_by_library,
     normalise_compiled,
+    normalise_in_turn,
 )
 
 CHANNELS = 3
@@ -58,7 +59,7 @@ def bn_pair() -> tuple[WorkerBatchNorm2d, nn.BatchNorm2d]:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("workers", "size"), [(1, 4), (2, 4), (5, 3)])
-@pytest.mark.parametrize("normalise", [normalise_by_library, normalise_compiled])
+@pytest.mark.parametrize("normalise", [normalise_by_library, normalise_in_turn, normalise_compiled])
 def test_a_pass_of_several_workers_normalises_each_by_itself(
     normalise: NormaliseWorkers,
     workers: int,
@@ -86,7 +87,8 @@ def test_a_pass_of_several_workers_normalises_each_by_itself(
     expected.backward(upstream)
     torch.testing.assert_close(output, expected, **CLOSE)
     copied = normalise is normalise_by_library and workers > 1
-    assert copied or output.is_contiguous(memory_format=layout)
+    kept = torch.channels_last if normalise is normalise_in_turn else layout
+    assert copied or output.is_contiguous(memory_format=kept)
     # What is behind a view is copied by a ReLU in place; compiled kernels return none.
     assert normalise is normalise_compiled or not output._is_view()
     torch.testing.assert_close(mine.grad, theirs.grad, **CLOSE)
@@ -100,7 +102,7 @@ def test_a_pass_of_several_workers_normalises_each_by_itself(
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("normalise", [normalise_by_library, normalise_compiled])
+@pytest.mark.parametrize("normalise", [normalise_by_library, normalise_in_turn, normalise_compiled])
 def test_bfloat16_images_keep_float32_statistics(normalise: NormaliseWorkers) -> None:
     """As under autocast: what is seen is that of the rounded images, not rounded once more."""
     images = (torch.randn(8, CHANNELS, 16, 16, generator=seeded(0)) + 5).bfloat16()
@@ -116,10 +118,10 @@ def test_without_a_compiler_the_library_normalises(monkeypatch: pytest.MonkeyPat
     """And once says why, and what to install."""
     compiler_problem.cache_clear()
     words = {"is_contiguous": lambda: False, "dim": lambda: 4}
-    images = SimpleNamespace(device=torch.device("cpu"), **words)
-    monkeypatch.setattr("lsgd.rules.batchnorm.TRITON", ("cpu",))
+    images = SimpleNamespace(device=torch.device("meta"), **words)
+    monkeypatch.setattr("lsgd.rules.batchnorm.TRITON", ("meta",))
     monkeypatch.setattr(torch, "compile", lambda function: lambda tensor: 1 / 0)
-    with pytest.warns(UserWarning, match=r"no kernels for cpu here \(division.*install gcc"):
+    with pytest.warns(UserWarning, match=r"no kernels for meta here \(division.*install gcc"):
         assert choose_normalisation(images, 4) is normalise_by_library
     assert choose_normalisation(images, 4) is normalise_by_library
     assert compiler_problem(images.device) == "division by zero"
@@ -128,6 +130,16 @@ def test_without_a_compiler_the_library_normalises(monkeypatch: pytest.MonkeyPat
     assert choose_normalisation(images, 4) is normalise_compiled
     assert choose_normalisation(images, 1) is normalise_by_library
     compiler_problem.cache_clear()
+
+
+def test_a_cpu_copies_no_images_into_another_layout() -> None:
+    """With several workers a call for all would, there and back."""
+    images = torch.ones(8, CHANNELS, 4, 4)
+    assert choose_normalisation(images, 4) is normalise_by_library
+    images = images.contiguous(memory_format=torch.channels_last)
+    assert choose_normalisation(images, 4) is normalise_in_turn
+    assert choose_normalisation(images, 1) is normalise_by_library
+    assert choose_normalisation(images.flatten(2), 4) is normalise_by_library
 
 
 @pytest.mark.gpu
