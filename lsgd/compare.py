@@ -14,7 +14,6 @@ row in common.
 import json
 import math
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 
 from lsgd import paths
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, run_alone
+from lsgd.job.command import Parser, number_type, run_alone
 from lsgd.recipe import differing_fields
 from lsgd.run.read import NotARunError, Run, read_run
 from lsgd.run.rows import MEASURED, Row, RowReader, depends_on_hardware
@@ -243,23 +242,13 @@ def _run(folder: Path) -> Run:
         ) from None
 
 
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise ArgumentTypeError(f"{text} is not a number of 0 or more")
-    return value
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd compare` command line and return its exit code."""
     parser = Parser("lsgd.compare", __doc__ or "")
     parser.add_argument("runs", nargs=2, type=paths.parse_path, metavar="RUN", help="a run folder")
     parser.add_argument(
         "--tolerance",
-        type=_tolerance,
+        type=number_type(lambda value: 0 <= value < math.inf, "a number of 0 or more"),
         metavar="X",
         default=0.0,
         help="the relative difference up to which two values are the same (default 0: every bit)",

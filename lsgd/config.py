@@ -47,7 +47,7 @@ from lsgd.override_syntax import (
     parse_text,
     quote,
 )
-from lsgd.own_parts import is_import_path
+from lsgd.own_parts import first_line, is_import_path
 from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -61,7 +61,6 @@ from lsgd.recipe.overrides import (
     check_recipe_file,
     config_groups,
     field_keys,
-    first_line,
     installed_names,
     missing_message,
     refuse_key,
@@ -96,6 +95,7 @@ from lsgd.suggestions import did_you_mean
 from lsgd.untrusted_files import read_bounded
 
 T = TypeVar("T")
+Definition = TypeVar("Definition", Study, Search)
 
 EXAMPLES = """
 
@@ -1223,6 +1223,24 @@ def recipe_list(part: str) -> str:
     lines = [f"{name:<27} {claim}" for name, claim in (claims | own).items()]
     refusals += own_refusals
     return matching(lines, part, "recipe", refusals)
+
+
+def definition_list(
+    group: str, part: str, load: Callable[[str], Definition], describe: Callable[[Definition], str]
+) -> str:
+    """Return a list, as text, of the studies or searches that contain `part`, with their hardware.
+
+    They are the shipped ones and those in $LSGD_RECIPES. Raises UsageError if there are none.
+    """
+    blocks = []
+    names = [*paths.yaml_names(paths.recipes_dir() / group), *own_names(group)]
+    found, refusals = load_readable(dict.fromkeys(names), load)
+    for name, definition in found.items():
+        file = Path(definition.file or paths.recipes_dir() / group / f"{name}.yaml")
+        text = file.read_text(encoding="utf-8")
+        takes = " ".join(line[2:] for line in text.splitlines() if "Hardware: " in line)
+        blocks.append(f"{group}={name}\n    {describe(definition)}. {takes}")
+    return matching(blocks, part, group, refusals)
 
 
 def field_list(prefix: str) -> str:

@@ -3,7 +3,6 @@
 Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
 """
 
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -50,26 +49,15 @@ class _EvaluationResult(NamedTuple):
 
 
 def evaluate_path(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scores]:
-    """Evaluate a checkpoint or, with `+recipe=NAME`, plain weights; return scores by set."""
-    return _evaluate(_load(path, overrides)).scores
-
-
-def evaluate_checkpoint(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scores]:
     """Evaluate a checkpoint, or the newest one of a run folder, on each whole evaluation set.
 
     `overrides` change execution fields of its recipe, such as data.root=… or val_batch=…, and the
-    size and crop of the evaluated images, data.image_size and data.crop_ratio. Raises UsageError if
-    the checkpoint is damaged, the data is missing, or an override changes the trajectory.
+    size and crop of the evaluated images, data.image_size and data.crop_ratio. With `+recipe=NAME`
+    the file has plain weights, such as torchvision's, for that recipe's data and model. Raises
+    UsageError if the file is damaged or has other weights, the data is missing, or an override
+    changes the trajectory of a checkpoint.
     """
-    return _evaluate(_load_checkpoint(path, overrides)).scores
-
-
-def evaluate_weights(path: Path, overrides: Sequence[str]) -> dict[str, Scores]:
-    """Evaluate a file of plain weights, such as torchvision's, with a recipe's data and model.
-
-    Raises UsageError if the file holds no weights, or those of another model.
-    """
-    return _evaluate(_load_weights(path, overrides)).scores
+    return _evaluate(_load(path, overrides)).scores
 
 
 class _SavedModel(NamedTuple):
@@ -114,8 +102,8 @@ def _load_average(folder: Path, count: int, overrides: Sequence[str]) -> _SavedM
         raise UsageError(f"--average {count} is for a run folder; give the folder of {folder}")
     steps: dict[int, Path] = {}
     for path in checkpoint.checkpoint_files(folder):
-        if number := re.search(r"-(\d+)\.pt$", path.name):
-            steps.setdefault(int(number[1]), path)  # a milestone goes before a checkpoint
+        if (step := checkpoint.step_in_name(path)) is not None:
+            steps.setdefault(step, path)  # a milestone goes before a checkpoint
     if len(steps) < count:
         raise UsageError(
             f"--average {count} needs the checkpoints of {count} steps, and {folder} has those of "

@@ -41,7 +41,7 @@ class LrCurve:
     def rises(self, start: float, full: float, epochs: float) -> bool:
         """Return whether the lr rises linearly from `start` to `full` in the first `epochs`."""
         if not epochs:
-            return _close(float(self.lrs[0]), full)
+            return close(float(self.lrs[0]), full)
         rising = self.epochs <= epochs  # a step behind them may already be in the decay
         ramp = start + (full - start) * self.epochs[rising] / epochs
         return np.allclose(self.lrs[rising], ramp, rtol=1e-9)
@@ -262,5 +262,6 @@ def _full(recipe: Recipe, batch: int) -> float:
     return float(_curve(_like(recipe, batch)).max())
 
 
-def _close(a: float, b: float) -> bool:
+def close(a: float, b: float) -> bool:
+    """Return whether two numbers agree to nine digits."""
     return abs(a - b) <= 1e-9 * abs(b)

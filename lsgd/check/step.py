@@ -241,7 +241,7 @@ def _smoothing(recipe: Recipe) -> Observation:
 
 def _loss(recipe: Recipe) -> Observation:
     over = recipe.bce_over_classes if recipe.loss == "bce" else ""
-    run = f"binary cross-entropy, {over} over classes" if over else "cross-entropy"
+    run = f"binary cross-entropy, {over} over classes" if over else recipe.loss.replace("_", "-")
     return Observation("loss", run, (recipe.loss, over))
 
 

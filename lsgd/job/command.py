@@ -246,15 +246,20 @@ def positive_number(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
 
 
-def seconds(text: str) -> float:
-    """Parse an option's value as a finite time above 0, in seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= LONGEST:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
-    return value
+def number_type(is_allowed: Callable[[float], bool], what: str) -> Callable[[str], float]:
+    """Return an argparse type that accepts the numbers that are allowed; `what` names them."""
+
+    def read(text: str) -> float:
+        with suppress(ValueError):
+            if is_allowed(value := float(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"{text} is not {what}")
+
+    return read
+
+
+seconds = number_type(lambda value: 0 < value <= LONGEST, "a number of seconds above 0")
+"""The argparse type of a finite time above 0, in seconds."""
 
 
 def run_command(command: Callable[[], object]) -> int:

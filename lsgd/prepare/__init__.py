@@ -1,9 +1,10 @@
 """The preparation of datasets on disk: download, unpack, verify, index, check and shard.
 
-This package itself has the option that limits the pixels of an image.
+This package itself has the option that limits the pixels of an image, and a format of names.
 """
 
 import argparse
+from collections.abc import Sequence
 
 from lsgd.job.command import integer_from
 from lsgd.untrusted_files import MAX_PIXELS as MAX_PIXELS
@@ -18,3 +19,8 @@ def add_max_pixels(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="skip larger images (default: %(default)s pixels)",
     )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join the first five names with commas, with an ellipsis if there are more."""
+    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")

@@ -1,7 +1,6 @@
 """Check any folder of images for problems that would stop a run, and index it."""
 
 import argparse
-import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import NamedTuple
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
-from lsgd.job.command import Parser
+from lsgd.job.command import Parser, number_type
 from lsgd.job.system import usable_cores
 from lsgd.override_syntax import shell_override
-from lsgd.prepare import add_max_pixels
+from lsgd.prepare import add_max_pixels, listed
 
 HELP = "check and index a folder of your own images with a folder for each class"
 
@@ -69,7 +68,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     )
     parser.add_argument(
         "--split",
-        type=_share,
+        type=number_type(lambda share: 0 < share < 1, "between 0 and 1, such as 0.2"),
         metavar="SHARE",
         help="link this share of ROOT/CLASS/ to ROOT-split/val, the others to train",
     )
@@ -104,17 +103,6 @@ def _set_names(text: str) -> list[str]:
     return names
 
 
-def _share(text: str) -> float:
-    """Parse the share of the images for validation, a number between 0 and 1."""
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0 < share < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1, such as 0.2")
-    return share
-
-
 def _prepare(options: argparse.Namespace) -> None:
     """Divide the image folder if the command line asks for it, and prepare the divided one."""
     root = options.root
@@ -128,7 +116,7 @@ def _prepare(options: argparse.Namespace) -> None:
         if divided.empty:
             print(
                 f"warning: {_count(divided.empty, 'folder has', 'folders have')} no image and "
-                f"{'is' if len(divided.empty) == 1 else 'are'} skipped ({_some(divided.empty)})"
+                f"{'is' if len(divided.empty) == 1 else 'are'} skipped ({listed(divided.empty)})"
             )
         images = divided.train + divided.val
         copies = f"; {divided.copies:,} have the content of another" if divided.copies else ""
@@ -220,7 +208,7 @@ def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProbl
         if alone and not (split == "train" and allow_empty_classes):
             faults.append(
                 f"{_count(alone, 'class is', 'classes are')} only in {root / split} "
-                f"({_some(alone)}) and not in {other}"
+                f"({listed(alone)}) and not in {other}"
                 + ", which --allow-empty-classes allows" * (split == "train")
                 + "; classes are numbered by the order of their folders"
             )
@@ -228,7 +216,7 @@ def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProbl
         if empty and not (split == "val" and allow_empty_classes):
             faults.append(
                 f"{_count(empty, 'class has', 'classes have')} no image in {root / split} "
-                f"({_some(empty)})" + ", which --allow-empty-classes allows" * (split == "val")
+                f"({listed(empty)})" + ", which --allow-empty-classes allows" * (split == "val")
             )
     if allow_empty_classes:
         evaluated = {name for name, files in images["val"].items() if files}
@@ -238,7 +226,7 @@ def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProbl
         elif unseen:
             remarks.append(
                 f"{_count(unseen, 'class has', 'classes have')} no image in {root / 'val'} "
-                f"({_some(unseen)}), and no evaluation includes them"
+                f"({listed(unseen)}), and no evaluation includes them"
             )
     remarks += [*_skipped(root, images), *_doubtful(images)]
     totals = {split: sum(map(len, files.values())) for split, files in images.items()}
@@ -262,12 +250,12 @@ def _skipped(root: Path, images: _Images) -> Iterator[str]:
     if hidden := [f"{split}/{name}" for split in images for name in leftovers(root / split)]:
         yield (
             f"{_count(hidden, 'entry is', 'entries are')} skipped, as hidden or system files ("
-            f"{_some(hidden)})"
+            f"{listed(hidden)})"
         )
     if others:
         yield (
             f"{_count(others, 'entry is', 'entries are')} skipped, as not an image by name or "
-            f"not directly in a class folder ({_some(sorted(others))})"
+            f"not directly in a class folder ({listed(sorted(others))})"
         )
 
 
@@ -284,7 +272,7 @@ def _doubtful(images: _Images) -> Iterator[str]:
     ]
     if unsure and not is_dali_installed():
         yield (
-            f"{_count(unsure, 'image is', 'images are')} neither JPEG nor PNG ({_some(unsure)}), "
+            f"{_count(unsure, 'image is', 'images are')} neither JPEG nor PNG ({listed(unsure)}), "
             "and whether DALI decodes them is unknown without DALI; run "
             f"{install_command('dali')} and rerun the same command, or train with "
             "inputs=torchvision"
@@ -292,7 +280,7 @@ def _doubtful(images: _Images) -> Iterator[str]:
     if single := [name for name, files in images["train"].items() if len(files) == 1]:
         yield (
             f"{_count(single, 'class has', 'classes have')} a single image to train on "
-            f"({_some(single)})"
+            f"({listed(single)})"
         )
 
 
@@ -308,7 +296,7 @@ def _set_faults(root: Path, sets: Sequence[str]) -> list[str]:
         if alone := [each for each in found if each not in known]:
             faults.append(
                 f"{_count(alone, 'class is', 'classes are')} only in {root / name} "
-                f"({_some(alone)}) and not in train, whose names the classes of a set have"
+                f"({listed(alone)}) and not in train, whose names the classes of a set have"
             )
     return faults
 
@@ -369,8 +357,3 @@ def _names(folder: Path) -> set[str]:
 def _count(names: Sequence[str], one: str, several: str) -> str:
     """Format the number of names, followed by a singular or plural phrase."""
     return f"{len(names):,} {one if len(names) == 1 else several}"
-
-
-def _some(names: Sequence[str]) -> str:
-    """Join the first five names with commas, with an ellipsis if there are more."""
-    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")

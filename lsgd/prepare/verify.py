@@ -1,11 +1,12 @@
 """The comparison of an image folder with ILSVRC 2012: its classes and its totals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from lsgd.errors import UsageError
 from lsgd.inputs.index import SPLITS, class_folders, image_files, leftovers
+from lsgd.prepare import listed
 from lsgd.prepare.validation import imagenet_classes
 
 
@@ -26,24 +27,24 @@ def verify(root: Path, train_total: int, val_total: int) -> Verification:
     train, val = counts["train"], counts["val"]
     if odd := sorted(train.keys() ^ val.keys()):
         raise UsageError(
-            f"train and val of {root} differ in {len(odd)} classes ({_some(odd)}); classes are "
+            f"train and val of {root} differ in {len(odd)} classes ({listed(odd)}); classes are "
             "numbered by the order of their folders, so give both the same folders"
         )
     for split, folders in counts.items():
         if empty := [name for name, number in folders.items() if number == 0]:
             raise UsageError(
                 f"{len(empty)} classes of {root / split} have no image in the folder itself "
-                f"({_some(empty)}); add their images, or remove the folder from train and val"
+                f"({listed(empty)}); add their images, or remove the folder from train and val"
             )
     names, lines = list(train), []
     if hidden := [f"{split}/{name}" for split in SPLITS for name in leftovers(root / split)]:
-        lines.append(f"warning: skipped, as hidden or system files: {_some(hidden)}")
+        lines.append(f"warning: skipped, as hidden or system files: {listed(hidden)}")
     totals = sum(train.values()), sum(val.values())
     unknown = [name for name in names if name not in imagenet_classes()]
     missing = [name for name in imagenet_classes() if name not in train]
     if unknown:
         numeric = all(name.isdecimal() for name in unknown)
-        line = f"{len(unknown)} class folders are not of ILSVRC 2012 ({_some(unknown)})"
+        line = f"{len(unknown)} class folders are not of ILSVRC 2012 ({listed(unknown)})"
         if numeric:
             line += "; numbers sort as text, 0, 1, 10, 100, …, so class 2 is not the folder 2"
         if len(names) >= len(imagenet_classes()):
@@ -51,12 +52,12 @@ def verify(root: Path, train_total: int, val_total: int) -> Verification:
         lines.append(f"warning: {line}")
     if missing:
         named = [f"{name} {imagenet_classes()[name]}" for name in missing]
-        lines.append(f"warning: {len(missing)} of the 1000 classes are missing ({_some(named)})")
+        lines.append(f"warning: {len(missing)} of the 1000 classes are missing ({listed(named)})")
     elif uneven := [
         name for name, number in val.items() if number != val_total // len(imagenet_classes())
     ]:
         lines.append(
-            f"warning: {len(uneven)} classes do not have 50 images in val ({_some(uneven)})"
+            f"warning: {len(uneven)} classes do not have 50 images in val ({listed(uneven)})"
         )
     wanted = (
         ("train_examples", totals[0], train_total),
@@ -87,8 +88,3 @@ def _images(root: Path, split: str) -> Mapping[str, int]:
     if not (names := class_folders(folder)):
         raise UsageError(f"{folder} has no class folders; unpack the images into {folder}/<wnid>/")
     return {name: len(image_files(folder / name)) for name in names}
-
-
-def _some(names: Sequence[str]) -> str:
-    """Join the first five names with commas, with an ellipsis if there are more."""
-    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")

@@ -44,6 +44,12 @@ class OperatorCounter(TorchDispatchMode):
         raise NotImplementedError
 
 
+def storage_address(tensor: Tensor) -> int:
+    """Return the address that identifies the storage of a tensor, also a fake one."""
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
 class _FirstOf(SingleComm):
     """A Comm of rank 0 of several without the other ranks, whose all-reduces do nothing."""
 

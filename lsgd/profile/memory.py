@@ -20,6 +20,7 @@ from lsgd.profile.fake_steps import (
     fake_learner,
     fake_task,
     fake_tensor_mode,
+    storage_address,
 )
 from lsgd.recipe import Recipe
 from lsgd.step import train_step
@@ -88,12 +89,12 @@ class LiveStorages(OperatorCounter):
 
     def at_peak(self, tensors: Iterable[object]) -> int:
         """Return how many bytes the storages of these tensors had at the peak of memory."""
-        addresses = {_address(each) for each in tensors if isinstance(each, Tensor)}
+        addresses = {storage_address(each) for each in tensors if isinstance(each, Tensor)}
         numbers = {self._held[address][0] for address in addresses if address in self._held}
         return sum(self._at_peak.get(number, 0) for number in numbers)
 
     def _note(self, tensor: Tensor) -> None:
-        storage, address = tensor.untyped_storage(), _address(tensor)
+        storage, address = tensor.untyped_storage(), storage_address(tensor)
         if address not in self._held:
             self._made += 1
             self.live += storage.nbytes()
@@ -104,11 +105,6 @@ class LiveStorages(OperatorCounter):
         self.update_peak()
         _, size, _ = self._held.pop(address)
         self.live -= size
-
-
-def _address(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
 
 
 def max_workers_per_micro_batch(recipe: Recipe, memory: float) -> int:

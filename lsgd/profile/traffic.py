@@ -24,6 +24,7 @@ from lsgd.profile.fake_steps import (
     fake_learner,
     fake_task,
     fake_tensor_mode,
+    storage_address,
 )
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import worker_batch_norms
@@ -85,7 +86,7 @@ class OperatorTraffic(OperatorCounter):
         changed = [*results, *_changed(function, args, kwargs)]
         for each in changed:
             self._written += 1
-            self._contents[_address(each)] = self._written
+            self._contents[storage_address(each)] = self._written
         first = next(iter(_tensors((args, kwargs))), None)
         flops = flop_registry.get(packet)
         self.calls.append(
@@ -100,7 +101,7 @@ class OperatorTraffic(OperatorCounter):
         )
 
     def _content(self, tensor: Tensor) -> int:
-        address = _address(tensor)
+        address = storage_address(tensor)
         if address not in self._contents:
             self._written += 1
             self._contents[address] = self._written
@@ -240,8 +241,3 @@ def _tensors(value: Any) -> list[Tensor]:
 def _bytes(tensor: Tensor) -> int:
     # An expanded tensor has fewer elements in memory than its shape says.
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-def _address(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address

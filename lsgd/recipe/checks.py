@@ -23,6 +23,7 @@ from lsgd.recipe.fields import (
     one_of,
     relevances,
 )
+from lsgd.recipe.settings import MEAN_SQUARE
 from lsgd.recipe.strategies import StrategySettings
 from lsgd.rules import rectangles
 from lsgd.rules.metric import OWN_NAME, named_metric
@@ -175,15 +176,15 @@ def _check_optim(optim: Optim) -> None:
             "optim.nesterov=true looks ahead along the momentum, and optim.momentum=0 leaves none; "
             "write optim.nesterov=false"
         )
-    if name in ("adam", "adamw", "lamb") and not optim.momentum:
-        raise UsageError(
-            f"optim.momentum=0 is beta1 of optim.name={name}, and keeps no mean of gradients; "
-            "write optim.momentum=0.9"
-        )
     if name == "rmsprop_warmup" and not optim.momentum:
         raise UsageError(
             "optim.momentum=0 leaves no momentum that has both parts of the update of "
             "optim.name=rmsprop_warmup; write optim.momentum=0.9"
+        )
+    if name in MEAN_SQUARE and not optim.momentum:
+        raise UsageError(
+            f"optim.momentum=0 is beta1 of optim.name={name}, and keeps no mean of gradients; "
+            "write optim.momentum=0.9"
         )
     if name != "lars" and not optim.eps:
         raise UsageError(

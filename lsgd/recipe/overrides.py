@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.override_syntax import key_and_value
-from lsgd.own_parts import KINDS, installed_parts, is_import_path
+from lsgd.own_parts import KINDS, first_line, installed_parts, is_import_path
 from lsgd.recipe import LIBRARIES, Recipe
 from lsgd.recipe.fields import all_fields, group_of, is_within
 from lsgd.recipe.own_files import (
@@ -266,8 +266,3 @@ def missing_message(keys: Sequence[str]) -> str:
     # If its name is missing, a group has not been chosen, so that its other fields are missing too.
     keys = [key.removesuffix(".name") for key in keys if key.endswith(".name")] or keys
     return f"{', '.join(keys)} has no value; write {keys[0]}=…"
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -185,12 +185,16 @@ def point_to(target: Path, name: str = FILE) -> None:
         os.close(descriptor)
 
 
+def step_in_name(path: Path, kinds: str = "checkpoint|milestone") -> int | None:
+    """Return the step in the name of a checkpoint file of these kinds; None for other files."""
+    match = re.fullmatch(rf"(?:{kinds})-(\d+)\.pt", path.name)
+    return int(match[1]) if match else None
+
+
 def _numbered(folder: Path, kinds: str = "checkpoint|milestone") -> dict[Path, int]:
     """Return the steps of a run folder's checkpoint files of these kinds, the last step first."""
     steps = {
-        path: int(match[1])
-        for path in folder.iterdir()
-        if (match := re.fullmatch(rf"(?:{kinds})-(\d+)\.pt", path.name))
+        path: step for path in folder.iterdir() if (step := step_in_name(path, kinds)) is not None
     }
     # A milestone goes before a checkpoint of the same step, whose evaluation was not made yet.
     newest_first = sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)

@@ -313,9 +313,6 @@ class RunLog(Log):
         """Print text on the console, above the progress bar if there is one."""
         self.console.print_text(text)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         """Close the log's files and end its trackers; if the run diverged, write that row first."""
         if isinstance(error[1], DivergedError):

@@ -27,8 +27,9 @@ class TrialBackend(Protocol):
         """Set up the backend within this context for up to `jobs` runs at a time of a search.
 
         Raises UsageError if the backend is unusable, or if the search `prunes` and the backend
-        cannot stop a run.
+        cannot stop a run. By default there is nothing to set up.
         """
+        return nullcontext()
 
     def train(
         self, trial: PlannedRun, stop: StopRequest, say: Callable[[str], None]
@@ -43,14 +44,10 @@ class TrialBackend(Protocol):
 
 
 @dataclass(frozen=True)
-class LocalBackend:
+class LocalBackend(TrialBackend):
     """The backend that starts each run of a search through a launcher and supervises it here."""
 
     launcher: RunLauncher
-
-    def open(self, folder: Path, jobs: int, *, prunes: bool) -> AbstractContextManager[None]:
-        """Do nothing: this backend needs no setup."""
-        return nullcontext()
 
     def train(
         self, trial: PlannedRun, stop: StopRequest, say: Callable[[str], None]
@@ -60,14 +57,10 @@ class LocalBackend:
 
 
 @dataclass(frozen=True)
-class SlurmBackend:
+class SlurmBackend(TrialBackend):
     """The backend that submits a search's runs to Slurm's queue, where they outlive the search."""
 
     launcher: RunLauncher
-
-    def open(self, folder: Path, jobs: int, *, prunes: bool) -> AbstractContextManager[None]:
-        """Do nothing: this backend needs no setup."""
-        return nullcontext()
 
     def train(
         self, trial: PlannedRun, stop: StopRequest, say: Callable[[str], None]

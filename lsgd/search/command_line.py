@@ -8,10 +8,9 @@ from typing import get_origin
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, integer_from, matching
+from lsgd.job.command import Parser, integer_from
 from lsgd.override_syntax import canonical, key_and_value, parse_text
 from lsgd.planned import RunLauncher, add_options, read_launcher
-from lsgd.recipe.own_files import own_names
 from lsgd.recipe.search import KINDS, SEARCH_FIELDS, Search
 from lsgd.search.space import FIXED, SearchSpace
 
@@ -189,14 +188,9 @@ def _catalogue(part: str) -> str:
 
     Raises UsageError if there is none.
     """
-    blocks = []
-    names = [*config.search_names(), *own_names("search")]
-    searches, refusals = config.load_readable(dict.fromkeys(names), config.load_search)
-    for name, search in searches.items():
-        file = Path(search.file or paths.recipes_dir() / "search" / f"{name}.yaml")
-        text = file.read_text(encoding="utf-8")
-        takes = " ".join(line[2:] for line in text.splitlines() if "Hardware: " in line)
-        tried = ", ".join(search.space)
+
+    def describe(search: Search) -> str:
         size = f"{search.trial_count} trials of {search.recipe} by {search.sampler}"
-        blocks.append(f"search={name}\n    {search.title}: {tried}\n    {size}. {takes}")
-    return matching(blocks, part, "search", refusals)
+        return f"{search.title}: {', '.join(search.space)}\n    {size}"
+
+    return config.definition_list("search", part, config.load_search, describe)

@@ -135,8 +135,14 @@ class Strategy(Protocol):
         They are in the order of a step. A phase begins when its method is called, and the last one
         ends with the step. The list leaves out `data wait` and `forward`, which begin when a batch
         is requested and when it arrives. When `communication` begins, the backward passes of all
-        micro-batches of the task are done.
+        micro-batches of the task are done. By default local steps count as `backward`, and `step`
+        waits for pushes or servers.
         """
+        return [
+            ("optimizer", self, "begin"),
+            ("backward", self, "backward"),
+            ("communication", self, "step"),
+        ]
 
 
 def open_strategy(

@@ -30,7 +30,7 @@ from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
 from lsgd.rules.sampler import MicroBatch
-from lsgd.strategy import StepTask
+from lsgd.strategy import StepTask, Strategy
 from lsgd.strategy.computation import NUM_FLAGS, open_computation
 from lsgd.strategy.gate import Tickets
 from lsgd.strategy.guard import LOWER_LR
@@ -55,7 +55,7 @@ LOOK = 0.2
 """Seconds between two checks for a stop request by a process without a worker."""
 
 
-class LiveStrategy:
+class LiveStrategy(Strategy):
     """Strategy with real parameter servers, which handle pushes in the order of arrival.
 
     It is that of backup, bounded and async with strategy.order=live. The model of this process
@@ -279,14 +279,6 @@ class LiveStrategy:
             "staleness_counts": counts[: largest + 1],
             "dropped": dropped,
         }
-
-    def phases(self) -> list[tuple[str, object, str]]:
-        """Return the phases of a training step to time; the wait for servers is communication."""
-        return [
-            ("optimizer", self, "begin"),
-            ("backward", self, "backward"),
-            ("communication", self, "step"),
-        ]
 
     def save_artifacts(self, folder: Path) -> dict[str, str]:
         """Write the recorded orders of pushes into the run folder.

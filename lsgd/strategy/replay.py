@@ -28,7 +28,7 @@ from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import optim, sampler
 from lsgd.rules.sampler import MicroBatch
-from lsgd.strategy import StepTask
+from lsgd.strategy import StepTask, Strategy
 from lsgd.strategy.computation import open_computation, state_sections, zero_push
 from lsgd.strategy.guard import LOWER_LR, SAVE_NOTE, STOP_NOTE
 from lsgd.strategy.order import EpochScript, ScriptedPush
@@ -58,7 +58,7 @@ class _SentPush:
     """Number of servers that have not applied the push yet."""
 
 
-class ReplayStrategy:
+class ReplayStrategy(Strategy):
     """Strategy with simulated parameter servers, whose order of pushes is known in advance.
 
     It is that of backup, bounded and async with a drawn or recorded order. Between `begin` and
@@ -278,17 +278,6 @@ class ReplayStrategy:
         self._apply(self.given)
         self._examine(self.given)
         return {"gradient_norm": self.norms[0].item(), **self.time.row(self.next_step - 1)}
-
-    def phases(self) -> list[tuple[str, object, str]]:
-        """Return the phases of a training step to time; the wait for others is communication.
-
-        It is the wait for pushes of other processes. Local steps count as backward.
-        """
-        return [
-            ("optimizer", self, "begin"),
-            ("backward", self, "backward"),
-            ("communication", self, "step"),
-        ]
 
     def _start_epoch(self, epoch: int) -> None:
         """Start an epoch, for which all workers have read the current parameters."""

@@ -4,14 +4,12 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from lsgd import config, paths
+from lsgd import config
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, integer_from, matching, positive_number
+from lsgd.job.command import Parser, integer_from, positive_number
 from lsgd.override_syntax import canonical, parse_text
 from lsgd.planned import RunLauncher, add_options, read_launcher
-from lsgd.recipe.own_files import own_names
 from lsgd.recipe.study import Study
 from lsgd.report.looks import LEAST
 from lsgd.run.tuned import apply_search_results
@@ -178,13 +176,9 @@ def _catalogue(part: str) -> str:
 
     Raises UsageError if there is none.
     """
-    blocks = []
-    names = [*config.study_names(), *own_names("study")]
-    studies, refusals = config.load_readable(dict.fromkeys(names), config.load_study)
-    for name, study in studies.items():
-        file = Path(study.file or paths.recipes_dir() / "study" / f"{name}.yaml")
-        text = file.read_text(encoding="utf-8")
-        takes = " ".join(line[2:] for line in text.splitlines() if "Hardware: " in line)
+
+    def describe(study: Study) -> str:
         size = f"{len(study.entries)} recipes x {len(study.seeds)} seeds"
-        blocks.append(f"study={name}\n    {study.question}\n    {size}. {takes}")
-    return matching(blocks, part, "study", refusals)
+        return f"{study.question}\n    {size}"
+
+    return config.definition_list("study", part, config.load_study, describe)

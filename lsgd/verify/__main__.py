@@ -25,7 +25,6 @@ exit codes: 0 confirmed, 1 a difference, 2 refused, as the data are others or mi
 import platform
 import secrets
 import sys
-from argparse import ArgumentTypeError
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,7 +45,7 @@ from lsgd.errors import UsageError
 from lsgd.inputs import Inputs, is_dali_installed
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.inputs.staging import stage_data
-from lsgd.job.command import Parser, integer_from, run_command
+from lsgd.job.command import Parser, integer_from, number_type, run_command
 from lsgd.job.device import device_name, pick_device
 from lsgd.job.launcher import detect_launch
 from lsgd.learner import Learner
@@ -393,16 +392,6 @@ def report(verification: RunVerification) -> str:
     return "\n".join([*lines, f"{verdict}: {much}."])
 
 
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise ArgumentTypeError(f"{text} is not a number of 0 or more and below 1")
-    return value
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd verify` command line and return its exit code."""
     parser = Parser("lsgd.verify", __doc__ or "", keys=config.override_keys)
@@ -422,8 +411,10 @@ def main(argv: Sequence[str]) -> int:
         "--seed", type=integer_from(0), metavar="N", help="draws the places (default: by chance)"
     )
     parser.add_argument(
-        "--tolerance", type=_tolerance, metavar="X", help="the relative difference allowed"
-    )
+        "--tolerance",
+        type=number_type(lambda value: 0 <= value < 1, "a number of 0 or more and below 1"),
+        metavar="X", help="the relative difference allowed",
+    )  # fmt: skip
     parser.add_argument(
         "--out", type=paths.parse_path, metavar="FILE",
         help="where the result is written (default: RUN.verification.json)",

@@ -154,8 +154,8 @@ def check_checkpoint(
         evidence.note(f"{where} was saved while the run had epochs={earlier.epochs}")
     else:
         evidence.equal("fingerprint", where, saved.fingerprint, recipe.fingerprint)
-    if number := re.search(r"-(\d+)\.pt$", path.name):
-        evidence.equal("step", where, saved.step, int(number[1]))
+    if (step := checkpoint.step_in_name(path)) is not None:
+        evidence.equal("step", where, saved.step, step)
     if not 0 < saved.step <= recipe.total_steps:
         evidence.differ(f"{where}: step {saved.step} is not one of the run")
         return False

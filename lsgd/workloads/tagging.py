@@ -3,7 +3,6 @@
 The metric counts the spans that the predicted tags form.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 import numpy as np
@@ -11,22 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lsgd.comm import Comm
-from lsgd.inputs import Inputs
-from lsgd.models import DTYPES, initialise
+from lsgd.models import initialise
 from lsgd.models.tagger import TaggedBatch, Tagger
-from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 from lsgd.rules.metric import METRICS
 from lsgd.rules.sampler import MicroBatch
 from lsgd.text.conll import OUTSIDE, TaggedCorpus, open_tagged_corpus
 from lsgd.text.spans import SpanCounts
 from lsgd.text.synthetic import synthetic_sentences
-from lsgd.workloads import CarriedState, is_finite_output, round_robin_micro_batches
+from lsgd.workloads import is_finite_output
 from lsgd.workloads.sentence_inputs import SentenceInputs
+from lsgd.workloads.sentences import SentenceWorkload
 
 
-class SequenceTagging:
+class SequenceTagging(SentenceWorkload[TaggedCorpus]):
     """The sequence tagging workload, which tags each word of a sentence and scores spans.
 
     An example is a sentence, weighted by its number of words.
@@ -34,29 +31,8 @@ class SequenceTagging:
 
     metric = METRICS["f1_error"]
     count_names = ("tokens", "right_tokens", "spans", "found_spans", "right_spans")
-
-    def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self.recipe, self.device = recipe, device
-        self.dtype = DTYPES[recipe.precision]
-        self.evaluation_sets = recipe.text_sets
-        self._order: tuple[int, NDArray[np.int64]] | None = None
-
-    @cached_property
-    def corpus(self) -> TaggedCorpus:
-        """The recipe's corpus of tagged sentences, read or generated at its first use.
-
-        Raises UsageError if they are missing or not the recipe's.
-        """
-        data = self.recipe.data
-        if self.recipe.inputs.loader == "synthetic":
-            counts = {"train": data.train_examples, "val": data.val_examples}
-            return synthetic_sentences(
-                counts | {"test": data.test_examples},
-                words=data.words,
-                classes=data.classes,
-                seed=self.recipe.seed,
-            )
-        return open_tagged_corpus(data)
+    open_corpus = open_tagged_corpus
+    synthetic_corpus = synthetic_sentences
 
     @cached_property
     def spans(self) -> SpanCounts:
@@ -81,38 +57,15 @@ class SequenceTagging:
         initialise(tagger, last_gamma=0, seed=self.recipe.seed)
         return tagger.to(self.dtype)
 
-    def carried_states(
-        self, model: nn.Module, hosted: range, comm: Comm
-    ) -> tuple[CarriedState, ...]:
-        """Return no carried state, since each sentence starts from a zero LSTM state."""
-        return ()
-
     def inputs(self) -> SentenceInputs:
         """Create the loader of the recipe's tagged sentences."""
         return SentenceInputs(self.corpus, self.recipe)
 
-    def example_order(self, epoch: int) -> NDArray[np.int64]:
-        """Return the order of all training sentences in an epoch, random or by length."""
-        # Cached, since every checkpoint asks for it.
-        if self._order is None or self._order[0] != epoch:
-            recipe, lengths = self.recipe, self.corpus.sets["train"].lengths
-            if recipe.data.order == "by_length":
-                order = sampler.length_order(
-                    lengths, recipe.batch_size, seed=recipe.seed, epoch=epoch
-                )
-            else:
-                order = sampler.epoch_order(len(lengths), seed=recipe.seed, epoch=epoch)
-            self._order = epoch, order
-        return self._order[1]
-
-    def evaluation_micro_batches(self, split: str, rank: int, world_size: int) -> list[MicroBatch]:
-        """Return a process's micro-batches of an evaluation set's sentences, sorted by length."""
-        ids = np.argsort(self.corpus.sets[split].lengths, kind="stable")
-        return round_robin_micro_batches(ids, self.recipe.val_batch, split, rank, world_size)
-
-    def evaluation_mode(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
-        """Return an empty context, since the tagger is evaluated as it is trained."""
-        return nullcontext()
+    def _draw_order(self, epoch: int) -> NDArray[np.int64]:
+        recipe, lengths = self.recipe, self.corpus.sets["train"].lengths
+        if recipe.data.order == "by_length":
+            return sampler.length_order(lengths, recipe.batch_size, seed=recipe.seed, epoch=epoch)
+        return super()._draw_order(epoch)
 
     def loss(self, model: nn.Module, batch: TaggedBatch, each: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return the summed negative log-likelihood of a micro-batch's tags, and its counts.

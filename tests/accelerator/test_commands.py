@@ -27,7 +27,7 @@ from lsgd.check.__main__ import main as check
 from lsgd.comm.single import SingleComm
 from lsgd.doctor.probe import all_reduce
 from lsgd.errors import DivergedError, PreemptedError, UsageError
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.export.__main__ import main as export
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
@@ -55,9 +55,9 @@ def device() -> Iterator[torch.device]:
 
 
 def test_an_evaluation(finished: Path) -> None:
-    expected = evaluate_checkpoint(finished, ["device=cpu"])
+    expected = evaluate_path(finished, ["device=cpu"])
     with available():
-        assert evaluate_checkpoint(finished, ["device=auto"]) == expected
+        assert evaluate_path(finished, ["device=auto"]) == expected
 
 
 @pytest.mark.export

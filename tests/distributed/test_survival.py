@@ -14,7 +14,7 @@ from helpers.launching import command, fork_command, launch
 from helpers.reference_run import WORDS, assert_equal, newest_checkpoint, rows
 from helpers.started import start_job
 
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.run import checkpoint, lock
 from lsgd.train import train
 
@@ -93,7 +93,7 @@ def test_every_drop_of_the_lr_has_a_milestone(undisturbed: Path) -> None:
 
 
 def test_the_newest_checkpoint_is_evaluated_to_what_the_run_has_said(undisturbed: Path) -> None:
-    evaluated = evaluate_checkpoint(undisturbed / checkpoint.FILE, ["device=cpu"])["val"]
+    evaluated = evaluate_path(undisturbed / checkpoint.FILE, ["device=cpu"])["val"]
     for name, rate in evaluated.with_prefix("val").items():
         assert newest_checkpoint(undisturbed).rates[4][name] == pytest.approx(rate, rel=1e-12), name
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.learner import Learner
 from lsgd.models import make_network
 from lsgd.run import checkpoint
@@ -41,7 +41,7 @@ def test_its_loss_is_that_of_the_evaluation(words: tuple[str, ...], tmp_path: Pa
         for batch, labels in inputs.evaluation(passes):
             total += F.cross_entropy(exported.network(batch), labels, reduction="sum").item()
         said = exported.network(some := images(exported.recipe, 5))
-    found = evaluate_checkpoint(tmp_path)["val"]
+    found = evaluate_path(tmp_path)["val"]
     assert total / found.counts["images"] == pytest.approx(found.metrics["loss"], rel=1e-6)
     torch.testing.assert_close(said, logits(learner, some), rtol=0, atol=1e-6)
     assert all(tensor.is_contiguous() for tensor in exported.network.state_dict().values())

@@ -19,7 +19,7 @@ from PIL import Image
 
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.inputs import ExampleColumns
 from lsgd.inputs.consistency import check_same_data, open_consistent_inputs
 from lsgd.learner import Learner
@@ -194,9 +194,9 @@ def test_a_checkpoint_is_evaluated_on_its_own_data_alone(tmp_path: Path) -> None
     _, own = open_consistent_inputs(SingleComm(), recipe_inputs)
     saved = Learner(made, SingleComm(), cpu, own).checkpoint()
     checkpoint.write(saved, tmp_path)
-    assert evaluate_checkpoint(tmp_path)["val"].counts["images"] == made.data.val_examples
+    assert evaluate_path(tmp_path)["val"].counts["images"] == made.data.val_examples
     checkpoint.write(replace(saved, data=own | {"val labels": "0"}), tmp_path)
     with pytest.raises(
         UsageError, match=r"are not those that the run was trained on: val labels differ"
     ):
-        evaluate_checkpoint(tmp_path)
+        evaluate_path(tmp_path)

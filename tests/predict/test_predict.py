@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from lsgd import train
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.predict.__main__ import main
 from lsgd.predict.network import load_classifier
 from lsgd.prepare.indexing import index_folder
@@ -78,7 +78,7 @@ def test_images_are_judged_as_in_the_evaluation(trained: Path) -> None:
     classifier = load_classifier(trained / "run", HERE)
     assert classifier.class_names == NAMES
     own = classifier.predict_validation()
-    (scores,) = evaluate_checkpoint(trained / "run", HERE).values()
+    (scores,) = evaluate_path(trained / "run", HERE).values()
     assert own.images == 12
     assert 100 * own.wrong / own.images == pytest.approx(scores.metrics["top1_error"])
     assert len(own.worst) == 12

@@ -108,11 +108,11 @@ def test_further_evaluation_sets(root: Path, capsys: pytest.CaptureFixture[str])
     assert run.sets == ["val", "copy", "v2"]
     assert "makes 1 evaluation of 3 sets; the 8 images of val add" in capsys.readouterr().out
     plain = ["inputs=torchvision", "inputs.decoders=0"]
-    found = evaluate.evaluate_checkpoint(run.path, [*plain, "evaluation.sets=[val,v2]"])
+    found = evaluate.evaluate_path(run.path, [*plain, "evaluation.sets=[val,v2]"])
     assert found["v2"].counts["images"] == 3
     assert found["v2"].metrics["loss"] == epoch["v2_loss"]
 
-    alone = evaluate.evaluate_checkpoint(run.path, plain)
+    alone = evaluate.evaluate_path(run.path, plain)
     assert [*alone] == ["val", "copy", "v2"]
     recipe = config.load_recipe(words(root))
     longer = config.load_recipe(words(root, "evaluation.sets=[val,v2]"))

@@ -21,7 +21,7 @@ from helpers.reference_run import assert_equal_rows
 from omegaconf import OmegaConf
 
 from lsgd import config
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.inputs import index
 from lsgd.recipe import Optim, Recipe
 from lsgd.recipe.fields import EXECUTION, added_later
@@ -190,7 +190,7 @@ def test_what_lacks_a_field_is_read_as_before_it(tmp_path: Path) -> None:
         run = read_run(path.parent)
         assert run.recipe.optim.clip_value is None
         assert f"# fingerprint: {run.recipe.fingerprint}\n" in path.read_text()
-    assert evaluate_checkpoint(OLD / "finished/checkpoint.pt")["val"].counts["images"] == 355
+    assert evaluate_path(OLD / "finished/checkpoint.pt")["val"].counts["images"] == 355
     folder = copied("killed", tmp_path)
     opened = open_once(config.load_recipe([*DIGITS, AS_BEFORE, f"run_dir={folder}"]))
     assert opened.checkpoint_path == str(folder / "checkpoint-12.pt")
@@ -219,7 +219,7 @@ def test_a_killed_run_resumes_and_ends_as_if_undisturbed(tmp_path: Path) -> None
     train(config.load_recipe([*DIGITS, f"run_dir={run}"]))
     assert_equal_rows(results(run), results(OLD / "finished"))
     assert read_run(run).final_metric == pytest.approx(31.4085, abs=1e-4)
-    again = evaluate_checkpoint(run / "checkpoint.pt")["val"]
+    again = evaluate_path(run / "checkpoint.pt")["val"]
     assert again.metrics["top1_error"] == pytest.approx(17.4648, abs=1e-4)
 
 
@@ -269,7 +269,7 @@ def test_a_checkpoint_evaluates(name: str, words: list[str], step: int, rows: st
     saved = checkpoint.decode_checkpoint(path.read_bytes(), name)
     assert saved.step == step
     assert list(saved.rates) == list(range(1, len(saved.rates) + 1))
-    found = evaluate_checkpoint(path, words)["val"]
+    found = evaluate_path(path, words)["val"]
     assert found.counts["images"] == saved.recipe["data"]["val_examples"]
     if rows:
         last = read_rows(OLD / rows)[-1]

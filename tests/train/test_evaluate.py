@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
-from lsgd.evaluate import evaluate_checkpoint, evaluate_weights, main
+from lsgd.evaluate import evaluate_path, main
 from lsgd.learner import Learner
 from lsgd.prepare.indexing import index_folder
 from lsgd.run import checkpoint
@@ -78,7 +78,7 @@ def test_published_weights_give_what_torchvision_says_of_them(
     right = (logits.argmax(dim=1) == torch.arange(3)).sum().item()
     # torchvision decodes in this very process: others would import torch anew, for three images.
     own = [f"inputs={loader}", f"inputs.decoders={0 if loader == 'torchvision' else 1}"]
-    found = evaluate_weights(tmp_path / "resnet50.pth", words(root, *own))["val"]
+    found = evaluate_path(tmp_path / "resnet50.pth", words(root, *own))["val"]
     assert found.counts["images"] == 3
     assert found.metrics["top1_error"] == pytest.approx(100 - 100 * right / 3)
     expected = F.cross_entropy(logits, torch.arange(3)).item()
@@ -127,7 +127,7 @@ def test_other_sizes_than_the_run_trained_on(capsys: pytest.CaptureFixture[str])
         with torch.inference_mode():
             logits = model.eval()(images.double())
         labels = torch.tensor([int(file.parent.name == "n1") for file in files])
-        found = evaluate_checkpoint(path, [*words, f"data.image_size={side}", *more])["val"]
+        found = evaluate_path(path, [*words, f"data.image_size={side}", *more])["val"]
         assert found.counts["images"] == len(files) == 8
         expected = F.cross_entropy(logits, labels).item()
         assert found.metrics["loss"] == pytest.approx(expected, rel=1e-5)
@@ -142,7 +142,7 @@ def test_other_sizes_than_the_run_trained_on(capsys: pytest.CaptureFixture[str])
     with pytest.raises(
         UsageError, match=r"change the run .* comm.library, .*, data\.image_size, data\.crop_ratio$"
     ):
-        evaluate_checkpoint(path, [*words, "data.image_size=24", "seed=1"])
+        evaluate_path(path, [*words, "data.image_size=24", "seed=1"])
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_checkpoint_of_an_unknown_kind_is_of_a_newer_lsgd(
     checkpoint.write(replace(saved, recipe=changed), tmp_path)
     sentence = f"^{unknown} is unknown to this version of lsgd; resume with the version that wrote"
     with pytest.raises(UsageError, match=sentence):
-        evaluate_checkpoint(tmp_path / checkpoint.FILE)
+        evaluate_path(tmp_path / checkpoint.FILE)
 
 
 def test_weights_as_other_scripts_save_them(tmp_path: Path) -> None:
@@ -171,37 +171,37 @@ def test_weights_as_other_scripts_save_them(tmp_path: Path) -> None:
     model = open_workload(compose_recipe(*recipe), torch.device("cpu")).network()
     plain = model.state_dict()
     torch.save(plain, tmp_path / "plain.pth")
-    expected = evaluate_weights(tmp_path / "plain.pth", recipe)
+    expected = evaluate_path(tmp_path / "plain.pth", recipe)
     for prefix in ("module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."):
         named = {prefix + name: value for name, value in plain.items()}
         torch.save({"epoch": 3, "state_dict": named}, tmp_path / "theirs.pth")
-        assert evaluate_weights(tmp_path / "theirs.pth", recipe) == expected
+        assert evaluate_path(tmp_path / "theirs.pth", recipe) == expected
     torch.save({"model": plain, "args": None}, tmp_path / "theirs.pth")
-    assert evaluate_weights(tmp_path / "theirs.pth", recipe) == expected
+    assert evaluate_path(tmp_path / "theirs.pth", recipe) == expected
     torch.save(plain | {"module.x": torch.zeros(2)}, tmp_path / "theirs.pth")
     with pytest.raises(UsageError, match="does not have the weights of small_resnet"):
-        evaluate_weights(tmp_path / "theirs.pth", recipe)
+        evaluate_path(tmp_path / "theirs.pth", recipe)
 
 
 def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page.pth").write_bytes(b"<html>404</html>")
     with pytest.raises(UsageError, match=r"page\.pth holds no weights .*; give a file"):
-        evaluate_weights(tmp_path / "page.pth", ["+recipe=bs256"])
+        evaluate_path(tmp_path / "page.pth", ["+recipe=bs256"])
     (tmp_path / "text.pth").write_bytes(b"hello")  # a KeyError to pickle
     with pytest.raises(UsageError, match=r"text\.pth holds no weights .*; give a file"):
-        evaluate_weights(tmp_path / "text.pth", ["+recipe=bs256"])
+        evaluate_path(tmp_path / "text.pth", ["+recipe=bs256"])
     for values in ([1], {1: torch.zeros(2)}):
         torch.save(values, tmp_path / "list.pth")
         with pytest.raises(UsageError, match=r"list\.pth holds no weights by name; give a file"):
-            evaluate_weights(tmp_path / "list.pth", ["+recipe=bs256"])
+            evaluate_path(tmp_path / "list.pth", ["+recipe=bs256"])
     torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "plain.pth")
     with pytest.raises(
         UsageError, match=r"plain\.pth is damaged or not a .* weights, add a recipe .*\+recipe="
     ):
-        evaluate_checkpoint(tmp_path / "plain.pth")
+        evaluate_path(tmp_path / "plain.pth")
     torch.save({"fingerprint": "f", "model": {}}, tmp_path / "checkpoint.pt")
     with pytest.raises(UsageError, match=r"is a checkpoint of lsgd, .*; leave out \+recipe="):
-        evaluate_weights(tmp_path / "checkpoint.pt", ["+recipe=bs256"])
+        evaluate_path(tmp_path / "checkpoint.pt", ["+recipe=bs256"])
 
 
 class Malicious:

@@ -14,7 +14,7 @@ from helpers.reference_run import newest_checkpoint
 
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.inputs import open_inputs, pixels
 from lsgd.learner import Learner
 from lsgd.models import make_model
@@ -121,14 +121,14 @@ def test_a_checkpoint_is_evaluated_to_the_error_it_was_saved_with(
 ) -> None:
     file = finished[0] / "checkpoint.pt"
     last = [row for row in curves(finished[0]) if row["kind"] == "epoch"][-1]
-    found = evaluate_checkpoint(file, ["val_batch=7"])
+    found = evaluate_path(file, ["val_batch=7"])
     rates = found["val"].with_prefix("val")
     assert rates == {name: last[name] if name != "val_loss" else rates[name] for name in rates}
     assert found["val"].counts["images"] == 355
     # How it was loaded is no part of it, and a group's word chooses as on the training's line.
-    assert evaluate_checkpoint(file, ["val_batch=7", "inputs=memory"]) == found
+    assert evaluate_path(file, ["val_batch=7", "inputs=memory"]) == found
     with pytest.raises(UsageError, match="would change the run"):
-        evaluate_checkpoint(file, ["inputs=synthetic"])
+        evaluate_path(file, ["inputs=synthetic"])
 
 
 FEW = ["inputs=synthetic", "data.train_examples=48", "workers=4", "worker_batch=4"]

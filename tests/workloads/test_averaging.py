@@ -15,7 +15,7 @@ from helpers.threaded import ThreadComm, run_on_threads
 
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.evaluation import evaluate
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
@@ -141,7 +141,7 @@ def test_a_run_goes_on_and_is_evaluated_to_what_it_said(
     assert_equal(tmp_path / "b", tmp_path / "a", within=1e-12)
     one, other = (newest(tmp_path / name).parts["averaging"] for name in "ab")
     torch.testing.assert_close(one, other, **EXACT)
-    found = evaluate_checkpoint(tmp_path / "a/checkpoint.pt")["val"].metrics
+    found = evaluate_path(tmp_path / "a/checkpoint.pt")["val"].metrics
     rates = newest(tmp_path / "a").rates[4]
     assert found["loss"] == pytest.approx(rates["val_loss"], rel=1e-12)
 

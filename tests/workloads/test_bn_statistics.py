@@ -18,7 +18,7 @@ from torch import nn
 
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.evaluation import evaluate
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
@@ -160,7 +160,7 @@ def test_a_run_goes_on_and_says_what_its_checkpoint_is_evaluated_to(
     )
     train(straight)
     last = newest(tmp_path / "a").rates[3]
-    found = evaluate_checkpoint(tmp_path / "a" / "checkpoint.pt")["val"].metrics
+    found = evaluate_path(tmp_path / "a" / "checkpoint.pt")["val"].metrics
     assert found["loss"] == pytest.approx(last["val_loss"], rel=1e-12)
     left = replace(straight, run_dir=str(tmp_path / "b"))
     train_until(left, 5)

@@ -10,7 +10,7 @@ from helpers.reference_run import newest_checkpoint, rows
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.recipe import Recipe
 from lsgd.run.checkpoint import FILE
 from lsgd.train import train
@@ -79,7 +79,7 @@ def test_it_is_that_of_a_plain_loop(tmp_path: Path, workers_per_pass: int) -> No
     (row, *_) = rows(tmp_path, "train")
     assert {"perplexity", "tokens_per_second"} <= row.keys()
     assert row["gradient_norm"] > 1, "or clipping would not have been tried"
-    evaluated = evaluate_checkpoint(tmp_path / FILE, ["device=cpu"])
+    evaluated = evaluate_path(tmp_path / FILE, ["device=cpu"])
     for split, tokens in (("val", 56), ("test", 49)):
         assert evaluated[split].counts["tokens"] == tokens
         assert evaluated[split].metrics["perplexity"] == kept.rates[4][f"{split}_perplexity"]

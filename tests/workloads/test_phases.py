@@ -11,7 +11,7 @@ from helpers.threaded import ThreadComm, run_on_threads
 
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
-from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluate import evaluate_path
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
@@ -150,7 +150,7 @@ def test_a_checkpoint_is_evaluated_to_what_its_run_said(tmp_path: Path) -> None:
     train_until(made, EDGES[1] + 1)
     (saved,) = [path for path in checkpoint.checkpoint_files(tmp_path) if "12" in path.name]
     rates = checkpoint.decode_checkpoint(checkpoint.read(saved), "").rates[2]
-    found = evaluate_checkpoint(saved)["val"].with_prefix("val")
+    found = evaluate_path(saved)["val"].with_prefix("val")
     assert found == pytest.approx({key: rates[key] for key in found}, rel=1e-12)
-    asked = evaluate_checkpoint(saved, ["data.image_size=12"])["val"].metrics
+    asked = evaluate_path(saved, ["data.image_size=12"])["val"].metrics
     assert asked["loss"] != pytest.approx(found["val_loss"], rel=1e-6)

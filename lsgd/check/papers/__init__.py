@@ -5,64 +5,16 @@ which returns the rules for a run of a recipe, by the names of the observations.
 source does not state have no rule.
 """
 
+from importlib import import_module
 from types import ModuleType
 
 from lsgd.check.observation import Observation, Rule, RuleResult
-from lsgd.check.papers import (
-    akiba2017,
-    algoperf,
-    cloudtpu,
-    diu,
-    dle,
-    ffcv,
-    flax,
-    fujitsu,
-    gluon,
-    goyal2017,
-    haiku,
-    hoffer2017,
-    intel,
-    lamb2020,
-    lars2017,
-    mlperf,
-    mlperf05,
-    mlperf06,
-    mosaic,
-    nado2021,
-    nus,
-    nus_lamb,
-    rsb,
-    torchvision,
-)
-from lsgd.recipe import Recipe
+from lsgd.recipe import Recipe, settings
 
 PAPERS: dict[str, ModuleType] = {
-    "akiba2017": akiba2017,
-    "algoperf": algoperf,
-    "cloudtpu": cloudtpu,
-    "diu": diu,
-    "dle": dle,
-    "ffcv": ffcv,
-    "flax": flax,
-    "fujitsu": fujitsu,
-    "gluon": gluon,
-    "goyal2017": goyal2017,
-    "haiku": haiku,
-    "hoffer2017": hoffer2017,
-    "intel": intel,
-    "lamb2020": lamb2020,
-    "lars2017": lars2017,
-    "mlperf": mlperf,
-    "mlperf05": mlperf05,
-    "mlperf06": mlperf06,
-    "mosaic": mosaic,
-    "nado2021": nado2021,
-    "nus": nus,
-    "nus_lamb": nus_lamb,
-    "rsb": rsb,
-    "torchvision": torchvision,
+    name: import_module(f"{__name__}.{name}") for name in settings.PAPERS
 }
-
+"""The modules of all papers, by the names that a recipe may have."""
 SCRIPT_RULES = {
     "gradient": Rule("3", "normalised by kn, not n; without weight decay", bool),
     "batchnorm": Rule("2.3", "statistics over one worker's n images, never shared", bool),

@@ -34,20 +34,16 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | {"lr_curve": stated.lr_curve("notes, code", text, in_stages)}
 
 
-RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("notes", "data", "model", "epochs", "worker_batch")
-    | {
-        "rmsprop_warmup": Rule(
-            "notes, code",
-            "mu 0.9 and 0.99, eps 1e-8, lr 3e-4 of RMSprop, center 10 and period 5 epochs",
-            lambda found: found == RMSpropWarmupSettings(0.9, 0.99, 1e-8, 3e-4, 10, 5),
-        ),
-        "running_average": Rule(
-            "notes",
-            "none: the statistics of the last step, the mean over workers",
-            lambda m: m == 0,
-        ),
-        "gradient_compression": Rule("notes", "fp16 between processes", bool),
-    }
-)
+RULES = goyal2017.rules_for_section("notes", "data", "model", "epochs", "worker_batch") | {
+    "rmsprop_warmup": Rule(
+        "notes, code",
+        "mu 0.9 and 0.99, eps 1e-8, lr 3e-4 of RMSprop, center 10 and period 5 epochs",
+        lambda found: found == RMSpropWarmupSettings(0.9, 0.99, 1e-8, 3e-4, 10, 5),
+    ),
+    "running_average": Rule(
+        "notes",
+        "none: the statistics of the last step, the mean over workers",
+        lambda m: m == 0,
+    ),
+    "gradient_compression": Rule("notes", "fp16 between processes", bool),
+}

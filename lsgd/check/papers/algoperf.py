@@ -25,8 +25,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "data")
+    goyal2017.rules_for_section("code", "data")
     | stated.RESNET50
     | {
         "last_gamma": stated.last_gamma("code", 0.0),

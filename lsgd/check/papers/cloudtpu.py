@@ -45,12 +45,10 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section(
+    goyal2017.rules_for_section(
         "code", "data", "augmentation", "resize", "evaluation_crop", "fc_init"
     )
-    | stated.RESNET50
-    | stated.STRIDE
+    | stated.RESNET50_V15
     | stated.BATCHNORM
     | {
         "last_gamma": stated.last_gamma("code", 0.0),

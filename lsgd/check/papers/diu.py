@@ -106,26 +106,22 @@ def _linear_in_phases(phases: Sequence[TrainingPhase], k: int, end: int) -> stat
 
 
 NETWORK = ("model", "stride", "conv_init", "fc_init", "last_gamma")
-RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", *NETWORK, "loss")
-    | {
-        "data": Rule(
-            "train",
-            "all of ImageNet-1k, evaluated at 288 in the last phase",
-            lambda found: found == ("imagenet", 1_281_167, 50_000, 1000, 3, 288),
-        ),
-        "augmentation": Rule(
-            "train", "area from 8 % on, from 8.7 % at 224 and 50 % at 288", lambda _: False
-        ),
-        "resize": stated.resize("code", "bilinear"),
-        "colour": stated.colour_as_stored("code"),
-        "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
-        "batchnorm_decay": stated.no_batchnorm_decay("code"),
-        "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
-        "tail": Rule("code", "a smaller last step", lambda is_dropped: not is_dropped),
-        "label_smoothing": stated.label_smoothing("code", 0.0),
-        "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
-        "precision": stated.precision("code", "float16"),
-    }
-)
+RULES = goyal2017.rules_for_section("code", *NETWORK, "loss") | {
+    "data": Rule(
+        "train",
+        "all of ImageNet-1k, evaluated at 288 in the last phase",
+        lambda found: found == ("imagenet", 1_281_167, 50_000, 1000, 3, 288),
+    ),
+    "augmentation": Rule(
+        "train", "area from 8 % on, from 8.7 % at 224 and 50 % at 288", lambda _: False
+    ),
+    "resize": stated.resize("code", "bilinear"),
+    "colour": stated.colour_as_stored("code"),
+    "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
+    "batchnorm_decay": stated.no_batchnorm_decay("code"),
+    "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
+    "tail": Rule("code", "a smaller last step", lambda is_dropped: not is_dropped),
+    "label_smoothing": stated.label_smoothing("code", 0.0),
+    "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
+    "precision": stated.precision("code", "float16"),
+}

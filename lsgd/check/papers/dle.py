@@ -51,10 +51,8 @@ def _per_epoch(lr: float) -> stated.LrRule:
 
 
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop")
-    | stated.RESNET50
-    | stated.STRIDE
+    goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop")
+    | stated.RESNET50_V15
     | stated.FAN_IN
     | {
         "resize": stated.resize("code", "bilinear"),

@@ -24,8 +24,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "augmentation", "model", "stride", "conv_init", "loss")
+    goyal2017.rules_for_section("code", "augmentation", "model", "stride", "conv_init", "loss")
     | stated.FC_OF_PYTORCH
     | {
         "data": Rule(

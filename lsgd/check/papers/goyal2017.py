@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from lsgd.check.images import FB_RESNET_COLOURS, CropSamples
-from lsgd.check.learning_rate import RunLength, Warmup
+from lsgd.check.learning_rate import RunLength, Warmup, close
 from lsgd.check.observation import Rule
 from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
@@ -55,11 +55,6 @@ def _is_cropped(windows: CropSamples | None) -> bool:
 
 def _every_epoch(epochs: RunLength) -> bool:
     return epochs.count == 90 and epochs.whole
-
-
-def close(a: float, b: float) -> bool:
-    """Return whether two numbers agree to nine digits."""
-    return abs(a - b) <= 1e-9 * abs(b)
 
 
 RULES = {
@@ -162,5 +157,8 @@ COMMON_RULES = {name: replace(RULES[name], section="any") for name in COMMON_NAM
 
 
 def rules_for_section(section: str, *names: str) -> dict[str, Rule]:
-    """Return the named rules of Goyal et al. 2017 as rules of a section of another source."""
-    return {name: replace(RULES[name], section=section) for name in names}
+    """Return the named rules of Goyal et al. 2017 as rules of a section of another source.
+
+    COMMON_RULES are among them.
+    """
+    return COMMON_RULES | {name: replace(RULES[name], section=section) for name in names}

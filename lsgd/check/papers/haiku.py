@@ -27,8 +27,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "data", "augmentation", "resize")
+    goyal2017.rules_for_section("code", "data", "augmentation", "resize")
     | stated.STRIDE
     | stated.BATCHNORM
     | {

@@ -7,10 +7,9 @@ recipe does not have the steps of the small one, so no rule checks them; data an
 
 import math
 
-from lsgd.check.learning_rate import Warmup
+from lsgd.check.learning_rate import Warmup, close
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
-from lsgd.check.papers.goyal2017 import close
 from lsgd.check.step import Momentum
 from lsgd.recipe import Recipe
 

@@ -25,8 +25,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "data")
+    goyal2017.rules_for_section("code", "data")
     | stated.RESNET50
     | {
         "momentum": stated.sgd("code", equation=10, nesterov=False, m=0.9),

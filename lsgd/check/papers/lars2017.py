@@ -46,23 +46,19 @@ def decay_to_0() -> Rule:
     return Rule("alg. 1", "by power 2 to 0 at the end of the run", holds)
 
 
-RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("table", "data")
-    | {
-        "augmentation": Rule(
-            "table",
-            "crops of varied area and aspect, and flips",
-            lambda windows: windows is not None,
-        ),
-        "model": Rule("table", "ResNet-50", bool),
-        "weight_decay": stated.weight_decay("paper", 5e-4, biases=True),
-        "batchnorm_decay": stated.batchnorm_decay("alg. 1", 5e-4),
-        "lars": Rule(
-            "alg. 1",
-            "as equation (10), m = 0.9, trust 0.001, no eps; no tensor is excluded",
-            lambda lars: lars == Lars(10, False, 0.9, 0.001, 0.0, ALL),
-        ),
-        "epochs": stated.epochs("table", 100),
-    }
-)
+RULES = goyal2017.rules_for_section("table", "data") | {
+    "augmentation": Rule(
+        "table",
+        "crops of varied area and aspect, and flips",
+        lambda windows: windows is not None,
+    ),
+    "model": Rule("table", "ResNet-50", bool),
+    "weight_decay": stated.weight_decay("paper", 5e-4, biases=True),
+    "batchnorm_decay": stated.batchnorm_decay("alg. 1", 5e-4),
+    "lars": Rule(
+        "alg. 1",
+        "as equation (10), m = 0.9, trust 0.001, no eps; no tensor is excluded",
+        lambda lars: lars == Lars(10, False, 0.9, 0.001, 0.0, ALL),
+    ),
+    "epochs": stated.epochs("table", 100),
+}

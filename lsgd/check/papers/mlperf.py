@@ -7,10 +7,9 @@ Minibatch, epochs, warmup epochs and BN group size are free, and so is the lr of
 
 import math
 
-from lsgd.check.learning_rate import Parabola, Warmup
+from lsgd.check.learning_rate import Parabola, Warmup, close
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
-from lsgd.check.papers.goyal2017 import close
 from lsgd.check.step import Lars, Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
 
@@ -87,11 +86,9 @@ OF_SGD = {
     ),
 }
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("rules", "data")
+    goyal2017.rules_for_section("rules", "data")
     | goyal2017.rules_for_section("code", "fc_init")
-    | stated.RESNET50
-    | stated.STRIDE
+    | stated.RESNET50_V15
     | stated.FAN_IN
     | stated.BATCHNORM
     | {

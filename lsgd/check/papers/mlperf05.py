@@ -33,10 +33,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "data")
-    | stated.RESNET50
-    | stated.STRIDE
+    goyal2017.rules_for_section("code", "data")
+    | stated.RESNET50_V15
     | stated.FAN_IN
     | stated.BATCHNORM
     | {

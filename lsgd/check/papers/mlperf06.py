@@ -79,10 +79,8 @@ def _of_row(row: Submission, steps_per_epoch: int, *, equation: int) -> dict[str
 
 
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("rules", "data")
-    | stated.RESNET50
-    | stated.STRIDE
+    goyal2017.rules_for_section("rules", "data")
+    | stated.RESNET50_V15
     | stated.BATCHNORM
     | {name: mlperf.RULES[name] for name in ("augmentation", "batchnorm_decay")}
     | {

@@ -19,31 +19,27 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES
 
 
-RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("paper", "data")
-    | {
-        "model": Rule("paper", "ResNet-50", bool),
-        "last_gamma": stated.last_gamma("code", 0.0),
-        "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
-        "batchnorm_decay": stated.no_batchnorm_decay("code"),
-        "lars": stated.lars("code", equation=10, m=0.929, trust=0.001, eps=0.0),
-        "label_smoothing": stated.label_smoothing("code", 0.1),
-        "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
-        "precision": stated.precision("code", "bfloat16"),
-        "warmup": Rule(
-            "code", "from 0 to lr 29 over 18 epochs", lambda warmup: warmup.own.rises(0.0, 29, 18)
+RULES = goyal2017.rules_for_section("paper", "data") | {
+    "model": Rule("paper", "ResNet-50", bool),
+    "last_gamma": stated.last_gamma("code", 0.0),
+    "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
+    "batchnorm_decay": stated.no_batchnorm_decay("code"),
+    "lars": stated.lars("code", equation=10, m=0.929, trust=0.001, eps=0.0),
+    "label_smoothing": stated.label_smoothing("code", 0.1),
+    "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
+    "precision": stated.precision("code", "bfloat16"),
+    "warmup": Rule(
+        "code", "from 0 to lr 29 over 18 epochs", lambda warmup: warmup.own.rises(0.0, 29, 18)
+    ),
+    "decay": Rule(
+        "code",
+        f"by power 2 to lr 0.0001 at step {STEPS}",
+        lambda decay: (
+            decay is not None
+            and abs(decay.end - 1e-4) < 1e-7
+            and abs(decay.end_step - STEPS) < 1e-3
         ),
-        "decay": Rule(
-            "code",
-            f"by power 2 to lr 0.0001 at step {STEPS}",
-            lambda decay: (
-                decay is not None
-                and abs(decay.end - 1e-4) < 1e-7
-                and abs(decay.end_step - STEPS) < 1e-3
-            ),
-        ),
-        "epochs": stated.steps("paper", STEPS),
-        "worker_batch": stated.worker_batch("code", 64),
-    }
-)
+    ),
+    "epochs": stated.steps("paper", STEPS),
+    "worker_batch": stated.worker_batch("code", 64),
+}

@@ -41,8 +41,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 SHARED = ("data", "augmentation", "evaluation_crop", "model", "conv_init", "stride")
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", *SHARED)
+    goyal2017.rules_for_section("code", *SHARED)
     | stated.FC_OF_PYTORCH
     | {
         "resize": stated.resize("code", "bilinear"),

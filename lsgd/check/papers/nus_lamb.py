@@ -27,8 +27,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 SAME = ("resize", "colour", "last_gamma", "fc_init", "batchnorm_decay", "label_smoothing")
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", *nus.SHARED)
+    goyal2017.rules_for_section("code", *nus.SHARED)
     | {name: nus.RULES[name] for name in SAME}
     | {
         "weight_decay": stated.weight_decay("code", 1.5, biases=False, decoupled=True),

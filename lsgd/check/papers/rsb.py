@@ -19,10 +19,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "data", "conv_init")
-    | stated.RESNET50
-    | stated.STRIDE
+    goyal2017.rules_for_section("code", "data", "conv_init")
+    | stated.RESNET50_V15
     | stated.BATCHNORM
     | {
         # Its magnitude is drawn anew for each operation, which torchvision's is not.

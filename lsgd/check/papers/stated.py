@@ -287,9 +287,11 @@ STRIDE = {
         lambda sizes: sizes == {(3, 3)},
     )
 }
-"""The rule for ResNet-50 v1.5."""
+"""The rule for the stride of ResNet-50 v1.5."""
 RESNET50 = {"model": Rule("code", "ResNet-50", bool)}
 """The rule for ResNet-50."""
+RESNET50_V15 = RESNET50 | STRIDE
+"""The rules for ResNet-50 v1.5."""
 FAN_IN = {"conv_init": Rule("code", "He: N(0, 2 / fan in)", lambda side: side == "in")}
 """The rule for an initialisation by fan in."""
 FC_OF_PYTORCH = {

@@ -41,10 +41,8 @@ def _per_epoch(epochs: NDArray[np.float64], last: float) -> Curve:
 
 
 RULES = (
-    goyal2017.COMMON_RULES
-    | goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop", "conv_init")
-    | stated.RESNET50
-    | stated.STRIDE
+    goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop", "conv_init")
+    | stated.RESNET50_V15
     | stated.BATCHNORM
     | stated.FC_OF_PYTORCH
     | {
