@@ -71,11 +71,7 @@ def train(recipe: Recipe) -> float:
                 if run.warning:
                     log.warn(learner.next_step, run.warning)
                 saver = CheckpointSaver(
-                    run.folder,
-                    comm,
-                    log,
-                    keep=recipe.kept_checkpoints,
-                    best_first=recipe.best_first,
+                    run.folder, comm, log, recipe.kept_checkpoints, best_first=recipe.best_first
                 )
                 with (
                     preemption.defer_stop_signals(run.folder),

@@ -53,8 +53,8 @@ class CheckpointSaver:
         folder: Path,
         comm: Comm,
         log: Log,
-        *,
         keep: Retention,
+        *,
         best_first: Callable[[MetricsByNumber, MetricsByNumber], Sequence[int]] = _keep_no_best,
     ) -> None:
         """Create the writer; `keep` and `best_first` decide which checkpoints are kept.

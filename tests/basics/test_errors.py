@@ -12,5 +12,6 @@ def test_exit_codes_stay() -> None:
         "PeerLostError": 5,
         "StaleRestartError": 1,
         "NotSavedError": 6,
+        "UnhealthyNodesError": 1,
         "PreemptedError": 75,
     }

@@ -204,9 +204,9 @@ def test_what_parts_are_written_with_stays() -> None:
     names = {"metric_names", "count_names", "evaluation_sets", "example_weights"}
     assert {*inspect.get_annotations(parts.OwnWorkload)} == names
     assert [*inspect.signature(parts.OwnWorkload).parameters] == ["recipe", "device"]
-    assert {"epoch", "examples", "workers", "step", "split", "side"} == {
-        each.name for each in fields(parts.MicroBatch)
-    }
+    of_micro_batch = {"epoch", "examples", "workers", "step", "split", "side"}
+    of_micro_batch |= {"crop_ratio", "aspect"}
+    assert of_micro_batch == {each.name for each in fields(parts.MicroBatch)}
     assert [*inspect.signature(parts.uniforms).parameters] == ["examples", "seed", "epoch", "draw"]
     assert {
         each.choice: (each.entry_point_group, each.required, each.optional) for each in KINDS
