@@ -280,7 +280,7 @@ def read_rate(recipe: Recipe, share: int) -> float | None:
     read, begin = 0, time.perf_counter()
     for path in files:
         with path.open("rb", buffering=0) as file:
-            if hasattr(os, "posix_fadvise"):  # drop what an earlier run has left in memory
+            if sys.platform == "linux":  # drop what an earlier run has left in memory
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while chunk := file.read(2**20):
                 read += len(chunk)
