@@ -59,7 +59,10 @@ def run_isolated(program: str, action: Callable[[], int]) -> None:
     if os.geteuid():
         raise UsageError(f"{program} makes network namespaces, which needs root; run it with sudo")
     sys.stdout.flush()
-    _call_c("unshare", CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID | CLONE_NEWNET)
+    try:
+        _call_c("unshare", CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID | CLONE_NEWNET)
+    except OSError as error:  # such as that of a container
+        raise UsageError(f"{program} may not make namespaces here ({error.strerror})") from None
     if child := os.fork():
         while True:
             try:
@@ -71,9 +74,17 @@ def run_isolated(program: str, action: Callable[[], int]) -> None:
             raise SystemExit(code)
         return
     _call_c("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
-    run("mount", "--make-rprivate", "/")
-    run("mount", "-t", "proc", "proc", "/proc")
-    _exit(action)
+
+    def isolated() -> int:
+        try:
+            run("mount", "--make-rprivate", "/")
+            run("mount", "-t", "proc", "proc", "/proc")
+        except UsageError as error:  # in the fork, whose caller is the parent's
+            print(f"{program}: {error}", file=sys.stderr)
+            return error.exit_code
+        return action()
+
+    _exit(isolated)
 
 
 class NodeProcess:

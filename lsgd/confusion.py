@@ -22,6 +22,7 @@ from lsgd.comm import Comm, all_reduce_
 from lsgd.evaluation import TrainedModel
 from lsgd.files import atomic_write
 from lsgd.inputs import Batch, ExampleColumns, Inputs
+from lsgd.inputs.sized import inputs_after
 from lsgd.rules.metric import MAIN_SET
 from lsgd.rules.sampler import MicroBatch
 from lsgd.tables import markdown_table
@@ -133,7 +134,9 @@ def counting(
     trained: TrainedModel, inputs: Inputs, classes: int
 ) -> Iterator[tuple[Inputs, ConfusionCounts]]:
     """Count the confusions of an evaluation of val within this context, with the given loader."""
-    counts, labelled = ConfusionCounts(classes, trained.device), LabelledInputs(inputs)
+    counts = ConfusionCounts(classes, trained.device)
+    # Sized here, since an evaluation does not find the sizes behind another loader.
+    labelled = LabelledInputs(inputs_after(inputs, trained.epoch))
 
     def note(_: object, __: object, logits: Tensor) -> None:
         # Measuring BN statistics runs the network too, on training images.

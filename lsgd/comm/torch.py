@@ -136,39 +136,55 @@ def open_store(launch: Launch, timeout: float) -> Store:
     torchrun the store is torchrun's. Raises UsageError without an address, and
     torch.distributed.DistError if process 0 does not answer.
     """
-    # torchrun's own variables; its agent keeps the store of the first machine.
-    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_torchruns = _is_torchruns_store()
     host, _, port = _address(launch).rpartition(":")
     store: Store = TCPStore(
         host,
         int(port),
         launch.world_size,
-        is_master=launch.rank == 0 and not is_agents,
+        is_master=launch.rank == 0 and not is_torchruns,
         timeout=timedelta(seconds=timeout),
         wait_for_workers=False,
-        multi_tenant=not is_agents,
+        multi_tenant=not is_torchruns,
     )
-    if is_agents:  # by torchrun --max-restarts later processes find the keys of earlier ones there
+    # By torchrun --max-restarts later processes find the keys of earlier ones there. Only the agent
+    # of a single machine counts all restarts.
+    if is_torchruns and launch.local_size == launch.world_size:
         store = PrefixStore(f"start{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     return store
+
+
+def _is_torchruns_store() -> bool:
+    """Return whether the store is that of torchrun, whose agent on the first machine keeps it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _decides(store: Store) -> bool:
+    """Return True for the first process that asks, which then sets MISSING."""
+    return store.add("decided", 1) == 1
 
 
 def _join(launch: Launch, timeout: float) -> Store:
     """Connect to the store of process 0; wait until all processes have joined."""
     limit = timedelta(seconds=timeout)
     store = open_store(launch, timeout)
-    store.set(f"joined/{launch.rank}", "")
     # All wait for one key: to wait for those of all others would take N requests of N keys.
-    if store.add("joined", 1) == launch.world_size:
+    # A process that was restarted in the meantime has been counted, and one verdict is for all.
+    is_first_start = store.add(f"joined/{launch.rank}", 1) == 1
+    if is_first_start and store.add("joined", 1) == launch.world_size and _decides(store):
         store.set(MISSING, "")
     try:
         store.wait([MISSING], limit)
     except dist.DistStoreError:
         others = [f"joined/{rank}" for rank in range(launch.world_size)]
         missing = ", ".join(str(rank) for rank, key in enumerate(others) if not store.check([key]))
-        if launch.rank == 0:  # those that joined late would learn no more than that it has gone
-            store.set(MISSING, missing)
-            time.sleep(READING)
+        # Those that joined late would learn no more than that process 0 has gone with the store.
+        if launch.rank == 0 and not _is_torchruns_store():
+            if _decides(store):
+                store.set(MISSING, missing)
+                time.sleep(READING)
+            else:
+                missing = store.get(MISSING).decode()
     else:
         missing = store.get(MISSING).decode()
     if missing:

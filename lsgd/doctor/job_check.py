@@ -98,9 +98,9 @@ class Meeting:
 
         Raises UsageError if process 0 has not published them some time after the limit.
         """
-        self.store.set(f"{name}/{self.rank}", json.dumps(value))
-        everyone = f"{name}/all"
+        own, everyone = f"{name}/{self.rank}", f"{name}/all"
         if self.rank == 0:
+            self.store.set(own, json.dumps(value))
             keys = {rank: f"{name}/{rank}" for rank in self.answering}
             with suppress(dist.DistStoreError):
                 self.store.wait(list(keys.values()), timedelta(seconds=limit))
@@ -111,6 +111,7 @@ class Meeting:
             self.store.set(everyone, json.dumps(found))
             return found
         try:
+            self.store.set(own, json.dumps(value))
             # Process 0 may begin to wait later, since an earlier step has taken it to its limit.
             self.store.wait([everyone], timedelta(seconds=limit + MEASURE_LIMIT))
         except dist.DistError:
@@ -129,13 +130,13 @@ class Meeting:
         """
         for rank in ranks if self.rank == 0 else ():
             self.store.set(f"clock/{rank}/turn", "")
-            with suppress(dist.DistStoreError):
+            with suppress(dist.DistError):
                 self.store.wait([f"clock/{rank}/ask"], timedelta(seconds=MESSAGE_LIMIT))
                 self.store.set(f"clock/{rank}/answer", repr(clock()))
         if self.rank not in ranks:
             return None
         limit = timedelta(seconds=MESSAGE_LIMIT)
-        with suppress(dist.DistStoreError):
+        with suppress(dist.DistError):
             self.store.wait([f"clock/{self.rank}/turn"], limit * len(ranks))
             before = clock()
             self.store.set(f"clock/{self.rank}/ask", "")
@@ -165,14 +166,21 @@ def check_job(recipe: Recipe, options: Namespace) -> None:
         # mpirun may have been started elsewhere, and horovodrun names no machine.
         launch = replace(launch, master_addr=planned[0])
     host = node_name(launch, planned)
-    meeting = _meet(launch, recipe.comm.join_timeout)
-    hosts = meeting.gather("hosts", host, recipe.comm.join_timeout)
-    if hosts[launch.rank] is None:
-        raise UsageError(
-            f"process {launch.rank} on {host} has joined after the others had begun; raise "
-            "comm.join_timeout if it needs longer",
-            is_local=True,
-        )
+    try:
+        meeting = _meet(launch, recipe.comm.join_timeout)
+        hosts = meeting.gather("hosts", host, recipe.comm.join_timeout)
+        if hosts[launch.rank] is None:
+            raise UsageError(
+                f"process {launch.rank} on {host} has joined after the others had begun; raise "
+                "comm.join_timeout if it needs longer",
+                is_local=True,
+            )
+    except UsageError as error:
+        if launch.rank and error.is_local:
+            # At its exit the launcher would end the job before process 0 has reported.
+            print(f"lsgd: {error}", file=sys.stderr, flush=True)
+            time.sleep(MEASURE_LIMIT)
+        raise
     ranks: dict[str, list[int]] = {}
     for rank, name in enumerate(hosts):
         if name is not None:
@@ -241,7 +249,10 @@ def measure(recipe: Recipe, *, share: int | None) -> tuple[ProcessFigures, torch
             found["disk_mb_per_s"] = read_rate(recipe, share)
         except OSError as error:
             found["problems"].append(f"data.root: {error}")
-        found["failed_checks"] = failed_checks()
+        try:
+            found["failed_checks"] = failed_checks()
+        except Exception as error:  # any type: this is the broken node that is to be named
+            found["problems"].append(f"the doctor's checks: {error}")
     return found, device
 
 
@@ -295,9 +306,11 @@ def _files(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder and its folders, as the file system has them."""
     with os.scandir(folder) as entries:
         for entry in entries:
+            if is_leftover(entry.name):
+                continue
             if entry.is_dir():
                 yield from _files(Path(entry.path))
-            elif not is_leftover(entry.name):
+            elif entry.is_file():
                 yield Path(entry.path)
 
 

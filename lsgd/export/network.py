@@ -74,8 +74,11 @@ class ExportedNetwork:
         measured = ", BN statistics measured with them" if measures else ""
         mirrors = ", evaluated as the mean over an image and its mirror image"
         mirrored = mirrors * recipe.evaluation.mirror
+        then = recipe.evaluated_images(recipe.epoch_before(self.checkpoint.step))
         in_rectangles = ", evaluated in rectangles near the aspect ratio of each image"
-        shaped = in_rectangles * bool(recipe.evaluation.rectangle_batch)
+        shaped = in_rectangles * then.in_rectangles
+        if then.side != recipe.data.image_size:
+            shaped += f", evaluated with {then.side} pixels"
         return f"{weights} after step {self.checkpoint.step}{measured}{mirrored}{shaped}"
 
     @property

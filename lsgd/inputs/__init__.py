@@ -327,6 +327,12 @@ def _check_without_files(recipe: Recipe) -> None:
             f"data.crop_ratio={data.crop_ratio:g} is for image folders, which {data.name} is not; "
             "leave it out"
         )
+    for _, images in recipe.evaluated_changes:
+        if images.crop_ratio != augmentation.CROP_RATIO:
+            raise UsageError(
+                f"evaluation.image_sizes has a crop_ratio of {images.crop_ratio:g}, which is for "
+                f"image folders, and {data.name} is none; leave it out of the row"
+            )
     if batch := recipe.evaluation.rectangle_batch:
         raise UsageError(
             f"evaluation.rectangle_batch={batch} is for image folders, and images of {data.name} "

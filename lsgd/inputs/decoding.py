@@ -201,10 +201,10 @@ def centre_crop(
     """Resize an image's short side to `side` / `crop_ratio` and crop the centred square of `side`.
 
     With `aspect` it is the rectangle of this aspect ratio with `side` as its shorter one; pixels
-    outside of the image are black. The pixels equal those of torchvision's resize and center_crop.
-    The exception is an image so long that the resized one would have more than MAX_RESIZED_PIXELS:
-    only the region of the crop is resized, and rounding changes its bilinear pixels by up to two
-    levels.
+    outside of the image are black, placed as in torchvision 0.2, by up to a pixel from today's. All
+    other pixels equal those of torchvision's resize and center_crop. The exception is an image so
+    long that the resized one would have more than MAX_RESIZED_PIXELS: only the region of the crop
+    is resized, and rounding changes its bilinear pixels by up to two levels.
     """
     short = round(side / crop_ratio)
     across, down = rectangle(side, aspect)

@@ -3,7 +3,8 @@
     STAGE/imagenet-1f0c2b7a/     the copies of one data.root
         lock                     held while a process looks for a copy, makes one or removes one
         3b9d10c45e12/            the copy of one state of the dataset, which is the readers' folder
-            .stage.json          whether it is complete; a process that reads the copy locks it
+            .stage.json          whether it is complete
+            .stage.used          locked by each process that reads the copy
 
 A file has its name only once it is complete, and the copy is used only once all files are. So a
 kill leaves complete files, which the next process keeps. A dataset that has changed gets another
@@ -25,7 +26,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
@@ -39,13 +39,13 @@ from lsgd.comm.single import SingleComm
 from lsgd.errors import DISK_FULL_ERRNOS, UsageError
 from lsgd.inputs import IN_MEMORY_DATASETS, data_folder
 from lsgd.inputs.index import open_indexes
-from lsgd.inputs.source_files import FolderFiles, IndexedFiles, SourceFiles
+from lsgd.inputs.source_files import SUFFIX, FolderFiles, IndexedFiles, SourceFiles
 from lsgd.job.launcher import detect_launch
 from lsgd.job.system import boot_id
 from lsgd.recipe import Recipe
 from lsgd.untrusted_files import open_regular, parse_json, read_bounded
 
-LOCK, MARKER = "lock", ".stage.json"
+LOCK, MARKER, USED = "lock", ".stage.json", ".stage.used"
 THREADS = 16
 """The number of files that are copied at once, for storage that answers slowly."""
 CHUNK = 4 << 20
@@ -62,12 +62,12 @@ QUIET = 10.0
 
 @dataclass
 class StagedCopy:
-    """A complete copy of a dataset; its open marker keeps other processes from removing it."""
+    """A complete copy of a dataset; its open file keeps other processes from removing it."""
 
     folder: Path
     copied_bytes: int
     """The bytes that this process has copied, 0 if it found the copy."""
-    marker: BinaryIO = field(repr=False)
+    used: BinaryIO = field(repr=False)
 
 
 _in_use: dict[tuple[Path, ...], StagedCopy] = {}
@@ -113,7 +113,7 @@ def stage_data(recipe: Recipe, comm: Comm) -> None:
     assert copy is not None, "it was stopped, and so another process has failed"
     display.show_end()
     if before := _in_use.get(_key(recipe)):
-        before.marker.close()
+        before.used.close()
     _in_use[_key(recipe)] = copy
 
 
@@ -138,6 +138,11 @@ def _open_source(recipe: Recipe) -> SourceFiles:
         raise UsageError(
             f"data.stage={data.stage} copies the files of {root}, and this folder does not exist; "
             "write data.root=FOLDER"
+        )
+    if not any(root.iterdir()):
+        raise UsageError(
+            f"data.stage={data.stage} copies the files of {root}, which is empty; mount or prepare "
+            "it, or write data.root=FOLDER"
         )
     return FolderFiles(root)
 
@@ -238,6 +243,9 @@ class _Copying:
             return None
         if source.state() != state:
             raise ValueError("its files have changed while they were copied")
+        for name, _ in listed:
+            if name.endswith(SUFFIX) and os.path.dirname(name) == "":
+                os.utime(folder / name)  # a reader lists the folders that are newer than the index
         _write_marker(folder, source, complete=True)
         return _opened(folder, sum(size for _, size in missing))
 
@@ -247,7 +255,11 @@ class _Copying:
         """Link unchanged files of earlier copies into the new one; return the others."""
         for parent in sorted({os.path.dirname(name) for name, _ in missing}):
             (folder / parent).mkdir(parents=True, exist_ok=True)
-        earlier = [each for each in _copies(folder.parent) if each != folder]
+        earlier = [
+            each
+            for each in _copies(folder.parent)
+            if each != folder and _read_marker(each).get("boot") == boot_id()
+        ]
         return [
             each
             for each in missing
@@ -330,9 +342,9 @@ def _write_marker(folder: Path, source: SourceFiles, *, complete: bool) -> None:
 
 def _opened(folder: Path, copied_bytes: int) -> StagedCopy:
     """Lock a complete copy against its removal, and return it."""
-    marker = (folder / MARKER).open("rb")
-    files.lock(marker, wait=True, shared=True)
-    return StagedCopy(folder, copied_bytes, marker)
+    used = (folder / USED).open("a+b")  # the marker itself is replaced, and a lock on it lost
+    files.lock(used, wait=True, shared=True)
+    return StagedCopy(folder, copied_bytes, used)
 
 
 def _copies(place: Path) -> list[Path]:
@@ -344,8 +356,8 @@ def _remove_unused(place: Path, kept: Path) -> None:
     for folder in _copies(place):
         if folder == kept:
             continue
-        with suppress(FileNotFoundError), (folder / MARKER).open("rb") as marker:
-            if not files.lock(marker, wait=False):
+        with (folder / USED).open("a+b") as used:
+            if not files.lock(used, wait=False):
                 continue
         shutil.rmtree(folder)
 
@@ -381,7 +393,10 @@ def _copy_file(path: Path, target: Path, size: int) -> Iterator[int]:
     with open_regular(path, buffering=0) as original, files.atomic_write(target) as copy:
         status = os.fstat(original.fileno())
         if status.st_size != size:
-            raise ValueError(f"{path} has {status.st_size} bytes instead of {size}")
+            raise ValueError(
+                f"{path} has {status.st_size} bytes and had {size} when it was listed; if it is an "
+                "indexed image, prepare the dataset again"
+            )
         while part := original.read(CHUNK):
             copy.write(part)
             yield len(part)

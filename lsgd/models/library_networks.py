@@ -25,7 +25,7 @@ from lsgd.own_parts import NETWORK, imported_part
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNormAct2d, worker_batch_norm_type
 from lsgd.rules.counter_dropout import dropout_rate, replace_dropout
-from lsgd.rules.rectangles import rectangle
+from lsgd.rules.rectangles import MULTIPLE
 from lsgd.suggestions import did_you_mean
 
 OfImages = TypeVar("OfImages")
@@ -72,7 +72,9 @@ def check_library_network(recipe: Recipe) -> None:
     _check_logits(_probe(network, watched, recipe), recipe)
     evaluated = [images for _, images in recipe.evaluated_changes]
     sizes = {(side, side) for side in (*recipe.training_sizes, *(each.side for each in evaluated))}
-    sizes |= {rectangle(each.side, 1.5) for each in evaluated if each.in_rectangles}
+    # The narrowest rectangles, whose longer side is a multiple of no more than all have.
+    wide = {(each.side + MULTIPLE, each.side) for each in evaluated if each.in_rectangles}
+    sizes |= wide | {size[::-1] for size in wide}
     for size in sizes - {(recipe.data.image_size,) * 2}:
         with torch.no_grad():
             _check_logits(_call_on_images(network, recipe, size), recipe)

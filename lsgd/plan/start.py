@@ -23,10 +23,11 @@ has 15 connections, and process 0 sends 174 kB of addresses (counted with 64 pro
     looked_up = _rounded(processes * LOOKED_UP, "thousand", "million", "billion")
     opened = _rounded(processes * OPENED, "thousand", "million", "billion")
     read = _rounded(servers * READ_GB * 1e9, "kB", "MB", "GB", "TB")
+    reading = "1 server reads" if servers == 1 else f"{servers} servers read"
     addresses = _rounded(processes**2 * ADDRESS_BYTES, "kB", "MB", "GB", "TB")
     return (
         f"Start: {processes} processes look up {looked_up} names and open {opened} files of "
-        f"Python, torch and lsgd; {servers} servers read {read} of them, from a shared file system "
+        f"Python, torch and lsgd; {reading} {read} of them, from a shared file system "
         f"if they are there. Each process has {processes - 1} connections, and process 0 sends "
         f"{addresses} of addresses (counted with 64 processes)."
     )

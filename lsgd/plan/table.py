@@ -92,7 +92,7 @@ def report(
         memory,
         f"Images to read and decode: {run.step.images_per_second / nodes:,.0f}/s on each "
         "server, which the model assumes; python -m lsgd.bench inputs measures it.",
-        start_line(nodes, gpus),
+        *([start_line(nodes, gpus)] if gpus > 1 else []),
         f"This run, {recipe.workers} workers on any number of GPUs:",
         _rows(fixed),
         f"One worker of {recipe.worker_batch} images on each GPU, a minibatch that grows with "

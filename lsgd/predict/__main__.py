@@ -5,9 +5,10 @@
     python -m lsgd.predict runs/a --validation   # confusions and worst images, for the report
 
 RUN is a run folder on images, or a checkpoint in it. A folder of images is searched at any depth.
-Images are resized, cropped and normalised as in the run's evaluation. A row of the CSV text has the
-image, and the names and probabilities of its most probable classes. An image that cannot be read is
-named on stderr and left out; then the exit code is 1.
+Images are resized, cropped to the square of data.image_size and normalised as in the run's last
+evaluation. A row of the CSV text has the image, and the names and probabilities of its most
+probable classes. An image that cannot be read is named on stderr and left out; then the exit code
+is 1.
 
 With --validation the network predicts the run's own validation images instead. The confusion table
 and the images with the lowest probability of their class are printed, and written into the run

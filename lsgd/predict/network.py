@@ -1,7 +1,8 @@
 """The network of a run on image folders, and its predictions on images and on its validation set.
 
-Images are resized, cropped and normalised as in the run's evaluation, and the network is the one
-that the run evaluated: with averaged weights and measured BN statistics, if the recipe has them.
+Images are resized, cropped to the square of data.image_size and normalised as in the run's last
+evaluation, and the network is the one that the run evaluated: with averaged weights and measured BN
+statistics, if the recipe has them.
 """
 
 import base64

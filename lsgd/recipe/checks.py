@@ -701,7 +701,9 @@ def _check_evaluated_sizes(recipe: Recipe) -> None:
                 "from 0; write an earlier one"
             )
     last = recipe.evaluated_images(recipe.epochs)
-    if last[:2] != (data.image_size, data.crop_ratio):
+    # A ratio such as 288 / 328 is rarely typed with all of its digits.
+    is_same_ratio = math.isclose(last.crop_ratio, data.crop_ratio, rel_tol=1e-6)
+    if last.side != data.image_size or not is_same_ratio:
         raise UsageError(
             f"{shown} ends with {last.side} pixels and a crop_ratio of {last.crop_ratio:g}, and a "
             f"trained network predicts with data.image_size={data.image_size} and "

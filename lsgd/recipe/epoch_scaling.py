@@ -86,4 +86,4 @@ def _moved_points(points: Sequence[Sequence[float]], ratio: float) -> list[list[
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_shown, value))}]"
-    return str(value) if isinstance(value, int) else f"{value:g}"
+    return str(value) if isinstance(value, int) else f"{value:.15g}"

@@ -118,7 +118,8 @@ def choose_normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
     if workers == 1 or images.is_contiguous() or images.dim() < 4:
         return normalise_by_library
     if images.device.type not in TRITON:
-        return normalise_by_library if torch.compiler.is_compiling() else normalise_in_turn
+        in_turn = images.device.type == "cpu" and not torch.compiler.is_compiling()
+        return normalise_in_turn if in_turn else normalise_by_library
     # A model that is being compiled has a compiler.
     if torch.compiler.is_compiling() or not compiler_problem(images.device):
         return normalise_compiled

@@ -406,7 +406,8 @@ class Meter:
         one: a host. Then all processes call this together.
         """
         row, run = self._speed(self.begin, self._reading(counts)), self.run
-        if run.comm.world_size > 1 and run.recipe.strategy.name == "allreduce":
+        has_steps = math.isfinite(row["step_seconds"])  # none after a stop in the evaluation
+        if has_steps and run.comm.world_size > 1 and run.recipe.strategy.name == "allreduce":
             waits = row["communication_wait"], row["data_wait"]
             mine = ProcessWaits(platform.node(), run.hosted_workers, *waits)
             if host := find_straggler(run.comm.gather_objects(mine)):

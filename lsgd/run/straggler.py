@@ -40,7 +40,9 @@ def find_straggler(processes: Sequence[ProcessWaits]) -> str:
         return ""
     most = max(each.workers for each in processes)
     equal = [each for each in processes if each.workers == most]
-    delays = [-each.communication for each in equal], [each.data for each in equal]
+    delays = [[-each.communication for each in equal], [each.data for each in equal]]
+    if max(each.communication for each in equal) >= WORTH_NAMING:
+        delays = delays[:1]  # the wait for others is known, and decides
     for delay in delays:
         slow = delay.index(max(delay))
         others = delay[:slow] + delay[slow + 1 :]

@@ -130,7 +130,8 @@ def _code_of_job(
     death = f"process {process.rank} {how} after {lived:.0f} s"
     failed = exit_code if exit_code > 0 else 128 - exit_code
     if process.rank == 0:
-        _say(f"{death}, and the job ended with it")
+        if "lsgd.doctor.job_check" not in command:  # its code 1 is a finding, which it has printed
+            _say(f"{death}, and the job ended with it")
         return failed
     early = lived < SOON and _written(command) == process.seen
     process.early_deaths = process.early_deaths + 1 if early else 0

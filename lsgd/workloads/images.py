@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd.comm import Comm, all_reduce_
+from lsgd.errors import InputFailedError, UsageError
 from lsgd.inputs import (
     Batch,
     Inputs,
@@ -132,7 +133,10 @@ class ImageClassification:
         inputs = open_inputs(self.recipe, self.device)
         if self.recipe.evaluation.rectangle_batch:
             for split in self.evaluation_sets:
-                self._rectangles(split)  # refuses an index without the size of an image
+                try:
+                    self._rectangles(split)
+                except InputFailedError as error:  # the index lacks the size of an image
+                    raise UsageError(str(error)) from None
         return inputs
 
     def example_order(self, epoch: int) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.inputs import staging
-from lsgd.inputs.staging import LOCK, MARKER, stage_data, with_staged_data
+from lsgd.inputs.staging import LOCK, MARKER, USED, stage_data, with_staged_data
 from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import Recipe
 from lsgd.run.rows import depends_on_hardware
@@ -41,7 +41,7 @@ def _forget() -> Iterator[None]:
     """Release the copies that this process reads, as its end would."""
     yield
     while staging._in_use:
-        staging._in_use.popitem()[1].marker.close()
+        staging._in_use.popitem()[1].used.close()
 
 
 def recipe(root: Path, stage: object, *words: str) -> Recipe:
@@ -57,8 +57,10 @@ def staged(made: Recipe) -> tuple[Path, int]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return all files of a folder by their relative paths, but for the marker of a copy."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path.name != MARKER)
+    """Return all files of a folder by their relative paths, but for those of lsgd itself."""
+    found = (
+        path for path in folder.rglob("*") if path.is_file() and path.name not in (MARKER, USED)
+    )
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 

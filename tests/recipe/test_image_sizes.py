@@ -1,5 +1,7 @@
 """Sizes of training images by epoch: the published ones, a dry run's, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 from helpers.composed import compose_recipe
 
@@ -74,6 +76,11 @@ def test_evaluated_images_have_the_size_of_their_epoch_and_at_the_end_that_of_pr
     ends = scale_epochs(recipe, 1)[-2:]  # the size of the end is never lost
     assert ends == ["evaluation.image_sizes=[[0,288]]", "evaluation.rectangle_epoch=0"]
     assert make_dry_run(recipe).evaluated_changes == ((0, (32, 0.875, False)),)
+    ratio = 288 / 328  # all of whose digits are rarely typed, or shown
+    words = ["+recipe=bs256", "schedule=cosine", "data.image_size=288", f"data.crop_ratio={ratio}"]
+    other = load_recipe([*words, f"evaluation.image_sizes=[[0,128],[45,288,{ratio:.6g}]]"])
+    exact = replace(other.evaluation, image_sizes=[[0, 128], [45, 288, ratio]])
+    load_recipe([*words, *scale_epochs(replace(other, evaluation=exact), 10)])
 
 
 @pytest.mark.parametrize(

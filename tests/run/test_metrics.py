@@ -411,6 +411,7 @@ def test_waits_for_other_processes_are_a_share_of_the_time_between_readings(
     for number, wait in enumerate((1.0, 3.0), 1):
         clock[0] += 4
         waited[0] += wait
+        run.next_step += 1
         seen = {"counts": torch.tensor([8, 0, 8]) * number, "loss": torch.tensor(1.0)}
         shares.append(meter.read(seen)["communication_wait"])
     assert shares == [0.25, 0.75]

@@ -1,5 +1,7 @@
 """The confusion matrix of an evaluation: exact on any number of processes and in any batches."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +11,14 @@ from helpers.composed import compose_recipe
 from helpers.threaded import run_on_threads
 from helpers.usage_errors import usage_error
 from test_evaluation import CLASSES, EXAMPLES, Images, Model, candidate
+from torch import Tensor
 
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.confusion import ConfusionMatrix, counting
 from lsgd.evaluate import main
 from lsgd.evaluation import evaluate
+from lsgd.inputs.sized import SizedInputs
 from lsgd.learner import Learner
 from lsgd.rules.sampler import MicroBatch
 from lsgd.run import checkpoint
@@ -53,6 +57,23 @@ def test_every_image_is_counted_once(processes: int, batch: int) -> None:
     for matrix, right in run_on_threads(processes, lambda comm: confusion(comm, batch)):
         np.testing.assert_array_equal(matrix.counts, expected())
         assert np.trace(matrix.counts) == right
+
+
+def test_images_have_the_size_of_the_epoch() -> None:
+    """Catches a confusion matrix of other images than those of the scores beside it."""
+    sides = []
+
+    class Seen(NamedImages):
+        def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[tuple[Tensor, Tensor]]:
+            passes = [*passes]
+            sides.extend(each.side for each in passes)
+            return super().evaluation(passes)
+
+    recipe = compose_recipe("+recipe=digits", "evaluation.image_sizes=[[0,4],[2,8]]")
+    trained = replace(candidate(Model(), SingleComm(), EXAMPLES, 50), epoch=1)
+    with counting(trained, SizedInputs(Seen(), recipe), CLASSES) as (inputs, _):
+        evaluate(trained, inputs)
+    assert {*sides} == {4}
 
 
 def test_further_sets_are_not_counted() -> None:
