@@ -1,7 +1,8 @@
 """An environment that says nothing to launchers, in which no test becomes a job."""
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,7 +12,7 @@ from lsgd.launch.launch_command import LaunchCommand
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in (
         "PYTHON", "OMP_NUM_THREADS", "LSGD_DATA", "LSGD_SUPERVISED", "MASTER_ADDR", "MASTER_PORT",
     ):  # fmt: skip
@@ -24,6 +25,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(f"the tests would become {words}")
 
     monkeypatch.setattr(os, "execvp", refuse)
+    kept = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
+    yield
+    # What would have become a job has reset them, and a later test's full disk would kill pytest.
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
