@@ -112,14 +112,13 @@ def choose_normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
     """Choose the fastest batch-norm function for several workers' images, by device and layout.
 
     In contiguous memory the channels of all workers are adjacent, and one library call costs what
-    plain BN does. In channels_last they are not: a GPU runs compiled kernels, and a CPU, which may
-    have no compiler, makes a call for each worker, so that the images stay in channels_last.
+    plain BN does. In channels_last they are not: a GPU runs compiled kernels, and other devices,
+    which may have no compiler, make a call for each worker, so that the images stay channels_last.
     """
     if workers == 1 or images.is_contiguous() or images.dim() < 4:
         return normalise_by_library
     if images.device.type not in TRITON:
-        in_turn = images.device.type == "cpu" and not torch.compiler.is_compiling()
-        return normalise_in_turn if in_turn else normalise_by_library
+        return normalise_by_library if torch.compiler.is_compiling() else normalise_in_turn
     # A model that is being compiled has a compiler.
     if torch.compiler.is_compiling() or not compiler_problem(images.device):
         return normalise_compiled

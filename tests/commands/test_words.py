@@ -125,8 +125,9 @@ def check(code: int | str | None, says: str, folder: Path) -> None:
     """A refusal is a sentence and leaves nothing; any other end is one of those of commands."""
     assert "Traceback" not in says
     if code == 2:  # of lsgd itself, or of a supervised program, such as the one called [
-        assert re.search(r"^lsgd: .*\Z|^.{8} supervise: not restarted: .*\Z", says.strip(), re.M)
-        assert not list(folder.iterdir())
+        if not re.fullmatch(".{8} supervise: not restarted: .*", says.splitlines()[-1]):
+            assert says.splitlines()[-1].startswith("lsgd: ")
+            assert not list(folder.iterdir())
     else:
         assert code in (0, 1, 130)
 
