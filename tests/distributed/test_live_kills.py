@@ -37,6 +37,8 @@ WORDS = [
     "log_steps=5", "inputs=synthetic", "data.train_examples=1200", "data.val_examples=20",
     "device=cpu", "schedule.milestones=[]", "schedule.warmup_epochs=0", "comm.timeout=3600",
 ]  # fmt: skip
+LONG = "data.train_examples=2000"
+"""1000 batches in an epoch: who comes back is in time for it, since the server is halted then."""
 # Started in place of Python: process 1 of the first start is killed in its first evaluation.
 KILLED_IN_EVALUATION = """#!/bin/sh
 if [ "$RANK" = 1 ] && [ "$2" = lsgd.train ] && mkdir {folder}/killed 2>/dev/null; then
@@ -149,13 +151,12 @@ def assert_each_batch_once(folder: Path, *words: str) -> None:
 def test_workers_are_killed_and_come_back(tmp_path: Path, kills: int, soak: FaultSeries) -> None:
     """No batch is lost or used twice, the others go on, and the order says what has come out."""
     draw = random.Random(f"{soak.seed} {kills}")
-    words, folder = (f"epochs={2 + kills // 5}",), tmp_path / "run"
+    words, folder = (f"epochs={2 + kills // 5}", LONG), tmp_path / "run"
     with start_job(live(folder, *words), folder) as job:
         job.until(lambda: written(job)[0] > 2)
         for number in range(1, kills + 1):
-            # By what was done since, a quarter of an epoch at most: a second is not the same
-            # everywhere. Who comes back is in time for the epoch, since the server is halted then.
-            due = written(job)[0] + draw.randrange(30)
+            # By what was done since, half an epoch at most: a second is not the same everywhere.
+            due = written(job)[0] + draw.randrange(60)
             # Process 0 takes the whole job with it, as it keeps the folder: one in ten.
             rank = 0 if number % 10 == 5 else draw.randrange(1, WORKERS)
             job.until(lambda due=due: written(job)[0] >= due)
@@ -165,8 +166,7 @@ def test_workers_are_killed_and_come_back(tmp_path: Path, kills: int, soak: Faul
             wait_for_all(job)
             soak.note(f"- kill {number} of worker {rank}: the others went on, and it came back")
         assert job.wait() == 0, job.output_text[-3000:]
-    # On a busy machine a few may all come back at the end of an epoch.
-    assert kills < 10 or returns(folder)
+    assert returns(folder)
     assert_each_batch_once(folder, *words)
     again(folder, tmp_path / "again", *words)
     soak.note(f"- {len(returns(folder))} returns in the midst of an epoch; made again bit by bit")
