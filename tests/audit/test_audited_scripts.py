@@ -15,6 +15,7 @@ from lsgd.audit.watch.record import Record
 from lsgd.check.papers import PAPERS, apply_script_rules
 
 SCRIPTS = Path(__file__).parent / "scripts"
+STYLED = SCRIPTS / "audited_styles.py"
 IMAGENET, TRAINER = SCRIPTS / "audited_imagenet.py", SCRIPTS / "audited_trainer.py"
 SGD, LOADER = "return torch.optim.SGD(", "loader = DataLoader("
 FOR, BACKWARD = "for i, (images, target) in enumerate(loader)", "scaler.scale(loss).backward()"
@@ -78,6 +79,24 @@ OF_TRAINER: list[tuple[str, dict[str, str], str]] = [
     ("clip", {"momentum": "sgd = torch.optim.SGD("}, "shortened to norm 0.05"),
     ("own_average", {"averaging": "AveragedModel(self.model)"}, "an average of the weights"),
 ]
+
+STYLES: list[tuple[str, dict[str, str], str]] = [
+    *((style, {}, "") for style in (
+        "plain", "body_first", "head_first", "numpy", "fused", "teacher", "momentum_teacher",
+        "critic", "checkpointing", "keywords", "endless", "many_epochs", "accuracy",
+    )),
+    (
+        "value_clip",
+        {"gradient": "nn.utils.clip_grad_value_"},
+        "cut off at 0.001 in each element",
+    ),
+    (
+        "own_decay",
+        {"gradient": "scaler.scale(loss).backward()"},
+        "not that of the backward passes, as it is changed before the update",
+    ),
+]  # fmt: skip
+"""What scripts do besides a plain loop, without or with a deviation that is meant."""
 
 
 def assert_named(
@@ -227,6 +246,12 @@ def test_of_two_processes(mistake: str, rules: dict[str, str], says: str) -> Non
 @pytest.mark.parametrize(("mistake", "rules", "says"), OF_TRAINER, ids=lambda each: str(each)[:20])
 def test_of_a_trainer(mistake: str, rules: dict[str, str], says: str) -> None:
     assert_named(TRAINER, mistake, rules, says, processes=1, epochs=9)
+
+
+@pytest.mark.parametrize(("style", "rules", "says"), STYLES, ids=lambda each: str(each)[:20])
+def test_of_other_styles(style: str, rules: dict[str, str], says: str) -> None:
+    """Several optimizers or networks, own loaders and samplers, and gradients that are changed."""
+    assert_named(STYLED, style, rules, says, processes=1)
 
 
 @pytest.mark.parametrize("paper", PAPERS)
