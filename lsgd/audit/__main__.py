@@ -73,10 +73,10 @@ def audit(command: Sequence[str], paper: str, *, max_updates: int | None, as_jso
     unasked = sorted(PAPERS[paper].rules(script_recipe(job)).keys() - seen)
     failures = [line["text"] for each in job.processes for line in each.of_kind("failure")]
     notes = _notes(job, failures)
-    if others_trained := len(trained) - len(job.processes):
+    if len(trained) > len(job.processes):
         notes.append(
-            f"{others_trained} more processes trained separately, in no common process group; only "
-            "one training is asked"
+            f"{len(job.processes)} of {len(trained)} processes that trained are of the training "
+            "that is asked; the others share no process group with it"
         )
     is_followed = all(result.is_followed for result, _ in asked)
     if as_json:

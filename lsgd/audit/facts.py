@@ -364,7 +364,7 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
         return None
     locals_, used = (np.array([each[key] for each in updates]) for key in ("local", "used"))
     factor = _clip_factor(first) / first["scale"]
-    if not np.isfinite(locals_).all() or not locals_.any() or not factor or factor != factor:
+    if not np.isfinite(locals_).all() or not locals_.any() or not factor or math.isnan(factor):
         return None
     mean, count = locals_.mean(axis=0), len(updates)
     ratio = _ratio(used[0], factor * mean)
@@ -392,7 +392,7 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
         if count > 1:
             return "not a multiple of the mean over all processes", first["backward_place"]
         return (
-            "not that of the backward passes, as it is changed before the update",
+            "not the sum over its backward passes, as it is changed or cleared between",
             first["backward_place"],
         )
     if count > 1 and abs(ratio - 1) > TOLERANCE:

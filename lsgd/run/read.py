@@ -5,7 +5,6 @@ Reading needs no torch, so that a hundred runs can be read in seconds.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lsgd import config
 from lsgd.errors import PreemptedError, UsageError

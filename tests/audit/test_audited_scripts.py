@@ -9,7 +9,7 @@ import pytest
 from helpers.audited import UPDATES, deviations, watched
 
 from lsgd.audit.facts import AuditedJob, observe, observe_gradient, script_recipe
-from lsgd.audit.processes import ScriptProcess
+from lsgd.audit.processes import ScriptProcess, one_job
 from lsgd.audit.watch.data import DataWatch
 from lsgd.audit.watch.record import Record
 from lsgd.check.papers import PAPERS, apply_script_rules
@@ -93,7 +93,7 @@ STYLES: list[tuple[str, dict[str, str], str]] = [
     (
         "own_decay",
         {"gradient": "scaler.scale(loss).backward()"},
-        "not that of the backward passes, as it is changed before the update",
+        "not the sum over its backward passes, as it is changed or cleared between",
     ),
 ]  # fmt: skip
 """What scripts do besides a plain loop, without or with a deviation that is meant."""
@@ -147,6 +147,20 @@ def test_gradients_of_two_processes(difference: float, is_exchanged: bool) -> No
     [fact] = observe_gradient(job)
     is_mistake = not is_exchanged and difference > 0.1
     assert fact.observation.value is not is_mistake
+
+
+def test_of_several_trainings_one_is_asked() -> None:
+    """Two without a process group, and two jobs of two processes, one after the other."""
+
+    def process(pid: int, parent: int, size: int, updates: int) -> ScriptProcess:
+        line = {"kind": "process", "pid": pid, "parent": parent, "world_size": size, "rank": 0}
+        return ScriptProcess([line, *({"kind": "update"} for _ in range(updates))])
+
+    alone = [process(pid, 1, 1, updates) for pid, updates in ((7, 3), (8, 9))]
+    assert one_job(alone) == alone[1:]
+    jobs = [process(pid, parent, 2, 5) for pid, parent in ((1, 10), (2, 20), (3, 10), (4, 20))]
+    assert one_job(jobs) == [jobs[0], jobs[2]]
+    assert one_job(jobs[:2]) == jobs[:2]
 
 
 def test_the_order_is_unknown_after_a_hook_of_loaders_has_failed(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_rows_behind_a_damaged_line_are_set_aside_and_told_of(
 
 def test_rows_that_the_disk_has_lost_are_written_again_from_the_checkpoint(tmp_path: Path) -> None:
     """After a power failure it may be newer; a run without them would never count as finished."""
-    recipe = compose_recipe("+recipe=digits", "epochs=3")
+    recipe = compose_recipe("+recipe=digits")
     ends = [recipe.first_step(epoch) for epoch in (1, 2, 3)]
     run = progress(ends[2])
     run.recipe = recipe
