@@ -302,7 +302,7 @@ def communicating(*errors: type[Exception], fix: str = RERUN) -> Iterator[None]:
 def plain_first_line(message: str) -> str:
     """Return the first line of a library's error message, without places in its source.
 
-    >>> plain_first_line("failed with [/w/gloo/tcp/pair.cc:537] Read error [10.0.0.2]:37585: reset\\n")
+    >>> plain_first_line("failed with [/w/gloo/pair.cc:537] Read error [10.0.0.2]:37585: reset\\n")
     'failed with Read error [10.0.0.2]:37585: reset'
     """
     return re.sub(r"\[\S+\.(cc|cpp|h):\d+\] ", "", message.strip().partition("\n")[0])
