@@ -210,7 +210,7 @@ class GradientWatch:
         self.losses, self.record.passes = kept, []
 
     def note_other_update(self) -> None:
-        """Note that another network was updated by itself, unless this one's update comes next."""
+        """Note that another network was updated alone, unless this one's update comes next."""
         self.losses_of_other = len(self.losses)
         self.record.begin_after_other = self._forget_other
 
