@@ -174,8 +174,15 @@ def record(
         if not file.with_suffix(".json").exists():
             left_out = [f"--{'deselect' if '::' in e else 'ignore'}={e}" for e in LEFT_OUT]
             words = ["-m", marks, *left_out, *part]
+            more = {"MUTANTS_RECORD": str(file), "PYTHONDONTWRITEBYTECODE": ""}
             with copies.lend() as copy:
-                copies.run(copy, words, None, MUTANTS_RECORD=str(file), PYTHONDONTWRITEBYTECODE="")
+                code = copies.run(copy, words, None, **more)
+            if code not in (0, 1, 5):  # all pass, some fail, or none is left
+                file.with_suffix(".json").unlink(missing_ok=True)
+                raise SystemExit(
+                    f"pytest ends with {code} in {' '.join(part)}, so no line of these tests is "
+                    f"known; run them by themselves, with -p mutants.plugin"
+                )
         print(f"lines of the tests in {part[0]}: {_clock(work)}", flush=True)
 
     with ThreadPoolExecutor(jobs) as pool:

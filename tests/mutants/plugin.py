@@ -18,6 +18,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -62,8 +63,10 @@ class LineRecorder:
             self.coverage.switch_context(outer)
 
     def _recorded_cache(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        if self.tree not in Path(function.__code__.co_filename).parents:
-            return self.cache(function)  # of a library
+        if not isinstance(function, FunctionType) or self.tree not in (
+            Path(function.__code__.co_filename).parents  # else it is of a library
+        ):
+            return self.cache(function)
 
         def name(*args: Any, **named: Any) -> str:
             key = hash((args, *named.items()))

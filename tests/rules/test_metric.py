@@ -59,6 +59,7 @@ def test_a_rate_has_one_name_everywhere(metric: Metric) -> None:
     assert metric.key.partition("_") == ("val", "_", metric.name)
     assert metric.plural.startswith(metric.noun[:-1])
     assert metric.label_on("test").replace("test ", "") == metric.label
+    assert (metric.unit == "%") == metric.name.endswith("_error")
 
 
 def test_counts_to_a_rate_are_one_metric_for_runs_of_any_batch() -> None:

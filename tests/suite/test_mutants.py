@@ -21,7 +21,7 @@ def double(x: int | None) -> int:
     return 2 * x
 '''
 TESTS_OF_DOUBLE = '''\
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_1(fixed):
 
 def test_2(fixed):
     """Fails by what runs in the first test alone."""
-    assert cached() == 3 and fixed == 4
+    assert cached() == cache(partial(int, "3"))() == 3 and fixed == 4
 '''
 DECORATED = "class A:\n    @property\n    def one(self):\n        return 1\n"
 
