@@ -134,7 +134,7 @@ class LineCoverage:
             part.read()
             self.data.update(part)
             recorded = json.loads(file.read_text())
-            self.seconds |= recorded["seconds"]
+            self.seconds |= {k: v for k, v in recorded["seconds"].items() if v is not None}
             for user, used in recorded["uses"].items():
                 for each in used:
                     self.users.setdefault(each, set()).add(user)
@@ -183,7 +183,12 @@ def record(
                     f"pytest ends with {code} in {' '.join(part)}, so no line of these tests is "
                     f"known; run them by themselves, with -p mutants.plugin"
                 )
-        print(f"lines of the tests in {part[0]}: {_clock(work)}", flush=True)
+        seconds = json.loads(file.with_suffix(".json").read_text())["seconds"]
+        passed = sum(each is not None for each in seconds.values())
+        print(
+            f"{passed} of {len(seconds)} tests in {part[0]} pass, and their lines are known: "
+            f"{_clock(work)}", flush=True,
+        )  # fmt: skip
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(run, _parts(tests)))

@@ -1,8 +1,8 @@
 """Plugin of pytest for `make mutants`, which records the lines of tests or runs selected tests.
 
 With $MUTANTS_RECORD, a file, it saves the lines of each test there in coverage.py's format, and in
-a file beside it, with the suffix .json, the processor seconds of each test that passes and the
-shared set-ups that each uses. A shared set-up is a fixture of a wider scope than one test, or a
+a file beside it, with the suffix .json, the processor seconds of each test, or null if it does not
+pass, and the shared set-ups that each uses. A shared set-up is a fixture of a wider scope than one test, or a
 call of a function with `functools.cache`: it runs in the first test that needs it, but its lines
 belong to all tests that use its result. With
 $MUTANTS_TESTS, a JSON object of tests and their seconds, it runs only these, in that order, and
@@ -38,7 +38,7 @@ class LineRecorder:
         import coverage
 
         self.file = file
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float | None] = {}
         self.uses: dict[str, set[str]] = {}
         """The shared set-ups that each test, or each other shared set-up, uses."""
         self.context = ""
@@ -102,8 +102,8 @@ class LineRecorder:
         self.passed = []
         with self.within(item.nodeid):
             done = yield
-        if self.passed == [True] * 3:
-            self.seconds[item.nodeid] = _taken() - begin
+        passes = self.passed == [True] * 3
+        self.seconds[item.nodeid] = _taken() - begin if passes else None
         names = getattr(item, "fixturenames", ())
         self.uses.setdefault(item.nodeid, set()).update(
             f"fixture {name} of {node.nodeid}" for name in names for node in item.listchain()
