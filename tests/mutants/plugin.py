@@ -6,7 +6,7 @@ pass, and the shared set-ups that each uses. A shared set-up is a fixture of a w
 test, or a call of a function with `functools.cache`: it runs in the first test that needs it, but
 its lines belong to all tests that use its result.
 
-With $MUTANTS_TESTS, a JSON object of tests and their seconds, it runs only these, in that order, and
+With $MUTANTS_TESTS, a JSON object of tests and their seconds, it runs only these in that order, and
 kills one that takes many times as long. The file beside it with the suffix .last has the name of
 the test that started last.
 """
