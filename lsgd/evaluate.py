@@ -163,7 +163,8 @@ def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResu
         watch = _progress_lines() if comm.rank == 0 else ignore_progress
         if not confusion:
             return _EvaluationResult(evaluate(trained, inputs, on_progress=watch), None)
-        with counting(trained, inputs, recipe.data.classes) as (labelled, counts):
+        mirrors = recipe.evaluation.mirror
+        with counting(trained, inputs, recipe.data.classes, mirrors=mirrors) as (labelled, counts):
             scores = evaluate(trained, labelled, on_progress=watch)
         names = load_class_names(Path(saved.name), recipe) if comm.rank == 0 else []
         return _EvaluationResult(scores, counts.matrix(comm, names))

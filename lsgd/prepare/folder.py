@@ -319,8 +319,8 @@ def _check_place(root: Path, index: Path) -> None:
         if not folder.is_dir() or not class_folders(folder):
             if source := unsplit_classes(root):
                 raise UsageError(
-                    f"{folder} does not exist, and {source} has images of classes; write --split "
-                    "0.2 to evaluate on a fifth of them, without moving them"
+                    f"{folder}/CLASS does not exist, and {source} has images of classes; write "
+                    "--split 0.2 to evaluate on a fifth of them, without moving them"
                 )
             raise UsageError(
                 f"{folder}/CLASS does not exist; give the folder that has train/CLASS/ to train on "

@@ -40,13 +40,16 @@ class SplitFolder(NamedTuple):
 def unsplit_classes(root: Path) -> Path | None:
     """Return the folder of a root that has classes to be divided: itself or train; None if none.
 
-    It is train if there is no val, and the root if it has neither, each only with images in it.
+    It is train if there is no val, and otherwise the root, whose classes may have such a name; each
+    only with images in its classes.
     """
     if (root / "val").exists() or not root.is_dir():
         return None
-    source = root / "train" if (root / "train").is_dir() else root
-    has_images = any(image_files(source / name) for name in class_folders(source))
-    return source if has_images else None
+    for source in (root / "train", root):
+        names = class_folders(source) if source.is_dir() else []
+        if any(image_files(source / name) for name in names):
+            return source
+    return None
 
 
 def split_folder(root: Path, out: Path | None, share: float, *, processes: int) -> SplitFolder:
@@ -67,8 +70,10 @@ def split_folder(root: Path, out: Path | None, share: float, *, processes: int) 
         raise UsageError(f"--out {target} is inside {source}; give a folder outside it")
     if source.resolve().is_relative_to(target.resolve()):
         raise UsageError(f"--out {target} contains {source}; give a folder outside it")
-    if target.exists():
+    if target.is_dir():
         _check_target(target)
+    else:
+        _check_writable(target)
     classes, what = class_folders(source), "contents of the images"
     tasks = [(source, name) for name in classes]
     digests = dict(in_parallel(_hash_images, tasks, processes=processes, what=what))
@@ -125,6 +130,16 @@ def _hash_images(source: Path, name: str) -> tuple[str, dict[str, bytes]]:
             ) from None
         digests[file] = hashlib.sha256(content).digest()
     return name, digests
+
+
+def _check_writable(target: Path) -> None:
+    """Raise UsageError unless a folder of this path, which does not exist, can be made."""
+    nearest = next(path for path in (target, *target.absolute().parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise UsageError(
+            f"{target} cannot be made, as {nearest} is not a folder that can be written; write "
+            "--out FOLDER for the links"
+        )
 
 
 def _check_target(target: Path) -> None:
