@@ -109,12 +109,17 @@ def format_override(key: str, text: object) -> str:
 def shell_override(key: str, path: Path) -> str:
     """Return a `key=path` override, quoted for Hydra and for a shell.
 
+    A name that begins with ~ stands for no home folder.
+
     >>> print(shell_override("data.root", Path("/data/cats")))
     data.root=/data/cats
     >>> print(shell_override("data.root", Path("my cats")))
     'data.root='"'"'my cats'"'"''
+    >>> print(shell_override("data.root", Path("~cats")))
+    'data.root='"'"'./~cats'"'"''
     """
-    return shlex.quote(format_override(key, path))
+    text = str(path)
+    return shlex.quote(format_override(key, f"./{text}" if text.startswith("~") else text))
 
 
 def quote(text: str) -> str:
