@@ -130,7 +130,7 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
     """Load a file of plain weights, to be evaluated with the recipe of these overrides."""
     recipe = config.load_recipe(overrides)
     try:
-        weights = checkpoint.load_numbers(checkpoint.read(path))
+        weights = checkpoint.load_numbers(checkpoint.read(path, "give another file"))
     except ValueError as error:
         raise UsageError(
             f"{path} holds no weights ({error}); give a file that torch.save made of a state_dict"

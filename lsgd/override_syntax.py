@@ -51,15 +51,20 @@ def parse_text(key: str, value: str) -> str | None:
     r"""Parse the value of a text field's override, without Hydra's quotes; null becomes None.
 
     The text is the value without Hydra's quotes: a pair around all of it, or a backslash before a
-    special character. Raises UsageError for an interpolation, a missing value (???) or text that is
-    not UTF-8.
+    special character. A list of augmentation parts is written in one way, as it is hashed. Raises
+    UsageError for an interpolation, a missing value (???) or text that is not UTF-8.
 
     >>> [parse_text("run_dir", value) for value in ("4711_3", "'my run'", r"a\,b")]
     ['4711_3', 'my run', 'a,b']
+    >>> parse_text("data.augmentation", "[ crop, 'flip' ]")
+    '[crop,flip]'
     """
     if value == "null":
         return None
     text = _unquoted(value)
+    if key == "data.augmentation" and text.startswith("[") and text.endswith("]"):
+        parts = re.findall(r"""[^\s,'"]+""", text[1:-1])
+        text = f"[{','.join(parts)}]"
     if "${" in text or text == "???":
         raise UsageError(
             f"{key}={value} has "

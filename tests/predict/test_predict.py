@@ -191,6 +191,14 @@ def test_images_of_a_loader_of_ones_own_are_not_prepared_by_another(
         load_classifier(trained / "run", HERE)
 
 
+def test_a_run_that_does_not_exist_is_not_to_be_resumed(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(trained / "gone"), str(trained / "own/val")]) == 2
+    said = capsys.readouterr().err
+    assert "gone cannot be read (No such file or directory); give another checkpoint of" in said
+
+
 def test_names_of_an_older_run_come_from_the_index_or_are_numbers(
     trained: Path, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
