@@ -22,8 +22,8 @@ FB_RESNET_COLOURS = "as in fb.resnet.torch"
 def observe(recipe: Recipe) -> list[Observation]:
     """Return observations of a recipe's dataset and of its image processing."""
     if recipe.inputs.loader == "synthetic" or recipe.inputs.is_own:
-        # Made-up images are neither cropped nor normalised, and a loader of one's own does what it
-        # likes.
+        # Made-up images are neither cropped nor normalised, and what a loader of one's own does is
+        # not observed.
         return [_data(recipe)]
     common = [_data(recipe), _normalisation(recipe.data)]
     if recipe.data.name in IN_MEMORY_DATASETS:
