@@ -3,6 +3,7 @@
 Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
 """
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -258,6 +259,17 @@ def _make_parser() -> Parser:
     return parser
 
 
+def _check_output(file: Path) -> None:
+    """Raise UsageError, before the evaluation, unless the file of --confusion can be written."""
+    if not file.parent.is_dir():
+        raise UsageError(
+            f"--confusion {file} is in a folder that does not exist; make the folder, or write "
+            "another file"
+        )
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise UsageError(f"--confusion {file} cannot be written as a file; write another one")
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd evaluate` command line and return its exit code."""
     parser = _make_parser()
@@ -276,11 +288,8 @@ def main(argv: Sequence[str]) -> int:
                 "leave out --per-class and --confusion",
                 workloads=["images"],
             )
-        if arguments.confusion and not arguments.confusion.parent.is_dir():
-            raise UsageError(
-                f"--confusion {arguments.confusion} is in a folder that does not exist; make the "
-                "folder, or write another file"
-            )
+        if arguments.confusion:
+            _check_output(arguments.confusion)
         by_set, confusion = _evaluate(saved, confusion=asked)
         if detect_launch().rank == 0:
             classes = saved.recipe.data.classes

@@ -154,6 +154,10 @@ def test_the_command_prints_and_writes_it(
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(OLD / "images-killed"), *PLAIN, "--confusion", str(tmp_path / "no/file.csv")]
     assert "no/file.csv is in a folder that does not exist" in usage_error(main, capsys, *words)
+    words[-1] = str(tmp_path)
+    assert f"--confusion {tmp_path} cannot be written as a file" in usage_error(
+        main, capsys, *words
+    )
     recipe = compose_recipe("+recipe=ptb_small", "inputs=synthetic", "model.width=8")
     checkpoint.write(Learner(recipe, SingleComm(), torch.device("cpu")).checkpoint(), tmp_path)
     refusal = usage_error(main, capsys, str(tmp_path), "--per-class")
