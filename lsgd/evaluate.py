@@ -3,6 +3,7 @@
 Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
 """
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -130,7 +131,7 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
     """Load a file of plain weights, to be evaluated with the recipe of these overrides."""
     recipe = config.load_recipe(overrides)
     try:
-        weights = checkpoint.load_numbers(checkpoint.read(path))
+        weights = checkpoint.load_numbers(checkpoint.read(path, "give another file"))
     except ValueError as error:
         raise UsageError(
             f"{path} holds no weights ({error}); give a file that torch.save made of a state_dict"
@@ -163,7 +164,8 @@ def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResu
         watch = _progress_lines() if comm.rank == 0 else ignore_progress
         if not confusion:
             return _EvaluationResult(evaluate(trained, inputs, on_progress=watch), None)
-        with counting(trained, inputs, recipe.data.classes) as (labelled, counts):
+        mirrors = recipe.evaluation.mirror
+        with counting(trained, inputs, recipe.data.classes, mirrors=mirrors) as (labelled, counts):
             scores = evaluate(trained, labelled, on_progress=watch)
         names = load_class_names(Path(saved.name), recipe) if comm.rank == 0 else []
         return _EvaluationResult(scores, counts.matrix(comm, names))
@@ -257,6 +259,17 @@ def _make_parser() -> Parser:
     return parser
 
 
+def _check_output(file: Path) -> None:
+    """Raise UsageError, before the evaluation, unless the file of --confusion can be written."""
+    if not file.parent.is_dir():
+        raise UsageError(
+            f"--confusion {file} is in a folder that does not exist; make the folder, or write "
+            "another file"
+        )
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise UsageError(f"--confusion {file} cannot be written as a file; write another one")
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd evaluate` command line and return its exit code."""
     parser = _make_parser()
@@ -275,11 +288,8 @@ def main(argv: Sequence[str]) -> int:
                 "leave out --per-class and --confusion",
                 workloads=["images"],
             )
-        if arguments.confusion and not arguments.confusion.parent.is_dir():
-            raise UsageError(
-                f"--confusion {arguments.confusion} is in a folder that does not exist; make the "
-                "folder, or write another file"
-            )
+        if arguments.confusion:
+            _check_output(arguments.confusion)
         by_set, confusion = _evaluate(saved, confusion=asked)
         if detect_launch().rank == 0:
             classes = saved.recipe.data.classes

@@ -468,6 +468,11 @@ def _check_images(recipe: Recipe) -> None:
                 f"data.skip has {image!r}; name each image once, by its path below the root, such "
                 "as train/n01440764/n01440764_10026.JPEG"
             )
+    if data.balance != "none" and recipe.inputs.is_own:
+        raise UsageError(
+            f"data.balance={data.balance} needs the labels of all training images, which lsgd does "
+            f"not have with inputs={recipe.inputs.loader}; leave it out"
+        )
     for key, most in (("crop_area", 1.0), ("crop_aspect", math.inf)):
         ends = getattr(data, key)
         if len(ends) != 2 or not ends[0] <= ends[1] <= most:

@@ -189,7 +189,7 @@ def augmentation_parts() -> FieldMetadata:
     def limit(key: str, value: Any) -> None:
         if value in names or is_import_path(value):
             return
-        if not value.startswith("["):
+        if not (value.startswith("[") and value.endswith("]")):
             raise UsageError(f"{key}={value} is unknown; write one of {known}")
         given = augmentation.parts_of(value)
         if [*given] != [part for part in parts if part in given] or not given:

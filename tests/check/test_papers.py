@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -262,6 +263,14 @@ def test_sizes_and_rectangles_of_evaluated_images(recipe: str, word: str) -> Non
         asked = compose_recipe(f"+recipe={recipe}", *words)
         [crop] = check.apply_rules(asked, [images._evaluation_crop(asked)])
         assert crop.is_followed == (not words)
+
+
+def test_what_a_loader_of_ones_own_does_is_not_said_to_follow() -> None:
+    """It crops and normalises by code that a check does not see."""
+    recipe = compose_recipe("+recipe=bs256")
+    asked = replace(recipe, inputs=replace(recipe.inputs, loader="pkg.mod:Loader"))
+    [data] = check.apply_rules(asked, images.observe(asked))
+    assert not data.is_followed
 
 
 def test_evaluations_every_four_epochs_are_mlperfs() -> None:
