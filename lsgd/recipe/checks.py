@@ -11,7 +11,7 @@ from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.own_parts import FORM, KINDS, is_import_path
-from lsgd.recipe import MODELS, OWN_NETWORK, BatchGrowth, Optim, Recipe, Schedule
+from lsgd.recipe import BatchGrowth, Optim, Recipe, Schedule
 from lsgd.recipe.fields import (
     AUTO,
     WORKLOAD,
@@ -23,7 +23,7 @@ from lsgd.recipe.fields import (
     one_of,
     relevances,
 )
-from lsgd.recipe.settings import MEAN_SQUARE
+from lsgd.recipe.settings import MEAN_SQUARE, MODELS, OWN_NETWORK
 from lsgd.recipe.strategies import StrategySettings
 from lsgd.rules import rectangles
 from lsgd.rules.metric import OWN_NAME, named_metric
