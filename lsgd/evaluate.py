@@ -3,6 +3,7 @@
 Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
 """
 
+import argparse
 import os
 import sys
 import time
@@ -216,7 +217,48 @@ def _format_scores(split: str, scores: Scores, classes: int) -> str:
     return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"
 
 
-def _make_parser() -> Parser:
+def _check_output(file: Path) -> None:
+    """Raise UsageError, before the evaluation, unless the file of --confusion can be written."""
+    if not file.parent.is_dir():
+        raise UsageError(
+            f"--confusion {file} is in a folder that does not exist; make the folder, or write "
+            "another file"
+        )
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise UsageError(f"--confusion {file} cannot be written as a file; write another one")
+
+
+def _print_evaluation(arguments: argparse.Namespace) -> None:
+    """Evaluate the checkpoint of a command line; print its scores, and what else it asks for."""
+    if arguments.average > 1:
+        saved = _load_average(arguments.checkpoint, arguments.average, arguments.words)
+    else:
+        saved = _load(arguments.checkpoint, arguments.words)
+    asked = arguments.per_class or arguments.confusion is not None
+    if asked:
+        check_supported(
+            saved.recipe,
+            "a confusion matrix",
+            "leave out --per-class and --confusion",
+            workloads=["images"],
+        )
+    if arguments.confusion:
+        _check_output(arguments.confusion)
+    by_set, confusion = _evaluate(saved, confusion=asked)
+    if detect_launch().rank == 0:
+        classes = saved.recipe.data.classes
+        for split, of_set in by_set.items():
+            print(_format_scores(split, of_set, classes))
+        for line in _crop_differences(saved):
+            print(line)
+        if confusion and arguments.per_class:
+            print(confusion.table())
+        if confusion and arguments.confusion:
+            confusion.write(arguments.confusion)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the `lsgd evaluate` command line and return its exit code."""
     parser = Parser(
         "lsgd.evaluate",
         "Compute the validation error of a checkpoint; each example counts exactly once.",
@@ -256,53 +298,7 @@ def _make_parser() -> Parser:
         metavar="FILE.csv",
         help="write the confusion matrix of all classes: a row for each, a column for each guess",
     )
-    return parser
-
-
-def _check_output(file: Path) -> None:
-    """Raise UsageError, before the evaluation, unless the file of --confusion can be written."""
-    if not file.parent.is_dir():
-        raise UsageError(
-            f"--confusion {file} is in a folder that does not exist; make the folder, or write "
-            "another file"
-        )
-    if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise UsageError(f"--confusion {file} cannot be written as a file; write another one")
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the `lsgd evaluate` command line and return its exit code."""
-    parser = _make_parser()
-
-    def command() -> None:
-        arguments = parser.parse_intermixed_args(argv)
-        if arguments.average > 1:
-            saved = _load_average(arguments.checkpoint, arguments.average, arguments.words)
-        else:
-            saved = _load(arguments.checkpoint, arguments.words)
-        asked = arguments.per_class or arguments.confusion is not None
-        if asked:
-            check_supported(
-                saved.recipe,
-                "a confusion matrix",
-                "leave out --per-class and --confusion",
-                workloads=["images"],
-            )
-        if arguments.confusion:
-            _check_output(arguments.confusion)
-        by_set, confusion = _evaluate(saved, confusion=asked)
-        if detect_launch().rank == 0:
-            classes = saved.recipe.data.classes
-            for split, of_set in by_set.items():
-                print(_format_scores(split, of_set, classes))
-            for line in _crop_differences(saved):
-                print(line)
-            if confusion and arguments.per_class:
-                print(confusion.table())
-            if confusion and arguments.confusion:
-                confusion.write(arguments.confusion)
-
-    return run_command(command)
+    return run_command(lambda: _print_evaluation(parser.parse_intermixed_args(argv)))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ import pytest
 import torch
 from helpers.composed import compose_recipe
 
-from lsgd import check, recipe
+from lsgd import check
 from lsgd.check import images, learning_rate, network, sampling, step
 from lsgd.check.__main__ import main, verdict
 from lsgd.check.learning_rate import LrCurve
 from lsgd.check.papers import PAPERS, stated
 from lsgd.errors import UsageError
+from lsgd.recipe import settings
 
 SMALL = ("model=small_resnet", "workers_per_pass=2", "data.val_examples=1000", "data.classes=10")
 """A network that is built in no time."""
@@ -82,7 +83,7 @@ def deviating(*words: str) -> set[str]:
 
 
 def test_every_paper_has_its_file() -> None:
-    assert tuple(PAPERS) == tuple(sorted(PAPERS)) == recipe.PAPERS
+    assert tuple(PAPERS) == tuple(sorted(PAPERS)) == settings.PAPERS
     for name, module in PAPERS.items():
         assert module.__name__ == f"lsgd.check.papers.{name}"
         assert module.TITLE
