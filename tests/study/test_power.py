@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers.run_folders import write_finished_run
 
+from lsgd import cost
 from lsgd.planned import RunLauncher
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import HOLDS, claim_outcome
@@ -14,7 +15,6 @@ from lsgd.report.findings import compute_findings
 from lsgd.report.looks import Looks
 from lsgd.report.run_folders import find_runs
 from lsgd.report.welch import sample_stats, welch_difference
-from lsgd.study import cost
 from lsgd.study.planned_runs import planned_runs
 from lsgd.study.power import claim_spread, detectable_difference, equivalence_margin, power_lines
 
