@@ -17,7 +17,7 @@ from lsgd.search.space import FIXED, SearchSpace
 SAID = [name for name in SEARCH_FIELDS if name not in ("title", "recipe", "words", "space")]
 """The fields of a search that the command line may override."""
 ARRAY_JOBS = TRIAL, COMPARISON = "trial", "comparison"
-"""What a job of an array on Slurm trains: the next trial, or a run that compares the best one."""
+"""The kinds of jobs of an array on Slurm: each trains a trial, or a run that compares the best."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SearchRequest:
     images_per_second: float | None
     """The speed of one GPU or process, by which the cost is estimated."""
     array_job: str | None
-    """What this process trains as one job of an array on Slurm; None outside of these arrays."""
+    """The kind of array of which this process is one job on Slurm; None outside of these arrays."""
     step: tuple[str, ...]
     """The command of the array's script that trains on its nodes, up to overrides of lsgd.train."""
 
