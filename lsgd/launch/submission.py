@@ -58,6 +58,7 @@ def sbatch(script: str, answer: Path, *options: str, files: Sequence[IO[str]] = 
     Raises UsageError if sbatch refuses the script.
     """
     path = answer.with_suffix(".sh")
+    path.touch(mode=0o600)  # a search's command may have the password of its database
     path.write_text(f"{script}\n", encoding="utf-8")
     with answer.open("w", encoding="utf-8") as output:
         done = subprocess.run(
