@@ -190,7 +190,10 @@ def cost_lines(request: SearchRequest, work: PendingWork, trials: Sequence[Trial
     what = " and ".join([*trials_left, *(compared if work.comparisons else [])])
     # Runs that have begun count in full, and pruned ones too.
     if rate is None:
-        lines = [f"cost: how fast {recipe.name} would be trained is unknown"]
+        lines = [
+            f"cost: how fast {recipe.name} would be trained is unknown; write the speed of one GPU "
+            "as --images-per-second X"
+        ]
     else:
         seconds = runs_left * recipe.epochs * recipe.data.train_examples / rate
         at_once = trials_at_once(request) if on_slurm else request.jobs or 1
