@@ -6,7 +6,7 @@ Their daemons are processes of the nodes, so they end with the cluster.
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.virtual_nodes import VirtualCluster
@@ -15,6 +15,8 @@ from lsgd.errors import UsageError
 LIMIT = 300.0
 """The seconds within which all nodes have to be ready."""
 RAY_PORT = 6379
+ATTEMPTS = 3
+"""The starts of a node of Ray, which gives itself 30 seconds; a busy machine may need more."""
 OBJECT_STORE = 8 * 10**7
 """The bytes of a node's object store, which carries the output of its process only."""
 
@@ -98,11 +100,23 @@ def start_ray(cluster: VirtualCluster) -> dict[str, str]:
             place += ["--include-dashboard=false"]
         size = ["--num-cpus=1", f"--object-store-memory={OBJECT_STORE}"]
         command = [ray, "start", "--block", f"--node-ip-address={cluster.addresses[name]}"]
-        log = cluster.folder / f"ray-{name}.log"
-        cluster.start(name, [*command, *place, *size], log, environment)
         # The others look for the head once, so it has to run.
-        _wait_until(lambda log=log: "Ray runtime started" in log.read_text(), [log])
+        _start_ray_node(cluster, name, [*command, *place, *size], environment)
     return environment
+
+
+def _start_ray_node(
+    cluster: VirtualCluster, name: str, command: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    """Start Ray on a node and wait until it runs; raise UsageError if no attempt succeeds."""
+    log = cluster.folder / f"ray-{name}.log"
+    for _ in range(ATTEMPTS):
+        daemon = cluster.start(name, command, log, environment)
+        while daemon.poll() is None:
+            if log.exists() and "Ray runtime started" in log.read_text():
+                return
+            time.sleep(0.5)
+    raise UsageError(f"Ray does not start on {name}:\n{log.read_text()[-2000:]}")
 
 
 def _wait_until(is_ready: Callable[[], bool], logs: Sequence[Path]) -> None:

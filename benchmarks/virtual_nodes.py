@@ -46,9 +46,13 @@ PR_SET_PDEATHSIG = 1
 
 REMOTE_SHELL = """\
 #!/bin/sh
-# Run a command on a node, as ssh would: [-o OPTION] [-p PORT] … NODE COMMAND
-while :; do case $1 in -[op]) shift 2;; -*) shift;; *) break;; esac; done
-node=$1; shift
+# Run a command on a node, as ssh would: [-o OPTION] [-p PORT] … NODE [-o OPTION] … COMMAND
+node=
+while :; do case $1 in
+    -[iop]) shift 2;;
+    -*) shift;;
+    *) if [ "$node" ]; then break; fi; node=$1; shift;;
+esac; done
 exec nsenter --net={folder}/$node --uts={folder}/$node.uts sh -c "$*"
 """
 
@@ -253,7 +257,8 @@ class VirtualCluster:
         """End the processes of the nodes and remove the nodes, so that others can follow."""
         for name in self.names:
             for pid in self.processes(name):
-                subprocess.run(["kill", "-KILL", str(pid)], check=False)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             # That of a relay goes with its process.
             subprocess.run(["ip", "link", "delete", f"to-{name}"], capture_output=True, check=False)
             run("umount", f"{FOLDER / name}.uts")
