@@ -387,7 +387,8 @@ class StepTimer:
         """
         if not self.hosted:
             return None
-        workers = max(int(each.workers_per_pass) for each in (current, candidate))
+        passes = [int(each.workers_per_pass) for each in (current, candidate)]
+        workers = min(max(passes), self.hosted)
         unit = min(self.seconds, MAX_SECONDS) / UNITS_PER_RUN
         # Fewer examples outgrow no caches, and are another shape to compile.
         needs_all = (current.workers_per_pass, current.compile) != (
@@ -401,7 +402,8 @@ class StepTimer:
         step = workers * examples * self.per_example
         repeats = max(1, int(unit / step))
         expected = 2 * step + 2 * ROUNDS * repeats * step
-        if workers > self.hosted or self._spent(expected) > self.seconds:
+        is_too_large = passes[1] > max(passes[0], self.hosted)
+        if is_too_large or self._spent(expected) > self.seconds:
             return NOT_POSSIBLE
         if needs_all and _may_exceed_memory(self.device):
             return NOT_POSSIBLE

@@ -224,6 +224,9 @@ class VirtualStep:
             compression="none",
             keep_autograd_grads=self.comm.world_size == 1,
         )
+        # By this hook a second step finds that the gradients have an owner; the reducer of a single
+        # process has none.
+        self._hooks.append(parameters[0].register_post_accumulate_grad_hook(_do_nothing))
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.found_inf = reducer.found_inf  # type: ignore[attr-defined]
         guard = NonFiniteGuard(reducer.flags, timeout=inf, advice=DIVERGED)
@@ -547,6 +550,10 @@ def _check_model(model: nn.Module) -> None:
             "the model's gradients are handled by hooks of another step or library; call close() "
             "of the earlier virtual step first"
         )
+
+
+def _do_nothing(_: Tensor) -> None:
+    """Do nothing with the gradient of a parameter."""
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -314,7 +314,7 @@ def communicating(
     except (OutOfMemoryError, AcceleratorError):
         raise  # subclasses of RuntimeError, but errors of this process itself
     except errors as error:
-        why = first_line(str(error) or type(error).__name__).partition(". ")[0]
+        why = plain_first_line(str(error) or type(error).__name__).partition(". ")[0]
         lost = PeerLostError(
             f"another process has exited, or the network has failed ({why}); its own message "
             f"says why; {fix}"
@@ -326,10 +326,10 @@ def communicating(
         _wait_time.seconds += perf_counter() - begin
 
 
-def first_line(message: str) -> str:
+def plain_first_line(message: str) -> str:
     """Return the first line of a library's error message, without places in its source.
 
-    >>> first_line("failed with [/w/gloo/tcp/pair.cc:537] Read error [10.0.0.2]:37585: reset\\n")
+    >>> plain_first_line("failed with [/w/gloo/pair.cc:537] Read error [10.0.0.2]:37585: reset\\n")
     'failed with Read error [10.0.0.2]:37585: reset'
     """
     return re.sub(r"\[\S+\.(cc|cpp|h):\d+\] ", "", message.strip().partition("\n")[0])

@@ -21,7 +21,7 @@ import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from lsgd.comm import RERUN, communicating, first_line
+from lsgd.comm import RERUN, communicating, plain_first_line
 from lsgd.comm.group import GroupComm, wait_for
 from lsgd.comm.pair import ProcessPair, open_pairs
 from lsgd.errors import UsageError
@@ -176,7 +176,7 @@ def error_cause(message: str) -> str:
     for line, following in pairwise(lines):
         if line == "Last error:":
             return following
-    return first_line(lines[0]) if lines else "no reason given"
+    return plain_first_line(lines[0]) if lines else "no reason given"
 
 
 def open_store(launch: Launch, timeout: float) -> Store:

@@ -301,7 +301,9 @@ def test_a_closed_step_leaves_the_model_as_it_was() -> None:
 
 @pytest.mark.timm
 def test_layers_of_timm_keep_their_activation() -> None:
-    import timm
+    import lsgd.vision  # noqa: F401 - timm's own import of torchvision fails beside a CPU torch
+
+    import timm  # isort: skip
 
     torch.manual_seed(0)
     model = timm.create_model("test_efficientnet", num_classes=5, drop_rate=0.2).double()
