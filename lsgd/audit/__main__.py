@@ -233,6 +233,25 @@ def _as_json(
     }  # fmt: skip
 
 
+def _audit(parser: Parser, argv: Sequence[str]) -> int:
+    """Audit the command after the -- of a command line; return the exit code."""
+    own, script = list(argv), []
+    if "--" in own:
+        script = own[own.index("--") + 1 :]
+        own = own[: own.index("--")]
+    options, misplaced = parser.parse_known_args(own)
+    if misplaced:
+        parser.reject_argument(misplaced[0], own, f"write the command after --, as in {EXAMPLE}")
+    if options.rules not in PAPERS:
+        hint = did_you_mean(options.rules, [*PAPERS])
+        raise UsageError(f"--rules {options.rules} does not exist; {hint}")
+    if not script:
+        raise UsageError(
+            f"lsgd audit needs the command of a training; write it after --, as in {EXAMPLE}"
+        )
+    return audit(script, options.rules, max_updates=options.updates, as_json=options.json)
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd audit` command line and return its exit code."""
     parser = Parser("lsgd.audit", ABOUT, usage="python -m lsgd.audit [options] -- COMMAND")
@@ -248,26 +267,7 @@ def main(argv: Sequence[str]) -> int:
         help="print the same for programs, and the script's output to standard error",
     )
 
-    def command() -> int:
-        own, script = list(argv), []
-        if "--" in own:
-            script = own[own.index("--") + 1 :]
-            own = own[: own.index("--")]
-        options, misplaced = parser.parse_known_args(own)
-        if misplaced:
-            parser.reject_argument(
-                misplaced[0], own, f"write the command after --, as in {EXAMPLE}"
-            )
-        if options.rules not in PAPERS:
-            hint = did_you_mean(options.rules, [*PAPERS])
-            raise UsageError(f"--rules {options.rules} does not exist; {hint}")
-        if not script:
-            raise UsageError(
-                f"lsgd audit needs the command of a training; write it after --, as in {EXAMPLE}"
-            )
-        return audit(script, options.rules, max_updates=options.updates, as_json=options.json)
-
-    return run_alone(command)
+    return run_alone(lambda: _audit(parser, argv))
 
 
 if __name__ == "__main__":
