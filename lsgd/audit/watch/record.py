@@ -85,7 +85,7 @@ class Record:
         self.passes: list[Pass] = []
         """Forward and backward passes since the last update."""
         self.begin_after_other: Callable[[], None] | None = None
-        """A function that forgets the passes for an update of another network, in the next backward."""
+        """A call by the next backward pass, which forgets those for an update of another network."""
         self.updated_by: tuple[Any, int] | None = None
         """The loader and the number of the batch of the last update."""
         self.called: set[int] = set()
