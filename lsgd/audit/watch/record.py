@@ -85,7 +85,7 @@ class Record:
         self.passes: list[Pass] = []
         """Forward and backward passes since the last update."""
         self.begin_after_other: Callable[[], None] | None = None
-        """A call by the next backward pass, which forgets those for an update of another network."""
+        """A call by the next backward pass, which forgets those of another network's update."""
         self.updated_by: tuple[Any, int] | None = None
         """The loader and the number of the batch of the last update."""
         self.called: set[int] = set()
