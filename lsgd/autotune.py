@@ -14,6 +14,7 @@ import gc
 import hashlib
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -323,6 +324,20 @@ class ChoiceRecord:
         self._write({"short": self.short_steps(), "fastest": values})
         return values
 
+    def check_writable(self) -> None:
+        """Raise UsageError if the record cannot be written, so that no later run would find it."""
+        folder = cache_dir() / "autotune"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            why = "" if os.access(folder, os.W_OK) else "permission denied"
+        except OSError as error:
+            why = str(error.strerror)
+        if why:
+            raise UsageError(
+                f"{folder} cannot be written ({why}), and no later run would find the choice; set "
+                "XDG_CACHE_HOME to a folder that can be written"
+            )
+
     def _content(self) -> dict[str, Any]:
         if self.file is None:
             return {}
@@ -387,7 +402,8 @@ class StepTimer:
         """
         if not self.hosted:
             return None
-        workers = max(int(each.workers_per_pass) for each in (current, candidate))
+        passes = [int(each.workers_per_pass) for each in (current, candidate)]
+        workers = min(max(passes), self.hosted)
         unit = min(self.seconds, MAX_SECONDS) / UNITS_PER_RUN
         # Fewer examples outgrow no caches, and are another shape to compile.
         needs_all = (current.workers_per_pass, current.compile) != (
@@ -401,7 +417,8 @@ class StepTimer:
         step = workers * examples * self.per_example
         repeats = max(1, int(unit / step))
         expected = 2 * step + 2 * ROUNDS * repeats * step
-        if workers > self.hosted or self._spent(expected) > self.seconds:
+        is_too_large = passes[1] > max(passes[0], self.hosted)
+        if is_too_large or self._spent(expected) > self.seconds:
             return NOT_POSSIBLE
         if needs_all and _may_exceed_memory(self.device):
             return NOT_POSSIBLE
@@ -570,6 +587,7 @@ def autotune(recipe: Recipe) -> None:
                 f"{' and '.join(TIMED)} of {recipe.name} are all given; leave one out, or write "
                 "hardware=auto"
             )
+        broadcast_from_rank0(comm, choice.record.check_writable)
         _, lines = choice.time(math.inf, compiles=True)
         if comm.rank == 0:
             messages.show("\n".join([*lines, f"kept in {choice.record.file}"]))

@@ -21,7 +21,7 @@ from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.models import give_one_channel
 from lsgd.models.parameter_roles import ParameterRoles, find_roles, is_vector
-from lsgd.own_parts import NETWORK, imported_part
+from lsgd.own_parts import NETWORK, first_line, imported_part
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNormAct2d, worker_batch_norm_type
 from lsgd.rules.counter_dropout import dropout_rate, replace_dropout
@@ -154,7 +154,7 @@ def _call_on_images(
     except Exception as error:
         raise UsageError(
             f"model={recipe.model.name} does not take images of {data.channels} x "
-            f"{height} x {width} ({_first_line(error)}); choose another size, or another network"
+            f"{height} x {width} ({first_line(error)}); choose another size, or another network"
         ) from None
 
 
@@ -234,7 +234,7 @@ def _build(recipe: Recipe) -> nn.Module:
     except (TypeError, ValueError, AssertionError) as error:
         raise UsageError(
             f"model={recipe.model.name} cannot be built with "
-            f"model.options={dict(recipe.model.options)} ({_first_line(error)}); write "
+            f"model.options={dict(recipe.model.options)} ({first_line(error)}); write "
             "options that its library takes"
         ) from None
     if library == "torchvision" and recipe.data.channels == 1:
@@ -450,7 +450,3 @@ def _attention_dropout_rate(func: Any, args: Any, keywords: dict[str, Any]) -> f
             value = argument.default_value if value is None else value
             return math.nan if value is None else float(value)
     return math.nan
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -8,6 +8,7 @@ loss, a scalar, is cheaper than dividing the gradient.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from weakref import ReferenceType, ref
 
 import torch
@@ -259,15 +260,14 @@ class Reducer:
             view = flat.as_strided(parameter.size(), parameter.stride(), offset)
             views.append(view)
             parameter.grad = view
-            hook = self._ready_hook(bucket, view)
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+            if self.comm.world_size > 1:  # a single process has no sum to start early
+                hook = self._ready_hook(bucket)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
             offset += parameter.numel()
         return bucket
 
-    def _ready_hook(self, bucket: _Bucket, view: Tensor) -> Callable[[Tensor], None]:
-        def ready(parameter: Tensor) -> None:
-            whose = not bucket.attached or parameter.grad is view
-            assert whose, "the gradient of a parameter was set by other code"
+    def _ready_hook(self, bucket: _Bucket) -> Callable[[Tensor], None]:
+        def ready(_: Tensor) -> None:
             bucket.left -= 1
             # All processes start their sums in the same order, whatever the order of completion.
             while self._launched < len(self.buckets) and not self.buckets[self._launched].left:
@@ -277,7 +277,11 @@ class Reducer:
 
     def _launch(self, bucket: _Bucket) -> None:
         """Start the all-reduce of the next bucket of gradients."""
-        if not bucket.attached and not self.keep_autograd_grads:
+        if bucket.attached:
+            gradients = [parameter.grad for parameter in bucket.parameters()]
+            whose = all(map(is_, gradients, bucket.views))
+            assert whose, "the gradient of a parameter was set by other code"
+        elif not self.keep_autograd_grads:
             bucket.attach()
         if self.compresses:
             bucket.on_wire = bucket.flat.half()

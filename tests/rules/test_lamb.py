@@ -4,33 +4,15 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from helpers.layerwise import over, parameter, step
 from torch import Tensor, nn
 
 from lsgd.recipe import Optim
 from lsgd.rules import optim
-from lsgd.rules.lamb import ADAPTED_DECAY
 
 LAMB = Optim(name="lamb", nesterov=False, weight_decay=0.1, eps=1e-6, bias_correction=False)
 CORRECTED = replace(LAMB, bias_correction=True)
 GRADIENTS = ((0.3, 0.4), (0.4, -0.3), (-0.3, 0.4))
-
-
-def over(weight: Tensor, settings: Optim, adapted: bool = True) -> torch.optim.Optimizer:
-    """LAMB over one tensor, which is scaled and decays, or neither."""
-    decay = {ADAPTED_DECAY: settings.weight_decay} if adapted else {}
-    groups = [{"params": [weight], "weight_decay": 0.0, **decay}]
-    shared = optim.shared_settings(asdict(settings))
-    return optim.optimizer_over_groups(groups, norm=lambda: weight.grad.norm(), **shared)
-
-
-def parameter(*values: float) -> nn.Parameter:
-    return nn.Parameter(torch.tensor(values, dtype=torch.float64))
-
-
-def step(optimizer: torch.optim.Optimizer, weight: Tensor, gradient: Tensor, lr: float) -> None:
-    weight.grad = gradient.clone()
-    optim.set_lr(optimizer, lr)
-    optimizer.step()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from helpers.layerwise import over, parameter, step
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -16,24 +17,6 @@ from lsgd.rules.lamb import ADAPTED_DECAY
 
 LARS = Optim(name="lars", nesterov=False, equation=10, weight_decay=0.1, eps=0.0, decay_bias=False)
 GRADIENTS, LRS = ((0.6, 0.8), (0.8, -0.6), (-0.6, 0.8)), (1.0, 2.0, 0.5)
-
-
-def over(weight: Tensor, settings: Optim) -> torch.optim.Optimizer:
-    """LARS over one tensor."""
-    group = {
-        "params": [weight], "weight_decay": 0.0, ADAPTED_DECAY: settings.weight_decay,
-    }  # fmt: skip
-    return optim.optimizer_over_groups([group], **optim.shared_settings(asdict(settings)))
-
-
-def parameter(*values: float) -> nn.Parameter:
-    return nn.Parameter(torch.tensor(values, dtype=torch.float64))
-
-
-def step(optimizer: torch.optim.Optimizer, weight: Tensor, gradient: Tensor, lr: float) -> None:
-    weight.grad = gradient.clone()
-    optim.set_lr(optimizer, lr)
-    optimizer.step()
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,8 @@ def test_sums_start_in_order_and_before_the_backward_pass_ends() -> None:
     events = []
 
     class Watched(SingleComm):
+        world_size = 2
+
         def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
             events.append(name)
             return super().start_all_reduce_(tensor, name)
@@ -239,11 +241,13 @@ def test_sums_start_before_the_backward_pass_of_a_compiled_model_ends(
     images = torch.randn(8, 1, 8, 8, generator=seeded(1))
 
     class Watched(SingleComm):
+        world_size = 2
+
         def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
             events.append(name)
             return super().start_all_reduce_(tensor, name)
 
-    compiled.strategy.reducer.comm = Watched()
+    compiled.strategy.reducer = reducer_of(compiled.model, Watched(), bucket_mb=0.02)
     stem = compiled.model.get_parameter("conv1.weight")
     stem.register_post_accumulate_grad_hook(lambda _: events.append("stem"))
     for learner in (plain, compiled):

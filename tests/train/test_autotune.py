@@ -296,7 +296,7 @@ def test_both_settings_are_timed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def seconds(learner: Learner, task: StepTask, *_: object) -> float:
         machine._step(learner, task, None, None)  # type: ignore[arg-type]
-        return next(values)
+        return next(values, 1.0)
 
     monkeypatch.setattr(autotune, "_step_seconds", seconds)
     assert timer.compare(made, replace(made, channels_last=True)) == pytest.approx(0.5)
@@ -304,6 +304,10 @@ def test_both_settings_are_timed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
         (True, 4, 4, 8), (False, 4, 4, 8),
     ]  # fmt: skip
     assert timer.compare(made, replace(made, workers_per_pass=16)) == autotune.NOT_POSSIBLE
+    few = StepTimer(made, 3, CPU, 15.0)  # with fewer workers than a micro-batch may have
+    few.per_example = 0.1
+    assert few.compare(made, replace(made, channels_last=True)) == 1.0
+    assert machine.steps[-1][:2] == (False, 3)
     assert StepTimer(made, 0, CPU, 15.0).compare(made, made) is None
 
 
@@ -434,7 +438,10 @@ def test_a_damaged_record_is_timed_anew(
 
 @pytest.mark.parametrize("home", ["a file", "none"])
 def test_without_a_cache_each_run_is_timed(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, home: str
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    home: str,
 ) -> None:
     def no_home() -> Path:
         raise RuntimeError("no home directory")
@@ -446,6 +453,8 @@ def test_without_a_cache_each_run_is_timed(
     for factor in (0.5, 1.5):
         machine.last[True] = factor
         assert choose(*LONG)[0]["channels_last"] is (factor < 1)
+    assert autotune.main(["+recipe=bs256"]) == 2  # before minutes of timing whose result is lost
+    assert "XDG_CACHE_HOME to a folder that can be written" in capsys.readouterr().err
 
 
 def test_only_the_command_times_a_compiled_network(
