@@ -144,8 +144,6 @@ def assert_the_same_bits(one: Path, other: Path) -> None:
 def test_recorded_is_replayed(live: Path, tmp_path: Path, kind: str) -> None:
     assert replay(tmp_path / "again", kind, live / kind) == ""
     assert_the_same_bits(live / kind, tmp_path / "again")
-    steps = [row["step"] for row in rows(live / kind, "train")]
-    assert steps == sorted({*steps}) != []  # each row of a step once
     row = rows(live / kind, "epoch")[-1]
     orders = load_orders(live / kind / "orders.npz")
     assert row["order"] == orders.digest
