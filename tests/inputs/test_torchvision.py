@@ -5,10 +5,12 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Timer
 
@@ -113,7 +115,7 @@ def test_says_that_it_stands_in_for_dali(root: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(lsgd.inputs, "is_dali_installed", lambda: False)
     assert "DALI is faster: " in open_folder_inputs(root, "auto").name
     assert "DALI" not in open_folder_inputs(root, "torchvision").name
-    with pytest.raises(UsageError, match=r"DALI is not installed; .*, or write inputs=torchvision"):
+    with pytest.raises(UsageError, match=r"DALI .* run .*\[dali\]', or write inputs=torch"):
         open_folder_inputs(root, "dali")
 
 
@@ -218,6 +220,25 @@ def test_a_decoder_hears_no_signal(root: Path) -> None:
         assert int(blocked[1], 16) >> number - 1 & 1
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert not before & {*SIGNALS, signal.SIGINT}
+
+
+def test_a_decoder_that_fails_as_nobody_expected_exits() -> None:
+    """Or the trainer would wait for its answer for good."""
+    ours, theirs = socket.socketpair()
+    trainer, descriptor = Connection(ours.detach()), theirs.fileno()
+    command = [sys.executable, "-m", "lsgd.inputs.decoder", str(descriptor)]
+    decoder = subprocess.Popen(command, pass_fds=[descriptor], stderr=subprocess.PIPE)
+    try:
+        for message in (None, (None, 0)):  # no files, and so an error of Python's own
+            trainer.send(message)
+        _, said = decoder.communicate(timeout=200)
+    finally:
+        decoder.kill()
+        decoder.wait()
+        trainer.close()
+        theirs.close()
+    assert decoder.returncode == 1
+    assert b"AttributeError" in said
 
 
 ELSEWHERE = """

@@ -153,6 +153,15 @@ def test_each_phase_is_told_of_as_it_begins() -> None:
     assert {*phases} == {*stragglers.PHASES, BETWEEN_STEPS} == PHASES
 
 
+@pytest.mark.parametrize("name", ["async", "local", "hogwild"])
+def test_phases_of_other_strategies_have_these_names_and_are_methods(name: str) -> None:
+    plain = ["optim.momentum=0", "optim.nesterov=false", "workers_per_pass=1", "workers=1"]
+    made = compose_recipe(*WORDS, f"strategy={name}", *plain)
+    for phase, subject, method in Learner(made, SingleComm(), CPU).strategy.phases():
+        assert phase in PHASES
+        assert callable(getattr(subject, method))
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_its_own_events_are_the_clock(tmp_path: Path) -> None:
     run(tmp_path, "profile=true", "device=cuda")

@@ -104,10 +104,14 @@ def test_no_backup_is_the_synchronous_run(optimizer: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [(), ("optim=adagrad",), ("optim=adam", "optim.clip_norm=0.5")]
+    "optimizer",
+    [(), ("optim=adagrad",), ("optim=adam", "optim.clip_norm=0.5"), ("data.train_examples=4",)],
 )
 def test_one_asynchronous_worker_is_the_plain_optimizer(optimizer: tuple[str, ...]) -> None:
-    """To the bit, but for the order in which the squares of a norm are added."""
+    """To the bit, but for the order in which the squares of a norm are added.
+
+    Also of an epoch that has one update, at its end.
+    """
     plain = train(recipe("workers=1", *optimizer), SingleComm()).checkpoint()
     clips = any("clip" in word for word in optimizer)
     for words in (["strategy=async"], ["strategy=async", "strategy.servers=3"]):
