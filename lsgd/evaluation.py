@@ -11,6 +11,7 @@ from torch import nn
 from lsgd.comm import Comm, all_reduce_
 from lsgd.inputs import Inputs
 from lsgd.inputs.sized import inputs_after
+from lsgd.job.device import run_compiled_modules_eagerly
 from lsgd.job.preemption import LockstepRounds
 from lsgd.metric_sums import MetricSums
 from lsgd.scores import Scores
@@ -64,7 +65,7 @@ def evaluate(
     inputs = inputs_after(inputs, learner.epoch)
     try:
         # Compiling for an evaluation would take longer than it saves.
-        with torch.compiler.set_stance("force_eager"), workload.evaluation_mode(model, inputs):
+        with run_compiled_modules_eagerly(), workload.evaluation_mode(model, inputs):
             model.eval()
             return {split: _evaluate_set(learner, inputs, split, on_progress) for split in splits}
     finally:

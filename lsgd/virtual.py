@@ -18,6 +18,7 @@ own process group hosts some of them, and the trajectory is the same on any numb
 to the rounding of sums. Every mistake raises UsageError, with one sentence.
 """
 
+import inspect
 import zlib
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import replace
@@ -566,7 +567,15 @@ def _do_nothing(_: Tensor) -> None:
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError if an optimizer holds a parameter that is not the model's."""
+    """Raise UsageError for parameters that are not the model's, and for a step with a closure."""
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        raise UsageError(
+            f"{type(optimizer).__name__} computes the loss itself by the closure that its step "
+            "needs, and a virtual step has the gradient only; use an optimizer whose step takes no "
+            "argument"
+        ) from None
     own = {id(parameter) for parameter in model.parameters()}
     held = [each for group in optimizer.param_groups for each in group["params"]]
     if foreign := [each for each in held if id(each) not in own]:
@@ -584,7 +593,11 @@ def _check_loss(loss: Loss) -> None:
             "the loss has reduction='sum', and a step takes a mean or one number for each image; "
             "use reduction='mean'"
         )
-    if reduction == "mean" and isinstance(loss, nn.CrossEntropyLoss) and weight is not None:
+    if (
+        reduction == "mean"
+        and isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+        and weight is not None
+    ):
         raise UsageError(
             "the loss has class weights, by whose sum its mean is divided, so that it would depend "
             "on workers_per_pass; use reduction='none'"

@@ -12,7 +12,7 @@ from typing import Any
 
 from lsgd.audit.facts import AuditedJob, PlacedObservation, observe, script_recipe
 from lsgd.audit.launched import EXAMPLE, CommandEnd, run_watched
-from lsgd.audit.processes import ScriptProcess, read_records
+from lsgd.audit.processes import ScriptProcess, one_job, read_records
 from lsgd.check.observation import RuleResult
 from lsgd.check.papers import PAPERS, apply_script_rules
 from lsgd.errors import UsageError
@@ -54,9 +54,11 @@ def audit(command: Sequence[str], paper: str, *, max_updates: int | None, as_jso
     """
     limits = {"max_updates": max_updates or UPDATES, "max_epochs": 0 if max_updates else EPOCHS}
     with _folder() as folder:
-        end = run_watched(command, Path(folder), **limits)
+        # The JSON is alone on the standard output, for programs.
+        end = run_watched(command, Path(folder), **limits, prints_to_stderr=as_json)
         records = read_records(Path(folder))
-    job = AuditedJob(_watched(records, end, command, limits))
+    trained = _watched(records, end, command, limits)
+    job = AuditedJob(one_job(trained))
     facts = observe(job)
     results = apply_script_rules(paper, script_recipe(job), [each.observation for each in facts])
     asked = [
@@ -71,6 +73,11 @@ def audit(command: Sequence[str], paper: str, *, max_updates: int | None, as_jso
     unasked = sorted(PAPERS[paper].rules(script_recipe(job)).keys() - seen)
     failures = [line["text"] for each in job.processes for line in each.of_kind("failure")]
     notes = _notes(job, failures)
+    if len(trained) > len(job.processes):
+        notes.append(
+            f"{len(job.processes)} of {len(trained)} processes that trained are of the training "
+            "that is asked; the others share no process group with it"
+        )
     is_followed = all(result.is_followed for result, _ in asked)
     if as_json:
         print(json.dumps(_as_json(job, paper, asked, others, unasked, notes), indent=2))
@@ -254,7 +261,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--rules", default="goyal2017", metavar="PAPER", help=f"one of {', '.join(PAPERS)}"
     )
-    parser.add_argument("--json", action="store_true", help="print the same for programs")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the same for programs, and the script's output to standard error",
+    )
 
     return run_alone(lambda: _audit(parser, argv))
 

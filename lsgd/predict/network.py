@@ -26,7 +26,7 @@ from lsgd.inputs import IN_MEMORY_DATASETS, Inputs
 from lsgd.inputs.decoding import load_image
 from lsgd.inputs.index import ImageIndex, open_indexes
 from lsgd.inputs.pixels import Normalise
-from lsgd.job.device import choose_kernels, pick_device
+from lsgd.job.device import choose_kernels, pick_device, run_compiled_modules_eagerly
 from lsgd.job.launcher import cores, detect_launch
 from lsgd.predict.loose_images import decode_images
 from lsgd.recipe import Recipe
@@ -159,8 +159,8 @@ class ImageClassifier:
         """Set the network to evaluation, with this loader or one that is opened if it is needed."""
         model, workload = self.trained.model, self.workload
         inputs = inputs or self._lazy_inputs()
-        eager = torch.compiler.set_stance("force_eager")
-        with torch.inference_mode(), eager, workload.evaluation_mode(model, inputs):
+        eagerly = run_compiled_modules_eagerly()
+        with torch.inference_mode(), eagerly, workload.evaluation_mode(model, inputs):
             model.eval()
             yield
 

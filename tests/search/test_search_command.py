@@ -190,6 +190,9 @@ def test_killed_at_thirty_random_moments(
         ("--report a", "takes only --out FOLDER, the folder of the page"),
         ("--report a --out b", "a has no points.json of a search; write the folder of a search"),
         ("+search=small --out b", "--out is for --report"),
+        ("+search=small --report-only", "runs/searches/small has no trial to report on"),
+        ("+search=small --launch slurm --array 0-2", "and --jobs N for the number of"),
+        ("+search=small --launch slurm --gpus 0", "--np N is for processes without GPUs"),
     ],
 )
 def test_what_makes_no_sense_is_said_in_a_sentence(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers.run_folders import write_finished_run
 
+from lsgd import cost
 from lsgd.config import load_recipe
 from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe.study import Claim, Entry, Study
@@ -15,7 +16,6 @@ from lsgd.report.findings import compute_findings
 from lsgd.report.looks import Looks
 from lsgd.report.run_folders import find_runs
 from lsgd.report.welch import sample_stats, welch_difference
-from lsgd.study import cost
 from lsgd.study.planned_runs import planned_runs
 from lsgd.study.power import claim_spread, detectable_difference, equivalence_margin, power_lines
 
@@ -102,7 +102,7 @@ def test_epochs_of_smaller_images_take_less_time(monkeypatch: pytest.MonkeyPatch
     assert cost._full_size_examples_left(trial) == pytest.approx(2.5 * epoch, rel=1e-3)
     monkeypatch.setattr(PlannedRun, "epochs_done", 2)
     assert cost._full_size_examples_left(trial) == 2 * epoch
-    assert cost._mean_work(recipe) == pytest.approx(0.625, rel=1e-3)
+    assert cost.mean_work(recipe) == pytest.approx(0.625, rel=1e-3)
 
 
 def test_a_claims_power_is_of_the_spread_of_its_own_recipes(tmp_path: Path) -> None:
