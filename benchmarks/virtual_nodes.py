@@ -211,10 +211,10 @@ class VirtualCluster:
         *,
         first: str = "",
     ) -> "NodeProcess":
-        """Call a function in a fork on a node, which exits as Python would, with output in a file.
+        """Start a process on a node that calls a function; return it. Its output goes to a file.
 
-        A fork has imported what this process has. `first` are commands of a shell that run before
-        it, in a mount namespace of its own.
+        It is a fork, which has imported what this process has, and exits as Python would. `first`
+        are commands of a shell that run before it, in a mount namespace of its own.
         """
         sys.stdout.flush()
         if pid := os.fork():
@@ -308,7 +308,7 @@ def _call_c(function: str, *arguments: int) -> None:
 
 
 def _exit(function: Callable[[], object]) -> NoReturn:
-    """Call a function in a fork, and exit as Python would after it."""
+    """Call a function in this process, which is a fork, and end it as Python would end."""
     code = 1
     try:
         returned = function()

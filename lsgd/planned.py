@@ -153,31 +153,16 @@ class RunLauncher:
         folder, (_, options) = trial.folder, self.fit(trial.recipe)
         if self.name == "spark":
             recipe = format_override("+recipe", trial.recipe_argument)
-            return [
-                python(),
-                "-m",
-                "lsgd.train",
-                recipe,
-                *trial.overrides,
-                format_override("run_dir", folder),
-            ]
+            run_dir = format_override("run_dir", folder)
+            return [python(), "-m", "lsgd.train", recipe, *trial.overrides, run_dir]
         if self.name == "k8s":
             check_options(self.options)
             # The volume claim is mounted at /lsgd. Kubernetes accepts each job name only once.
             folder = Path("/lsgd") / folder
             options = options | {"--name": _name_on_kubernetes(trial.folder.name, options)}
-        return [
-            *[
-                sys.executable,
-                "-m",
-                "lsgd.launch",
-                self.name,
-                trial.recipe_argument,
-                *trial.overrides,
-            ],
-            format_override("run_dir", folder),
-            *option_words(options),
-        ]
+        words = [trial.recipe_argument, *trial.overrides, format_override("run_dir", folder)]
+        launch = [sys.executable, "-m", "lsgd.launch", self.name]
+        return [*launch, *words, *option_words(options)]
 
     def fit(self, recipe: Recipe) -> tuple[int, dict[str, str]]:
         """Limit a launch to the processes that a recipe can use; return number and options.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.audit.facts import AuditedJob, PlacedObservation, observe, script_recipe
-from lsgd.audit.launched import EXAMPLE, CommandEnd, run_watched
+from lsgd.audit.launched import EXAMPLE, run_watched
 from lsgd.audit.processes import ScriptProcess, one_job, read_records
 from lsgd.check.observation import RuleResult
 from lsgd.check.papers import PAPERS, apply_script_rules
@@ -55,9 +55,9 @@ def audit(command: Sequence[str], paper: str, *, max_updates: int | None, as_jso
     limits = {"max_updates": max_updates or UPDATES, "max_epochs": 0 if max_updates else EPOCHS}
     with _folder() as folder:
         # The JSON is alone on the standard output, for programs.
-        end = run_watched(command, Path(folder), **limits, prints_to_stderr=as_json)
+        code = run_watched(command, Path(folder), **limits, prints_to_stderr=as_json)
         records = read_records(Path(folder))
-    trained = _watched(records, end, command, limits)
+    trained = _watched(records, code, command, limits)
     job = AuditedJob(one_job(trained))
     facts = observe(job)
     results = apply_script_rules(paper, script_recipe(job), [each.observation for each in facts])
@@ -97,15 +97,15 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _watched(
-    records: list[ScriptProcess], end: CommandEnd, command: Sequence[str], limits: dict[str, int]
+    records: list[ScriptProcess], code: int, command: Sequence[str], limits: dict[str, int]
 ) -> list[ScriptProcess]:
     """Return the records of the processes that have trained; raises UsageError if they have not."""
     trained = [each for each in records if each.updates]
     updates = min((len(each.updates) for each in trained), default=0)
-    how = f"exit code {end.code}" if end.code >= 0 else f"signal {-end.code}"
+    how = f"exit code {code}" if code >= 0 else f"signal {-code}"
     # A watched process ends by sys.exit(0); what a launcher makes of that is its own matter.
     is_cut_off = updates >= limits["max_updates"] or _epochs(trained) >= limits["max_epochs"] > 0
-    if end.code and not is_cut_off:
+    if code and not is_cut_off:
         raise UsageError(
             f"the script ended with {how} after {updates} updates, so the audit is not complete; "
             "run it without lsgd audit, and put right what it prints"

@@ -7,7 +7,6 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lsgd.errors import UsageError
@@ -23,16 +22,6 @@ POLL = 0.1
 KILL_AFTER = 5.0
 
 
-@dataclass(frozen=True)
-class CommandEnd:
-    """The end of an audited command."""
-
-    code: int
-    """The exit code, negative for a signal."""
-    was_ended: bool
-    """Whether it had to be ended after it had been watched."""
-
-
 def run_watched(
     command: Sequence[str],
     folder: Path,
@@ -40,12 +29,13 @@ def run_watched(
     max_updates: int,
     max_epochs: int,
     prints_to_stderr: bool = False,
-) -> CommandEnd:
-    """Run a command until its processes have been watched; they write their records to `folder`.
+) -> int:
+    """Run a command until its processes have been watched; return its exit code, or minus a signal.
 
-    Each process is watched for `max_updates` updates, or up to the begin of epoch number
-    `max_epochs` (0 for no such limit). With `prints_to_stderr` its standard output goes to standard
-    error. Raises UsageError for a command that cannot be started.
+    The processes write their records to `folder`. Each process is watched for `max_updates`
+    updates, or up to the begin of epoch number `max_epochs` (0 for no such limit). With
+    `prints_to_stderr` its standard output goes to standard error. Raises UsageError for a command
+    that cannot be started.
     """
     paths = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     tag = ("LSGD_AUDIT_TAG", uuid.uuid4().hex)
@@ -77,18 +67,18 @@ def run_watched(
         process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path) -> CommandEnd:
+def _wait(process: subprocess.Popen[bytes], folder: Path) -> int:
     limit = None
     while True:
         code = _wait_or_none(process, POLL)
         if code is not None:
-            return CommandEnd(code, was_ended=False)
+            return code
         if limit is None and any(folder.glob("*.jsonl")):
             limit = time.monotonic() + GRACE
         if limit is not None and time.monotonic() > limit:
             process.send_signal(signal.SIGTERM)
             code = _wait_or_none(process, KILL_AFTER)
-            return CommandEnd(-signal.SIGKILL if code is None else code, was_ended=True)
+            return -signal.SIGKILL if code is None else code
 
 
 def _wait_or_none(process: subprocess.Popen[bytes], seconds: float) -> int | None:

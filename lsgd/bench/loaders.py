@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, RandomSampler
 
-from lsgd import paths
 from lsgd.bench.setting import check_measurable, check_not_launched
 from lsgd.bench.timing import TimedWork
 from lsgd.comm import Comm, open_comm
@@ -79,7 +78,7 @@ def loader_setting(recipe: Recipe) -> LoaderSetting:
         )
     check_not_launched("the loaders of one are compared")
     recipe = with_staged_data(recipe)
-    root = Path(recipe.data.root) if recipe.data.root else paths.data_root(recipe.data.name)
+    root = recipe.data.folder
     index, _ = open_indexes(recipe.data, root)
     decoders = recipe.inputs.decoders
     device = pick_device(recipe.device)

@@ -55,7 +55,6 @@ from lsgd.doctor.nodes import (
     ring_rounds,
 )
 from lsgd.errors import UnhealthyNodesError, UsageError
-from lsgd.inputs import data_folder
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device, synchronize
 from lsgd.job.launcher import Launch, detect_launch
@@ -286,7 +285,7 @@ def read_rate(recipe: Recipe, share: int) -> float | None:
     """
     if recipe.inputs.loader == "synthetic" or recipe.data.name == "digits":
         return None
-    files = list(islice(_files(data_folder(recipe.data)), LISTED_FILES))
+    files = list(islice(_files(recipe.data.folder), LISTED_FILES))
     random.Random(share).shuffle(files)
     read, begin = 0, time.perf_counter()
     for path in files:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.inputs.index import (
     SPLITS,
@@ -87,11 +86,6 @@ def prefetch_limit(recipe: Recipe) -> int:
     return READ_AHEAD + settings.prefetch + 1
 
 
-def data_folder(data: Data) -> Path:
-    """Return the folder of a dataset: data.root, or the default folder of the dataset's name."""
-    return Path(data.root) if data.root else paths.data_root(data.name)
-
-
 def indexed_class_names(recipe: Recipe) -> list[str]:
     """Read the names of a recipe's classes, by label, from the index of its image folder.
 
@@ -100,7 +94,7 @@ def indexed_class_names(recipe: Recipe) -> list[str]:
     data = recipe.data
     if data.workload != "images" or recipe.inputs.loader == "synthetic":
         return []
-    folder = Path(data.index) if data.index else data_folder(data)
+    folder = Path(data.index) if data.index else data.folder
     names: list[str] = []
     # The validation index is the smaller one, but may lack classes.
     for split in ("val", "train"):
@@ -128,7 +122,7 @@ def training_labels(recipe: Recipe) -> "NDArray[np.int64]":
     data = recipe.data
     if recipe.inputs.loader == "synthetic":
         return np.arange(data.train_examples) % data.classes
-    root = data_folder(data)
+    root = data.folder
     if data.name in IN_MEMORY_DATASETS:
         from lsgd.inputs.arrays import load_arrays
 
@@ -145,7 +139,7 @@ def evaluation_set_size(recipe: Recipe, name: str) -> int:
     data = recipe.data
     if name == "val" or recipe.inputs.loader == "synthetic":
         return data.val_examples
-    return len(open_evaluation_index(data, data_folder(data), name))
+    return len(open_evaluation_index(data, data.folder, name))
 
 
 def evaluated_image_sizes(recipe: Recipe, name: str) -> "NDArray[np.int64]":
@@ -157,7 +151,7 @@ def evaluated_image_sizes(recipe: Recipe, name: str) -> "NDArray[np.int64]":
     data = recipe.data
     if recipe.inputs.loader == "synthetic":
         return np.full((data.val_examples, 2), data.image_size)
-    root = data_folder(data)
+    root = data.folder
     _, val = open_indexes(data, root)
     index = val if name == "val" else open_evaluation_index(data, root, name)
     return index.sizes(np.arange(len(index)))
@@ -192,7 +186,7 @@ def _open_at_one_size(recipe: Recipe, device: "torch.device") -> Inputs:
         plain = replace(recipe.data, augmentation="none")
         return AugmentedInputs(_open_at_one_size(replace(recipe, data=plain), device), own)
     data, settings = recipe.data, recipe.inputs
-    root = data_folder(data)
+    root = data.folder
     loader = settings.loader
     if loader == "auto":
         loader = (
@@ -223,7 +217,7 @@ def _open_at_one_size(recipe: Recipe, device: "torch.device") -> Inputs:
 def _open_folder(recipe: Recipe, device: "torch.device", loader: str) -> Inputs:
     """Open the torchvision or DALI loader of an image folder with all its evaluation sets."""
     data, settings = recipe.data, recipe.inputs
-    root = data_folder(data)
+    root = data.folder
     indexes = dict(zip(SPLITS, open_indexes(data, root), strict=True))
     for name in recipe.evaluation.sets[1:]:
         indexes[name] = open_evaluation_index(data, root, name)

@@ -37,7 +37,7 @@ from lsgd import files, messages
 from lsgd.comm import Comm, all_or_raise
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DISK_FULL_ERRNOS, UsageError
-from lsgd.inputs import IN_MEMORY_DATASETS, data_folder
+from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.inputs.index import open_evaluation_index, open_indexes
 from lsgd.inputs.source_files import SUFFIX, FolderFiles, IndexedFiles, SourceFiles
 from lsgd.job.launcher import detect_launch
@@ -123,13 +123,13 @@ def _stages(recipe: Recipe) -> bool:
 
 
 def _key(recipe: Recipe) -> tuple[Path, ...]:
-    root = data_folder(recipe.data)
+    root = recipe.data.folder
     return tuple(map(Path, (root, recipe.data.index or root, recipe.data.stage or "")))
 
 
 def _open_source(recipe: Recipe) -> SourceFiles:
     """Return the files of a recipe's dataset; raises UsageError if it is not the recipe's."""
-    data, root = recipe.data, data_folder(recipe.data)
+    data, root = recipe.data, recipe.data.folder
     is_own = recipe.inputs.is_own or data.is_own_workload
     if data.workload == "images" and data.name not in IN_MEMORY_DATASETS and not is_own:
         open_indexes(data, root)

@@ -22,7 +22,7 @@ from torch import Tensor
 from lsgd.comm.single import SingleComm
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.evaluation import TrainedModel
-from lsgd.inputs import IN_MEMORY_DATASETS, Inputs, data_folder
+from lsgd.inputs import IN_MEMORY_DATASETS, Inputs
 from lsgd.inputs.decoding import load_image
 from lsgd.inputs.index import ImageIndex, open_indexes
 from lsgd.inputs.pixels import Normalise
@@ -117,7 +117,7 @@ class ImageClassifier:
         pairs, images_of_pair = np.unique(
             np.stack((label, predicted)).astype(np.int64), axis=1, return_counts=True
         )
-        _, index = open_indexes(self.recipe.data, data_folder(self.recipe.data))
+        _, index = open_indexes(self.recipe.data, self.recipe.data.folder)
         worst = [
             WorstImage(
                 os.fsdecode(index.paths(examples[[place]])[0]),

@@ -88,7 +88,7 @@ class PublishedPoints:
     def judged(self) -> list[ConvergencePoint]:
         """The convergence points from first-hand sources, by which runs are judged."""
         return [
-            ConvergencePoint(point.batch_size, tuple(point.epochs), self.grid)
+            ConvergencePoint(point.batch_size, tuple(point.epochs))
             for point in self.points
             if point.label in JUDGED_LABELS
         ]

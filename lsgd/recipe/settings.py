@@ -13,8 +13,10 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from lsgd import paths
 from lsgd.own_parts import FORM, is_import_path, snake_case
 from lsgd.recipe.fields import (
     ADDED_LATER,
@@ -218,6 +220,11 @@ class Data:
     def is_own_workload(self) -> bool:
         """Whether the workload is from a package of the user's."""
         return is_import_path(self.workload)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the dataset's files: data.root, or the default one of its name."""
+        return Path(self.root) if self.root else paths.data_root(self.name)
 
 
 @dataclass(frozen=True)

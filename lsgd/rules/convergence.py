@@ -49,7 +49,6 @@ class ConvergencePoint:
     batch_size: int
     epochs: tuple[float, ...]
     """The epochs of each run; infinite for a run that never reaches the target."""
-    evaluation_epochs: EvaluationEpochs = EvaluationEpochs()
 
     @property
     def reference(self) -> "ReferenceStatistics":

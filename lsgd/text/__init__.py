@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.recipe import Data
 from lsgd.recipe.image_folder import prepare_command
@@ -19,7 +18,7 @@ Corpus = TypeVar("Corpus")
 
 def read_corpus(data: Data, read: Callable[[Path], Corpus]) -> Corpus:
     """Read a corpus from its folder by `read`; raises UsageError if it is missing or broken."""
-    root = dataset_folder(data)
+    root = data.folder
     try:
         return read(root)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -55,11 +54,6 @@ def read_lines(path: Path) -> list[str]:
     return lines
 
 
-def dataset_folder(data: Data) -> Path:
-    """Return the folder of a dataset's files: its data.root, or the default folder."""
-    return Path(data.root) if data.root else paths.data_root(data.name)
-
-
 def check_counts(data: Data, counts: Mapping[str, int]) -> None:
     """Raise UsageError if the sizes of a text corpus differ from those in the recipe's data.
 
@@ -70,7 +64,7 @@ def check_counts(data: Data, counts: Mapping[str, int]) -> None:
         expected = ", ".join(f"data.{name}={getattr(data, name)}" for name in others)
         overrides = " ".join(f"data.{name}={count}" for name, count in others.items())
         raise UsageError(
-            f"{data.name} at {dataset_folder(data)} differs from the recipe, which has "
+            f"{data.name} at {data.folder} differs from the recipe, which has "
             f"{expected}; complete it, or write {overrides} for another trajectory"
         )
 
