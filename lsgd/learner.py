@@ -244,6 +244,10 @@ def _finite(states: list[Any]) -> bool:
     # carried state may be on the host.
     bounds: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
     for tensor in _tensors(states):
+        if not tensor.numel():
+            continue
+        if tensor.is_complex():  # such as the factors of rotary embeddings, a buffer
+            tensor = torch.view_as_real(tensor)
         bounds[tensor.device].append(torch.isfinite(torch.stack(tensor.aminmax())).all())
     return all(bool(torch.stack(each).all()) for each in bounds.values())
 

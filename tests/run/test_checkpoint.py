@@ -1,5 +1,6 @@
 import hashlib
 import io
+import math
 import os
 import resource
 import subprocess
@@ -132,6 +133,18 @@ def test_nothing_is_saved_that_is_not_finite(optimizer: str, what: str, value: f
     else:
         of_optimizer = next(iter(strategy.optimizer.state.values()))
         (places | of_optimizer)[what].view(-1)[-1] = value
+    with pytest.raises(DivergedError, match="is not finite"):
+        learner.checkpoint()
+
+
+def test_buffers_of_any_kind_are_saved() -> None:
+    """An own network may have an empty one, or factors of rotary embeddings, which are complex."""
+    learner = Learner(recipe(), SingleComm(), CPU)
+    learner.model.register_buffer("none", torch.empty(0, 3))
+    learner.model.register_buffer("factors", torch.polar(torch.ones(4), torch.arange(4.0)))
+    saved = learner.checkpoint()
+    assert saved.model["factors"].is_complex()
+    learner.model.factors[1] = complex(1, math.nan)
     with pytest.raises(DivergedError, match="is not finite"):
         learner.checkpoint()
 
