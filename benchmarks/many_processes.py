@@ -24,11 +24,13 @@ from PIL import Image
 from lsgd.bench import results
 from lsgd.bench.job import parse_numbers
 from lsgd.bench.setting import Result, check_not_launched, environment_facts, machine_lines
+from lsgd.comm import all_reduce_, joined
 from lsgd.errors import UsageError
 from lsgd.inputs.index import IndexRow, write_index
 from lsgd.job.children import describe_failure, run_with_limit
 from lsgd.job.command import Parser, run_command
 from lsgd.job.launcher import Launch, environment_of
+from lsgd.recipe import CommSettings
 from lsgd.tables import markdown_table
 
 ABOUT = """\
@@ -38,9 +40,11 @@ number of processes grows?
 strace counts the system calls of a run of two steps, with one process for each worker, and of a
 second one that resumes from its checkpoint for an evaluation. The processes are forks that have
 imported torch, so that many fit into this machine; what the imports open is counted once, in a
-process of its own. Nothing is timed.
+process of its own. Nothing is timed. With --null-step the processes join the job, sum one number
+and end, which is what grows fastest.
 
   python -m benchmarks.many_processes --processes 8,64
+  … --processes 8,64,512 --null-step
 """
 
 CALLS = (
@@ -70,6 +74,7 @@ def many_processes(argv: Sequence[str]) -> None:
     line = Parser("benchmarks.many_processes", ABOUT)
     line.add_argument("--processes", default="8,64", help="processes of a job (8,64)")
     results.add_out(line, "many_processes")
+    line.add_argument("--null-step", action="store_true", help="train nothing, and only join")
     options = line.parse_args(argv)
     processes = parse_numbers("--processes", options.processes, least=1)
     check_not_launched("this benchmark starts its own")
@@ -81,10 +86,12 @@ def many_processes(argv: Sequence[str]) -> None:
     ):
         folder = Path(name)
         result: Result = environment_facts(torch.device("cpu")) | {"counts": {}}
-        result["imports"] = count_imports(folder)
+        if not options.null_step:
+            result["imports"] = count_imports(folder)
         for number in processes:
             print(f"{number} processes", flush=True)
-            result["counts"][str(number)] = count_job(folder, number)
+            count = count_null_step if options.null_step else count_job
+            result["counts"][str(number)] = count(folder, number)
             record.write_result(result)
         record.write_report(result, report(result))
 
@@ -114,8 +121,19 @@ def recipe_words(folder: Path, processes: int, run_dir: str) -> list[str]:
     ]
 
 
+def null_step() -> int:
+    """Join the job's processes, sum one number with them, and leave."""
+    device = torch.device("cpu")
+    with joined(CommSettings(library="torch", join_timeout=LIMIT, timeout=LIMIT), device) as comm:
+        all_reduce_(comm, torch.zeros(1))
+    return 0
+
+
 def fork_ranks(processes: int, words: Sequence[str]) -> int:
-    """Train in forks of this process, one for each rank; return 1 if one fails, else 0."""
+    """Train in forks of this process, one for each rank; return 1 if one fails, else 0.
+
+    Without overrides they train nothing.
+    """
     for name in IMPORTED:
         importlib.import_module(name)
     train = importlib.import_module("lsgd.train")
@@ -131,7 +149,7 @@ def fork_ranks(processes: int, words: Sequence[str]) -> int:
             os.path.exists(STARTED)
             launch = Launch("torchrun", rank, processes, rank, processes, "127.0.0.1", port)
             os.environ.update(environment_of(launch))
-            code = train.main(words)
+            code = train.main(words) if words else null_step()
         except BaseException:
             traceback.print_exc()
         finally:
@@ -155,15 +173,28 @@ def count_job(folder: Path, processes: int) -> Result:
     words = recipe_words(folder, processes, run.name)
     found: Result = {}
     for what in ("start", "resume"):
-        forked = ["-m", "benchmarks.many_processes", "--forked", str(processes), *words]
-        ranks = trace(forked, folder, since=STARTED)
-        if len(ranks) != processes:
-            raise UsageError(f"{processes} processes were traced as {len(ranks)}")
-        total = sum(ranks, Counter[str]())
-        most = {key: max(rank[key] for rank in ranks) for key in total}
-        found[what] = {"all": dict(total), "most": most}
+        found[what] = count_ranks(folder, processes, words)
     files = [file for file in run.rglob("*") if file.is_file()]
     return found | {"files": len(files), "bytes": sum(file.stat().st_size for file in files)}
+
+
+def count_null_step(folder: Path, processes: int) -> Result:
+    """Return the counts of processes that join and train nothing."""
+    return {"start": count_ranks(folder, processes, ())}
+
+
+def count_ranks(folder: Path, processes: int, words: Sequence[str]) -> Result:
+    """Return the counts of a job with these overrides: of all its processes, and the most of one.
+
+    Raises UsageError if it fails.
+    """
+    forked = ["-m", "benchmarks.many_processes", "--forked", str(processes), *words]
+    ranks = trace(forked, folder, since=STARTED)
+    if len(ranks) != processes:
+        raise UsageError(f"{processes} processes were traced as {len(ranks)}")
+    total = sum(ranks, Counter[str]())
+    most = {key: max(rank[key] for rank in ranks) for key in total}
+    return {"all": dict(total), "most": most}
 
 
 def trace(words: Sequence[str], folder: Path, since: str) -> list[Counter[str]]:
@@ -251,14 +282,13 @@ def _place(path: str, folder: Path) -> str:
 def report(result: Result) -> str:
     """Return the counts as a report in Markdown."""
     numbers = list(result["counts"])
-    imports = result["imports"]
-    lines = [
-        *machine_lines(result),
-        "",
-        "The imports of one process: "
-        + ", ".join(f"{count:,} {what}" for what, count in sorted(imports.items())),
-    ]
+    lines = [*machine_lines(result)]
+    if imports := result.get("imports"):
+        counted = (f"{count:,} {what}" for what, count in sorted(imports.items()))
+        lines += ["", f"The imports of one process: {', '.join(counted)}"]
     for what in ("start", "resume"):
+        if what not in result["counts"][numbers[0]]:
+            continue
         keys = sorted({key for each in result["counts"].values() for key in each[what]["all"]})
         rows = [
             [
@@ -277,8 +307,11 @@ def report(result: Result) -> str:
     folders = (
         f"{number} processes leave {each['files']} files of {each['bytes']:,} bytes"
         for number, each in result["counts"].items()
+        if "files" in each
     )
-    return "\n".join([*lines, "", f"Run folder: {'; '.join(folders)}."])
+    if left := "; ".join(folders):
+        lines += ["", f"Run folder: {left}."]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -76,10 +76,11 @@ class RunningJob:
 
     def training_processes(self, name: str) -> list[int]:
         """Return the pids of a node's training processes, without its launcher."""
-        return [pid for pid in self.cluster.processes(name) if _is_training(pid)]
+        return [pid for pid in self.cluster.processes(name) if is_training(pid)]
 
 
-def _is_training(pid: int) -> bool:
+def is_training(pid: int) -> bool:
+    """Return whether a process is one of training, and no launcher."""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return b"lsgd.train" in words and b"--nnodes" not in words

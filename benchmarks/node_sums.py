@@ -25,15 +25,17 @@ def main(argv: Sequence[str]) -> None:
     """Time all-reduces of some sizes at some bandwidths; process 0 writes them to a JSON file.
 
     Arguments: the library, the file, the number of rounds, the bandwidths in Mbit/s and the sizes
-    in bytes, the last two with commas.
+    in bytes, these two with commas, and the share of a bandwidth that the last node has.
     """
-    library, file, rounds, speeds, sizes = argv
+    library, file, rounds, speeds, sizes, slow_link = argv
     measured = []
     with joined(CommSettings(library=library, timeout=300), torch.device("cpu")) as comm:
         for mbits in map(int, speeds.split(",")):
             if comm.rank == 0:
-                for rank in range(comm.world_size):
+                *others, last = range(comm.world_size)
+                for rank in others:
                     set_bandwidth(f"node{rank}", mbits)
+                set_bandwidth(f"node{last}", mbits * float(slow_link))
             all_reduce_(comm, torch.zeros(1))
             found: dict[str, Any] = {"library": comm.library, "processes": comm.world_size}
             found["mbits"] = mbits

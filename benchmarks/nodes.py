@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import node_sums
+from benchmarks.node_daemons import start_ray, start_slurm
 from benchmarks.virtual_nodes import MAXIMUM, NodeProcess, VirtualCluster, run_isolated
 from lsgd.bench import results
 from lsgd.bench.job import parse_numbers
@@ -28,21 +29,23 @@ from lsgd.tables import markdown_table
 ABOUT = f"""\
 Do all-reduces over several nodes take as long as lsgd plan says?
 
-The nodes are network namespaces of this machine with a link each to one switch, whose bandwidth is
-set. A process on each node sums tensors: a fork of this command over torch.distributed, or one that
-mpirun or horovodrun starts, over Horovod. The plan's figure is
-that of a ring (lsgd.plan.allreduce) with the bandwidth of the link, and the latency that a message
-over it was measured to have. Root is needed; nothing of it stays on this machine, however the
+The nodes are network namespaces of this machine with a link each to one switch, whose bandwidth and
+latency are set. A process on each node sums tensors: a fork of this command, or one that srun of a
+Slurm over the nodes or a Ray over them starts, over torch.distributed; or one that mpirun or
+horovodrun starts, over Horovod. The plan's figure is that of a ring (lsgd.plan.allreduce) with the
+bandwidth of the slowest link, and the latency that a message over it was measured to have; for
+Horovod, the latency that was set. Root is needed; nothing of it stays on this machine, however the
 command ends. There are 2 to {MAXIMUM} nodes.
 
   python -m benchmarks.nodes
   … --nodes 2,8 --mbits 100 --over mpirun --bytes 1000000
+  … --latency 5 --slow-link 0.1    # milliseconds of a message; the share that the last node has
 """
 
 PORT = 29500
 FAST = 10_000
 """The Mbit/s of a link that does not limit a job here."""
-LAUNCHERS = ("fork", "mpirun", "horovodrun")
+LAUNCHERS = ("fork", "slurm", "ray", "mpirun", "horovodrun")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,6 +60,10 @@ def nodes(argv: Sequence[str]) -> None:
     line.add_argument("--mbits", default="20,50,100", help="Mbit/s of a link (20,50,100)")
     line.add_argument("--bytes", default="1000000,10000000", help="bytes of a tensor")
     line.add_argument("--over", default="fork", help=f"launchers: {','.join(LAUNCHERS)}")
+    line.add_argument("--latency", type=float, default=0.0, help="ms that a message takes (0)")
+    line.add_argument(
+        "--slow-link", type=float, default=1.0, help="share of --mbits that the last node has (1)"
+    )
     results.add_options(line, "nodes", rounds=5, limit=300)
     options = line.parse_args(argv)
     counts = parse_numbers("--nodes", options.nodes, least=2)
@@ -70,7 +77,9 @@ def nodes(argv: Sequence[str]) -> None:
     with results.open_record("nodes", line.prog, argv, options.out) as record:
 
         def measure() -> None:
-            result: Result = environment_facts(torch.device("cpu"), "horovod") | {"measured": []}
+            result: Result = environment_facts(torch.device("cpu"), "horovod", "ray")
+            result |= {"latency": options.latency / 1000, "slow_link": options.slow_link}
+            result["measured"] = []
             for launcher, count in product(launchers, counts):
                 print(f"{launcher}, {count} nodes", flush=True)
                 result["measured"] += measure_sums(launcher, count, options)
@@ -82,10 +91,11 @@ def nodes(argv: Sequence[str]) -> None:
 
 def measure_sums(launcher: str, count: int, options: argparse.Namespace) -> list[Result]:
     """Start a job of benchmarks.node_sums over new nodes and return its result for each speed."""
-    cluster = VirtualCluster(count, FAST)
+    cluster = VirtualCluster(count, FAST, options.latency / 1000)
     file, log = cluster.folder / "sums.json", cluster.folder / "log"
-    library = "torch" if launcher == "fork" else "horovod"
+    library = "horovod" if launcher in ("mpirun", "horovodrun") else "torch"
     words = [library, str(file), str(options.rounds), options.mbits, options.bytes]
+    words.append(str(options.slow_link))
     deadline = time.monotonic() + options.limit
     try:
         jobs = start_job(cluster, launcher, words, log)
@@ -121,7 +131,13 @@ def start_job(
             for rank, name in enumerate(names)
         ]
     python = [sys.executable, "-m", "benchmarks.node_sums", *words]
-    if launcher == "mpirun":
+    if launcher == "slurm":
+        environment |= start_slurm(cluster)
+        command = ["srun", "--nodes", count, "--ntasks", count, "--cpu-bind=none"]
+    elif launcher == "ray":
+        environment |= start_ray(cluster)
+        command = [sys.executable, "-m", "lsgd.supervise.ray", count, "--"]
+    elif launcher == "mpirun":
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         command = ["mpirun", "--bind-to", "none", "-np", count, "-H", hosts, "-x", "PYTHONPATH"]
     else:
@@ -139,12 +155,13 @@ def report(result: Result) -> str:
     """Return the benchmark's result as a report in Markdown."""
     rows = []
     for job in result["measured"]:
-        latency, carried = job.get("latency", 0.0), job.get("bits_per_second", 0.0) / 1e6
+        latency = job.get("latency", result["latency"])
+        carried = job.get("bits_per_second", 0.0) / 1e6
         for size, seconds in job["seconds"].items():
             measured = statistics.median(seconds)
             ring_of = partial(planned_seconds, int(size), job["processes"], latency=latency)
-            by_set, carried_ratio = ring_of(mbits=job["mbits"]), ""
-            if carried:
+            by_set, carried_ratio = ring_of(mbits=job["mbits"] * result["slow_link"]), ""
+            if carried and result["slow_link"] == 1:
                 carried_ratio = f"{measured / ring_of(mbits=carried):.2f}"
             rows.append(
                 [

@@ -10,14 +10,20 @@ them.
 """
 
 import ctypes
+import fcntl
 import os
 import platform
+import select
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,14 +38,21 @@ BURST_SECONDS, MIN_BURST = 0.002, 32 * 1024
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x4000000, 0x20000000, 0x40000000
 """The flags of new namespaces: see unshare(2)."""
+TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x2, 0x1000
+"""The ioctl that opens a network device of this process, and the flags of one for frames alone."""
+LARGEST_FRAME = 2**16
 PR_SET_PDEATHSIG = 1
 """The option of prctl that sets the signal for a process whose parent exits."""
 
 REMOTE_SHELL = """\
 #!/bin/sh
-# Run a command on a node, as ssh would: [-o OPTION] [-p PORT] … NODE COMMAND
-while :; do case $1 in -[op]) shift 2;; -*) shift;; *) break;; esac; done
-node=$1; shift
+# Run a command on a node, as ssh would: [-o OPTION] [-p PORT] … NODE [-o OPTION] … COMMAND
+node=
+while :; do case $1 in
+    -[iop]) shift 2;;
+    -*) shift;;
+    *) if [ "$node" ]; then break; fi; node=$1; shift;;
+esac; done
 exec nsenter --net={folder}/$node --uts={folder}/$node.uts sh -c "$*"
 """
 
@@ -104,9 +117,12 @@ class NodeProcess:
 
 
 class VirtualCluster:
-    """Some nodes and their switch, in the namespaces of this process: node0, node1 and so on."""
+    """Some nodes and their switch, in the namespaces of this process: node0, node1 and so on.
 
-    def __init__(self, nodes: int, mbits: float) -> None:
+    A message from one node to another takes `latency` seconds, apart from its bandwidth.
+    """
+
+    def __init__(self, nodes: int, mbits: float, latency: float = 0.0) -> None:
         self.names = [f"node{i}" for i in range(nodes)]
         self.addresses = {name: f"10.77.0.{i + 1}" for i, name in enumerate(self.names)}
         FOLDER.mkdir(exist_ok=True)
@@ -116,9 +132,6 @@ class VirtualCluster:
         run("ip", "link", "set", "lo", "up")
         run("ip", "link", "add", "name", "switch", "type", "bridge")
         run("ip", "link", "set", "switch", "up")
-        for name in self.names:
-            self._add(name)
-            set_bandwidth(name, mbits)
         self.folder = FOLDER / "files"
         """A folder in memory for files of all nodes."""
         self.folder.mkdir()
@@ -126,17 +139,36 @@ class VirtualCluster:
         self.remote_shell.parent.mkdir()
         self.remote_shell.write_text(REMOTE_SHELL.format(folder=FOLDER))
         self.remote_shell.chmod(0o755)
+        for name in self.names:
+            self._add(name, latency / 2)  # a message passes two links
+            set_bandwidth(name, mbits)
 
-    def _add(self, name: str) -> None:
+    def _add(self, name: str, latency: float) -> None:
         port = f"to-{name}"
         run("ip", "netns", "add", name)
         (FOLDER / f"{name}.uts").touch()
         run("unshare", f"--uts={FOLDER / name}.uts", "hostname", name)
-        run("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+        if latency:
+            self._add_slow_link(name, port, latency)
+        else:
+            run("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
         run("ip", "link", "set", port, "master", "switch", "up")
         run("ip", "-n", name, "link", "set", "lo", "up")
         run("ip", "-n", name, "address", "add", f"{self.addresses[name]}/24", "dev", "eth0")
         run("ip", "-n", name, "link", "set", "eth0", "up")
+
+    def _add_slow_link(self, name: str, port: str, latency: float) -> None:
+        """Connect a node by a process that passes each frame on after `latency` seconds."""
+        switch_side = open_network_device(port)
+        self.fork(
+            name,
+            lambda: relay_frames(switch_side, open_network_device("eth0"), latency),
+            self.folder / f"{name}-relay.log",
+            {},
+        )
+        os.close(switch_side)
+        while "eth0" not in self.query(name, ["ip", "-o", "link"]):
+            time.sleep(0.05)
 
     def write_hosts(self, file: str, changed: Mapping[str, str]) -> Path:
         """Write a hosts file in which some nodes have other addresses, and return its path."""
@@ -212,6 +244,11 @@ class VirtualCluster:
             run("mount", "--make-rprivate", "/")
             run("sh", "-ec", first)
 
+    def query(self, name: str, command: Sequence[str]) -> str:
+        """Return what a command prints on a node, whether it fails or not."""
+        there = [str(self.remote_shell), name, shlex.join(command)]
+        return subprocess.run(there, capture_output=True, text=True, timeout=60).stdout
+
     def processes(self, name: str) -> list[int]:
         """Return the pids of a node's processes."""
         return [int(pid) for pid in run("ip", "netns", "pids", name).split()]
@@ -220,8 +257,10 @@ class VirtualCluster:
         """End the processes of the nodes and remove the nodes, so that others can follow."""
         for name in self.names:
             for pid in self.processes(name):
-                subprocess.run(["kill", "-KILL", str(pid)], check=False)
-            run("ip", "link", "delete", f"to-{name}")
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            # That of a relay goes with its process.
+            subprocess.run(["ip", "link", "delete", f"to-{name}"], capture_output=True, check=False)
             run("umount", f"{FOLDER / name}.uts")
             run("ip", "netns", "delete", name)
         run("ip", "link", "delete", "switch")
@@ -237,6 +276,28 @@ def set_bandwidth(name: str, mbits: float) -> None:
     of_switch = ("nsenter", "--net=/proc/1/ns/net")
     run(*of_switch, "tc", "qdisc", "replace", "dev", f"to-{name}", "root", *limit)
     run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *limit)
+
+
+def open_network_device(name: str) -> int:
+    """Open a new network device by this name and return its file, of whole Ethernet frames."""
+    device = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
+    return device
+
+
+def relay_frames(first: int, second: int, latency: float) -> None:
+    """Pass frames on between two network devices, each `latency` seconds after it was read."""
+    other_side = {first: second, second: first}
+    waiting: deque[tuple[float, int, bytes]] = deque()
+    while True:
+        pause = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        for device in select.select([first, second], [], [], pause)[0]:
+            frame = os.read(device, LARGEST_FRAME)
+            waiting.append((time.monotonic() + latency, other_side[device], frame))
+        while waiting and waiting[0][0] <= time.monotonic():
+            _, device, frame = waiting.popleft()
+            with suppress(OSError):  # the link is down, and the frame is lost
+                os.write(device, frame)
 
 
 def _call_c(function: str, *arguments: int) -> None:

@@ -30,7 +30,9 @@ def cost_lines(
 ) -> list[str]:
     """Return sentences that estimate the training time of these planned runs, with the sources.
 
-    `images_per_second` is the speed of one process, by which recipes without runs are estimated.
+    `images_per_second` is the speed of one process, by which recipes without runs are estimated. As
+    that of a timed step, it is of images of data.image_size; others take time in proportion to the
+    network's multiply-adds.
 
     `possible_runs` are those that are trained too if no claim is decided before the most seeds.
     The speed of a recipe is that of its existing runs. Without runs it is that of a timed step on
@@ -84,7 +86,7 @@ def _cost(
     seconds = hours = 0.0
     for trial in runs:
         if trial.recipe.name in speeds:
-            taken = trial.examples_left / speeds[trial.recipe.name]
+            taken = _full_size_examples_left(trial) / speeds[trial.recipe.name]
             processes, _ = launcher.fit(trial.recipe)
             seconds += taken
             hours += taken * processes * (1 if gpus else threads(processes, jobs)) / 3600
@@ -94,6 +96,33 @@ def _cost(
         f"hours, {duration(seconds / jobs)} "
         f"{'one after another' if jobs == 1 else 'together'}{at_once}"
     )
+
+
+def _full_size_examples_left(trial: PlannedRun) -> float:
+    """Return the images of data.image_size that take as long as the examples that a run has left.
+
+    Where images have one size, it is the number of these examples.
+    """
+    recipe = trial.recipe
+    if not recipe.image_sizes.points:
+        return trial.examples_left
+    done = trial.epochs_done
+    return (recipe.epochs - done) * recipe.data.train_examples * mean_work(recipe, done)
+
+
+def mean_work(recipe: Recipe, epoch: int = 0) -> float:
+    """Return the mean work of an example from an epoch on, relative to one of data.image_size."""
+    if not recipe.image_sizes.points or epoch >= recipe.epochs:
+        return 1.0
+    # A slow import, as it imports torch.
+    from lsgd.plan.phases import relative_work
+
+    try:
+        work = relative_work(recipe)
+    except Exception:  # of a library's network, which may not be installed or takes one size
+        return 1.0
+    epochs = range(epoch, recipe.epochs)
+    return statistics.fmean(work[recipe.training_size(each)] for each in epochs)
 
 
 def threads(processes: int, jobs: int) -> int:
@@ -121,12 +150,12 @@ def speed(
 ) -> tuple[float | None, str]:
     """Estimate a run's examples/s with this launcher, or None; return it with its source.
 
-    `group` has the existing runs of the recipe, and `images_per_second` is the speed of one process
-    of a recipe without runs.
+    It is that of images of data.image_size. `group` has the existing runs of the recipe, and
+    `images_per_second` is the speed of one process of a recipe without runs.
     """
     processes, _ = launcher.fit(trial.recipe)
     if (measured := _of_runs(group, processes)) is not None:
-        return measured, "existing runs"
+        return measured * mean_work(trial.recipe), "existing runs"
     if images_per_second is not None:
         return processes * images_per_second, "--images-per-second"
     if gpus_per_machine(launcher.name, launcher.options) is not None:

@@ -53,6 +53,11 @@ class PeerLostError(ExitError):
 
     exit_code = 5
     is_local = True
+    waited = 0.0
+    """The seconds in which all processes waited for each other until this; infinite at a timeout.
+
+    It is 0 for a loss that was noticed otherwise.
+    """
 
 
 class StaleRestartError(ExitError):

@@ -88,11 +88,15 @@ class PlannedRun:
         return run if run.recipe.fingerprint == self.recipe.fingerprint else None
 
     @property
+    def epochs_done(self) -> int:
+        """The number of epochs that are finished."""
+        run = self.saved_run
+        return run.epoch if run else 0
+
+    @property
     def examples_left(self) -> int:
         """The number of examples still to train on, in the epochs that are not finished."""
-        run = self.saved_run
-        done = run.epoch if run else 0
-        return (self.recipe.epochs - done) * self.recipe.data.train_examples
+        return (self.recipe.epochs - self.epochs_done) * self.recipe.data.train_examples
 
     @property
     def job_id(self) -> str | None:

@@ -1,5 +1,6 @@
 """Communication between the processes of one job, over a choice of libraries."""
 
+import math
 import os
 import re
 import sys
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
     from lsgd.comm.pair import ProcessPair
 
 T = TypeVar("T")
+
+
+TIMED_OUT = 0.9
+"""The share of comm.timeout after which a loss counts as the timeout of all processes.
+
+The first one that times out closes its connections, by which others notice just before they do.
+"""
 
 
 class _WaitTime(local):
@@ -141,6 +149,17 @@ class ElasticComm(PairwiseComm, Protocol):
         """
 
 
+@runtime_checkable
+class RollCallComm(Comm, Protocol):
+    """Communicator whose processes find out, when all time out, which of them are silent."""
+
+    def call_roll(self) -> str:
+        """Return which processes have not timed out as this one has, in words for a message.
+
+        All processes call it that can, at about the same time; it takes some seconds.
+        """
+
+
 def open_comm(settings: CommSettings, device: Device) -> Comm:
     """Join the launcher's processes over the configured library; return their communicator.
 
@@ -219,6 +238,9 @@ def joined(settings: CommSettings, device: Device) -> Iterator[Comm]:
     except BaseException as error:
         if comm.world_size == 1:
             comm.close()
+        elif isinstance(error, PeerLostError) and error.waited >= TIMED_OUT * settings.timeout:
+            if isinstance(comm, RollCallComm) and (silent := comm.call_roll()):
+                raise PeerLostError(f"no answer from {silent}: {error}") from None
         elif isinstance(
             error, TrainingInterrupted
         ):  # all processes have saved the same step, and exit
@@ -279,10 +301,12 @@ RESTART = "start all processes of the program again, from its last checkpoint"
 
 
 @contextmanager
-def communicating(*errors: type[Exception], fix: str = RERUN) -> Iterator[None]:
+def communicating(
+    *errors: type[Exception], fix: str = RERUN, of_all: bool = False
+) -> Iterator[None]:
     """Time a call of a communication library, and convert these errors of it into PeerLostError.
 
-    `fix` ends the message of that error.
+    `fix` ends the message of that error. `of_all` says that all processes make this call together.
     """
     begin = perf_counter()
     try:
@@ -291,10 +315,13 @@ def communicating(*errors: type[Exception], fix: str = RERUN) -> Iterator[None]:
         raise  # subclasses of RuntimeError, but errors of this process itself
     except errors as error:
         why = plain_first_line(str(error) or type(error).__name__).partition(". ")[0]
-        raise PeerLostError(
+        lost = PeerLostError(
             f"another process has exited, or the network has failed ({why}); its own message "
             f"says why; {fix}"
-        ) from None
+        )
+        if of_all:
+            lost.waited = math.inf if "Timed out" in why else perf_counter() - begin
+        raise lost from None
     finally:
         _wait_time.seconds += perf_counter() - begin
 

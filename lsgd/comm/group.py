@@ -35,19 +35,19 @@ class GroupComm:
         """
         with communicating(RuntimeError, fix=self.fix):
             work = dist.all_reduce(tensor, group=self.group, async_op=True)
-        return partial(wait_for, work, self.fix)
+        return partial(wait_for, work, self.fix, of_all=True)
 
     def broadcast_object(self, value: T) -> T:
         """Broadcast the value of process 0, pickled, and return it on every process."""
         values = [value]
-        with communicating(RuntimeError, fix=self.fix):
+        with communicating(RuntimeError, fix=self.fix, of_all=True):
             dist.broadcast_object_list(values, group=self.group, group_src=0)
         return values[0]
 
     def gather_objects(self, value: T) -> list[T]:
         """Gather the values of all processes, pickled; return them in rank order on all."""
         values: list[T | None] = [None] * self.world_size
-        with communicating(RuntimeError, fix=self.fix):
+        with communicating(RuntimeError, fix=self.fix, of_all=True):
             dist.all_gather_object(values, value, group=self.group)
         return cast(list[T], values)
 
@@ -55,7 +55,10 @@ class GroupComm:
         """Leave the group open, since somebody else opened it."""
 
 
-def wait_for(work: dist.Work, fix: str) -> None:
-    """Wait for the end of a collective call or message; raises PeerLostError with this fix."""
-    with communicating(RuntimeError, fix=fix):
+def wait_for(work: dist.Work, fix: str, *, of_all: bool = False) -> None:
+    """Wait for the end of a message, or a collective call of all processes.
+
+    Raises PeerLostError with this fix.
+    """
+    with communicating(RuntimeError, fix=fix, of_all=of_all):
         work.wait()

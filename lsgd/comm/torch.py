@@ -1,11 +1,15 @@
 """Processes joined by torch.distributed: gloo between CPUs, NCCL or the like between GPUs."""
 
 import os
+import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
+from threading import Thread, Timer
 from typing import Any, TypeVar, cast
 
 import torch
@@ -26,8 +30,17 @@ from lsgd.job.launcher import Launch
 T = TypeVar("T")
 MISSING = "missing"
 """The key in the store with the ranks that have not joined: empty as soon as all have."""
+SILENT = "silent"
+"""The key in the store with the processes that have not timed out as the others have."""
 READING = 1.0
-"""The seconds that process 0, which has the store, leaves the others to read these ranks."""
+"""The seconds that process 0, which has the store, leaves the others to read such a key."""
+ROLL_CALL = 10.0
+"""The seconds within which all processes time out that are not silent themselves.
+
+They differ as the times of a step do between processes, mostly by less than a second.
+"""
+ANSWER = 5.0
+"""The seconds within which the store answers these reports."""
 WATCHDOG = 60.0
 """Seconds beyond comm.timeout after which NCCL's watchdog aborts a process, with exit code -6."""
 
@@ -60,6 +73,10 @@ class TorchComm(GroupComm):
                 f"MASTER_ADDR and MASTER_PORT are right if set{hint}",
                 is_local=True,
             ) from None
+        # Where a firewall drops packets, gloo waits for much longer than it is told to.
+        reminder = Timer(join_timeout, _remind, [f"{who}{launch.on_host}", address, join_timeout])
+        reminder.daemon = True
+        reminder.start()
         try:
             dist.init_process_group(
                 self.backend,
@@ -79,11 +96,15 @@ class TorchComm(GroupComm):
                 "the machines; NCCL_DEBUG=INFO prints more about GPUs",
                 is_local=True,
             ) from None
+        finally:
+            reminder.cancel()
         super().__init__()
         self.library = f"torch.distributed ({own.upper() or 'gloo'})"
         self.on_gpu = bool(own)
         self.store: Any = store
         self.timeout, self.join_timeout = timeout, join_timeout
+        self.process, self.members = launch.rank, [(rank, 0) for rank in range(self.world_size)]
+        self.address = address
 
     def open_pairs(self, wanted: Sequence[tuple[str, int]]) -> list[ProcessPair]:
         """Open several two-process connections over gloo, each given by its name and side."""
@@ -101,10 +122,28 @@ class TorchComm(GroupComm):
             work = cast(dist.Work, dist.irecv(tensor, sender, tag=tag))
         return partial(wait_for, work, self.fix)
 
+    def call_roll(self) -> str:
+        """Return which processes have not timed out as this one has, such as "process 1 on node1".
+
+        It is the address of the store if that does not answer, which may be lost with process 0, or
+        be out of reach for this process; and empty if all processes have timed out.
+        """
+        answers: list[str] = []
+
+        def ask() -> None:
+            with suppress(dist.DistError, RuntimeError):
+                answers.append(call_roll(self.store, self.process, self.members))
+
+        # A call of a store behind a cut link does not end.
+        caller = Thread(target=ask, daemon=True)
+        caller.start()
+        caller.join(ROLL_CALL + ANSWER)
+        return answers[0] if answers else f"{self.address}, where the processes met"
+
     def broadcast_object(self, value: T) -> T:
         """Broadcast the value of process 0, pickled, and return it on every process."""
         values = [value]
-        with communicating(RuntimeError):
+        with communicating(RuntimeError, of_all=True):
             # Over gloo on GPUs too: no wait for the device, and a lost process is noticed at once.
             dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
@@ -114,6 +153,17 @@ class TorchComm(GroupComm):
         if self.on_gpu:
             self.gather_objects(None)  # over gloo: NCCL would wait for a lost process for ever
         dist.destroy_process_group()
+
+
+def _remind(who: str, address: str, seconds: float) -> None:
+    """Print why a process may still wait for the connections of its process group."""
+    print(
+        f"lsgd: {who} has met the others at {address}, and waits for their connections for "
+        f"all-reduce since {seconds:g} s; a firewall may drop them: open all ports between the "
+        "machines, or set GLOO_SOCKET_IFNAME to a network without one",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def error_cause(message: str) -> str:
@@ -168,6 +218,8 @@ def _join(launch: Launch, timeout: float) -> Store:
     """Connect to the store of process 0; wait until all processes have joined."""
     limit = timedelta(seconds=timeout)
     store = open_store(launch, timeout)
+    if launch.on_host:
+        store.set(f"host/{launch.rank}", platform.node())
     # All wait for one key: to wait for those of all others would take N requests of N keys.
     # A process that was restarted in the meantime has been counted, and one verdict is for all.
     is_first_start = store.add(f"joined/{launch.rank}", 1) == 1
@@ -190,6 +242,31 @@ def _join(launch: Launch, timeout: float) -> Store:
     if missing:
         raise RuntimeError(f"no answer from process {missing}")
     return store
+
+
+def call_roll(store: Store, process: int, members: Sequence[tuple[int, int]]) -> str:
+    """Report this process at the store, and return who of the group has not within ROLL_CALL."""
+    store.set(f"timed out/{process}", "")
+    try:
+        store.wait([SILENT], timedelta(seconds=ROLL_CALL))
+    except dist.DistStoreError:
+        if store.add("roll calls", 1) == 1:  # one verdict is for all
+            ranks = [rank for rank, _ in members if not store.check([f"timed out/{rank}"])]
+            store.set(SILENT, _with_hosts(store, ranks))
+    silent = store.get(SILENT).decode()
+    if process == 0:
+        time.sleep(READING)
+    return silent
+
+
+def _with_hosts(store: Store, ranks: Sequence[int]) -> str:
+    """Return processes by host, such as "process 2, 3 on node1"; on one machine without a host."""
+    by_host: dict[str, list[str]] = {}
+    for rank in ranks:
+        key = f"host/{rank}"
+        host = f" on {store.get(key).decode()}" if store.check([key]) else ""
+        by_host.setdefault(host, []).append(str(rank))
+    return " and ".join(f"process {', '.join(each)}{host}" for host, each in by_host.items())
 
 
 def _address(launch: Launch) -> str:

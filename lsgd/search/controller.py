@@ -15,7 +15,7 @@ from lsgd.planned import PlannedRun, failure_reason, has_ended
 from lsgd.recipe.search import Value
 from lsgd.run.read import Run
 from lsgd.run.remaining import duration
-from lsgd.run.rows import finite_number, read_rows
+from lsgd.run.rows import finite_number, is_row, read_rows
 from lsgd.search.backends import TrialBackend
 from lsgd.search.folder import acquire_lock, hold_lock
 from lsgd.search.space import SearchSpace, format_values
@@ -354,7 +354,8 @@ def comparison_runs(space: SearchSpace, trials: Sequence[Trial]) -> dict[str, li
 def _epochs(trial: PlannedRun) -> dict[int, float]:
     """Read a run's metric on its first evaluation set by epoch, as far as the run wrote it."""
     try:
-        run = Run(trial.folder, trial.recipe, read_rows(trial.folder / "metrics.jsonl"))
+        rows = filter(is_row, read_rows(trial.folder / "metrics.jsonl"))
+        run = Run(trial.folder, trial.recipe, list(rows))
     except OSError:
         return {}
     values = {epoch: finite_number(row, run.metric.key) for epoch, row in run.epochs.items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lsgd.cost import speed, threads
+from lsgd.cost import mean_work, speed, threads
 from lsgd.errors import NotSavedError, PreemptedError, UsageError
 from lsgd.launch.processes import gpus_per_machine
 from lsgd.launch.sbatch_options import time_limit
@@ -195,7 +195,8 @@ def cost_lines(request: SearchRequest, work: PendingWork, trials: Sequence[Trial
             "as --images-per-second X"
         ]
     else:
-        seconds = runs_left * recipe.epochs * recipe.data.train_examples / rate
+        examples = recipe.epochs * recipe.data.train_examples * mean_work(recipe)
+        seconds = runs_left * examples / rate
         at_once = trials_at_once(request) if on_slurm else request.jobs or 1
         at_once = min(at_once or runs_left, max(work.trials, len(work.comparisons)))
         gpus = gpus_per_machine(launcher.name, options) is not None

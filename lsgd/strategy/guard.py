@@ -1,5 +1,6 @@
 """Checks on the host for divergence, preemption and due checkpoints that never stall the device."""
 
+import math
 import time
 
 import torch
@@ -64,12 +65,14 @@ class NonFiniteGuard:
         pause = PAUSE / 16
         while self.copied and not self.copied.query():
             if time.monotonic() - self.started > self.timeout:
-                raise PeerLostError(
+                lost = PeerLostError(
                     f"step {self.step} has waited for the other processes for {self.timeout:g} "
                     "s; one has exited, hangs or is slower than comm.timeout allows; its own "
                     "message may say why; the checkpoint is intact, so rerun the same command "
                     "with its run_dir to resume"
                 )
+                lost.waited = math.inf
+                raise lost
             time.sleep(pause)
             pause = min(2 * pause, PAUSE)
 

@@ -1,3 +1,4 @@
+import math
 import os
 import platform
 import socket
@@ -408,6 +409,26 @@ def test_who_finds_the_others_gone_says_what_it_left_for(monkeypatch: pytest.Mon
     assert refused.value.is_local
 
 
+@pytest.mark.parametrize(
+    ("waited", "begin"), [(math.inf, "no answer from b: "), (95.0, "no answer from b: "), (5.0, "")]
+)
+def test_the_silent_are_looked_for_only_when_all_have_waited(
+    monkeypatch: pytest.MonkeyPatch, waited: float, begin: str
+) -> None:
+    """If a process was killed, the others notice one after the other, and none may wait then."""
+    comm = ThreadComm(1, None, [None, None], {})  # type: ignore[arg-type]
+    monkeypatch.setattr(comm, "call_roll", lambda: "b", raising=False)
+    monkeypatch.setattr(lsgd.comm, "_open", lambda *_: comm)
+    torchrun(monkeypatch, rank=1, size=2, local=2)
+    error = PeerLostError("lost")
+    error.waited = waited
+    with (
+        pytest.raises(PeerLostError, match=f"^{begin}lost$"),
+        joined(CommSettings(timeout=100), CPU),
+    ):
+        raise error
+
+
 @pytest.mark.parametrize(("kind", "fix"), [(GroupComm, RESTART), (TorchComm, RERUN)])
 def test_the_fix_for_a_lost_process_is_that_of_who_runs_the_job(
     monkeypatch: pytest.MonkeyPatch, kind: type[GroupComm], fix: str
@@ -420,8 +441,9 @@ def test_the_fix_for_a_lost_process_is_that_of_who_runs_the_job(
 
     work = type("Work", (), {"wait": staticmethod(lost)})()
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: work)
-    with pytest.raises(PeerLostError, match=fix):
+    with pytest.raises(PeerLostError, match=fix) as noticed:
         comm.start_all_reduce_(torch.zeros(1), "sum")()
+    assert 0 < noticed.value.waited < math.inf  # at a timeout, its message decides
     monkeypatch.setattr(torch.distributed, "all_reduce", lost)
     with pytest.raises(PeerLostError, match=fix):
         comm.start_all_reduce_(torch.zeros(1), "sum")

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import lsgd.comm.torch
-from lsgd.comm.torch import TorchComm
+from lsgd.comm.torch import TorchComm, call_roll
 from lsgd.errors import PeerLostError, UsageError
 from lsgd.job.launcher import Launch
 
@@ -92,6 +94,36 @@ def test_a_group_is_not_destroyed_once_a_process_has_gone(monkeypatch: pytest.Mo
     with pytest.raises(PeerLostError):
         comm.close()
     assert "destroy" not in seen
+
+
+def test_all_read_the_same_silent_processes_with_their_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also one that times out later than the first, and after a silent process has reported."""
+    monkeypatch.setattr(lsgd.comm.torch, "ROLL_CALL", 0.01)
+    monkeypatch.setattr(lsgd.comm.torch, "READING", 0.0)
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for key, value in {"host/1": "a", "host/2": "a", "host/4": "b", "timed out/0": ""}.items():
+        store.set(key, value)
+    members = [(rank, 0) for rank in range(6) if rank != 5]
+    named = "process 1, 2 on a and process 4 on b"
+    assert [call_roll(store, rank, members) for rank in (3, 0, 1)] == [named] * 3
+
+
+def test_a_process_that_cannot_reach_the_store_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own link may be cut, and a call of the store then never ends."""
+    monkeypatch.setattr(lsgd.comm.torch, "ROLL_CALL", 0.01)
+    monkeypatch.setattr(lsgd.comm.torch, "ANSWER", 0.01)
+    comm = on_a_gpu(monkeypatch, [], timeout=100)
+    cut = Event()
+
+    def unanswered(*_: object) -> None:
+        cut.wait()
+        raise RuntimeError("Broken pipe")
+
+    comm.store = SimpleNamespace(set=unanswered)
+    assert comm.call_roll() == "node0:29500, where the processes met"
+    cut.set()
 
 
 @pytest.mark.distributed

@@ -1,3 +1,4 @@
+import math
 import time
 from types import SimpleNamespace
 
@@ -135,8 +136,9 @@ def test_every_wait_for_a_step_has_its_limit(size: int) -> None:
         if size == 1:
             wait(learner)
             continue
-        with pytest.raises(PeerLostError, match=r"step 0 .* for 0\.01 s"):
+        with pytest.raises(PeerLostError, match=r"step 0 .* for 0\.01 s") as lost:
             wait(learner)
+        assert lost.value.waited == math.inf  # so that the silent process is looked for
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16"])
