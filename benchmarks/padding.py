@@ -34,8 +34,9 @@ from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.job.command import integer_from, run_command
 from lsgd.models.tagger import Tagger
-from lsgd.recipe import PADDINGS, Recipe
+from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
+from lsgd.recipe.settings import PADDINGS
 from lsgd.tables import markdown_table
 
 ABOUT = """\

@@ -14,6 +14,7 @@ import gc
 import hashlib
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -323,6 +324,20 @@ class ChoiceRecord:
         self._write({"short": self.short_steps(), "fastest": values})
         return values
 
+    def check_writable(self) -> None:
+        """Raise UsageError if the record cannot be written, so that no later run would find it."""
+        folder = cache_dir() / "autotune"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            why = "" if os.access(folder, os.W_OK) else "permission denied"
+        except OSError as error:
+            why = str(error.strerror)
+        if why:
+            raise UsageError(
+                f"{folder} cannot be written ({why}), and no later run would find the choice; set "
+                "XDG_CACHE_HOME to a folder that can be written"
+            )
+
     def _content(self) -> dict[str, Any]:
         if self.file is None:
             return {}
@@ -572,6 +587,7 @@ def autotune(recipe: Recipe) -> None:
                 f"{' and '.join(TIMED)} of {recipe.name} are all given; leave one out, or write "
                 "hardware=auto"
             )
+        broadcast_from_rank0(comm, choice.record.check_writable)
         _, lines = choice.time(math.inf, compiles=True)
         if comm.rank == 0:
             messages.show("\n".join([*lines, f"kept in {choice.record.file}"]))

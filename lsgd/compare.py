@@ -11,6 +11,7 @@ exit codes: 0 no difference, 1 a difference, 2 refused, as a folder holds no run
 row in common.
 """
 
+import argparse
 import json
 import math
 import sys
@@ -242,6 +243,14 @@ def _run(folder: Path) -> Run:
         ) from None
 
 
+def _compare(options: argparse.Namespace) -> int:
+    """Print how the two runs of a command line differ; return 1 if their metrics do, else 0."""
+    runs = _run(options.runs[0]), _run(options.runs[1])
+    metrics = compare_metrics(runs, options.tolerance)
+    print(f"{recipes_report(runs)}\n\n{metrics_report(runs, metrics)}")
+    return int(metrics.first_mismatch is not None)
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd compare` command line and return its exit code."""
     parser = Parser("lsgd.compare", __doc__ or "")
@@ -254,14 +263,7 @@ def main(argv: Sequence[str]) -> int:
         help="the relative difference up to which two values are the same (default 0: every bit)",
     )
 
-    def command() -> int:
-        options = parser.parse_args(argv)
-        runs = _run(options.runs[0]), _run(options.runs[1])
-        metrics = compare_metrics(runs, options.tolerance)
-        print(f"{recipes_report(runs)}\n\n{metrics_report(runs, metrics)}")
-        return int(metrics.first_mismatch is not None)
-
-    return run_alone(command)
+    return run_alone(lambda: _compare(parser.parse_args(argv)))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "report": ("--explain", "--study", "--out", "--table", "--ladder"),
     "search": (
         *(*OF_RUNS, "--master", "--storage", "--retry-failed", "--report", "--out", "--searches"),
+        *("--report-only", "--images-per-second"),
     ),
     "study": (
         *(*OF_RUNS, "--quick", "--until-decided", "--max-seeds", "--report-only", "--cost"),

@@ -429,16 +429,20 @@ def _convert_lists(values: DictConfig) -> DictConfig:
 
     It makes a whole number in a list a float where a field has floats, but not in a list of lists.
     A list of augmentation parts becomes the text that it is on the command line. Raises UsageError
-    for an element of a list of lists that is not a list.
+    for keys in place of a list, and for an element of a list of lists that is not a list.
     """
     changed = deepcopy(values)
     parts = OmegaConf.select(values, "data.augmentation", throw_on_missing=False)
     if isinstance(parts, ListConfig):
         OmegaConf.update(changed, "data.augmentation", f"[{','.join(map(str, parts))}]")
     for key, entry in all_fields(Recipe):
-        if entry.type not in (list[list[int]], list[list[float]]):
+        if get_origin(entry.type) is not list:
             continue
         rows = OmegaConf.select(values, key, throw_on_missing=False)
+        if isinstance(rows, DictConfig):
+            refuse_type(key, OmegaConf.to_container(rows))
+        if entry.type not in (list[list[int]], list[list[float]]):
+            continue
         if not isinstance(rows, ListConfig):
             continue
         if not all(isinstance(row, ListConfig) for row in rows):
@@ -1117,6 +1121,10 @@ def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoRe
         refuse_key(key, key)
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
         _refuse_several(several.group(1).removeprefix("++"), overrides)
+    if other := re.search(r"Error merging override (.+)", text):
+        key, value = key_and_value(other.group(1))
+        if key in {key for key, _ in all_fields(Recipe)}:
+            refuse_type(key, value)
     raise UsageError(f"{' '.join(overrides)}: {' '.join(text.split())}") from None
 
 

@@ -126,23 +126,34 @@ class ConfusionMatrix:
         for name, row in zip(self.class_names, self.counts.tolist(), strict=True):
             writer.writerow([name, *row])
         with atomic_write(path) as file:
-            file.write(text.getvalue().encode())
+            # Names that are not UTF-8 keep their bytes.
+            file.write(text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 @contextmanager
 def counting(
-    trained: TrainedModel, inputs: Inputs, classes: int
+    trained: TrainedModel, inputs: Inputs, classes: int, *, mirrors: bool = False
 ) -> Iterator[tuple[Inputs, ConfusionCounts]]:
-    """Count the confusions of an evaluation of val within this context, with the given loader."""
+    """Count the confusions of an evaluation of val within this context, with the given loader.
+
+    With `mirrors` (evaluation.mirror) the network runs on each batch and on its mirror images.
+    """
     counts = ConfusionCounts(classes, trained.device)
     # Sized here, since an evaluation does not find the sizes behind another loader.
     labelled = LabelledInputs(inputs_after(inputs, trained.epoch))
+    plain: Tensor | None = None
 
     def note(_: object, __: object, logits: Tensor) -> None:
+        nonlocal plain
         # Measuring BN statistics runs the network too, on training images.
-        if labelled.labels is not None:
-            counts.add(logits, labelled.labels)
-            labelled.labels = None
+        if labelled.labels is None:
+            return
+        if mirrors and plain is None:
+            plain = logits
+            return
+        # The mean as the workload computes it, so that both have the same first guess.
+        counts.add(logits if plain is None else (plain + logits) / 2, labelled.labels)
+        labelled.labels = plain = None
 
     hook = trained.model.register_forward_hook(note)
     try:

@@ -60,6 +60,23 @@ def demo(folder: Path) -> str:
     return "\n".join(rows)
 
 
+def _run_demo(folder: Path) -> None:
+    """Train the demo's runs in a folder and print their table."""
+    # One thread, so that the table does not depend on the machine's number of cores.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if "=" in folder.name:
+        raise UsageError(
+            f"{folder} is not a folder, and the demo takes nothing else; train your own "
+            "recipe with lsgd.train"
+        )
+    count = len(RUNS) * SEEDS
+    print(f"{count} runs in {folder}, each with a log; finished runs are not repeated\n")
+    try:
+        print("\n" + demo(folder))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; rerun the same command to resume") from None
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd demo` command line and return its exit code."""
     parser = Parser("lsgd.demo", __doc__ or "")
@@ -71,23 +88,7 @@ def main(argv: Sequence[str]) -> int:
         help="the folder for the runs",
     )
 
-    def command() -> None:
-        # One thread, so that the table does not depend on the machine's number of cores.
-        os.environ["OMP_NUM_THREADS"] = "1"
-        folder = parser.parse_args(argv).folder
-        if "=" in folder.name:
-            raise UsageError(
-                f"{folder} is not a folder, and the demo takes nothing else; train your own "
-                "recipe with lsgd.train"
-            )
-        count = len(RUNS) * SEEDS
-        print(f"{count} runs in {folder}, each with a log; finished runs are not repeated\n")
-        try:
-            print("\n" + demo(folder))
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted; rerun the same command to resume") from None
-
-    return run_command(command)
+    return run_command(lambda: _run_demo(parser.parse_args(argv).folder))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
 """
 
+import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -130,7 +132,7 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
     """Load a file of plain weights, to be evaluated with the recipe of these overrides."""
     recipe = config.load_recipe(overrides)
     try:
-        weights = checkpoint.load_numbers(checkpoint.read(path))
+        weights = checkpoint.load_numbers(checkpoint.read(path, "give another file"))
     except ValueError as error:
         raise UsageError(
             f"{path} holds no weights ({error}); give a file that torch.save made of a state_dict"
@@ -163,7 +165,8 @@ def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResu
         watch = _progress_lines() if comm.rank == 0 else ignore_progress
         if not confusion:
             return _EvaluationResult(evaluate(trained, inputs, on_progress=watch), None)
-        with counting(trained, inputs, recipe.data.classes) as (labelled, counts):
+        mirrors = recipe.evaluation.mirror
+        with counting(trained, inputs, recipe.data.classes, mirrors=mirrors) as (labelled, counts):
             scores = evaluate(trained, labelled, on_progress=watch)
         names = load_class_names(Path(saved.name), recipe) if comm.rank == 0 else []
         return _EvaluationResult(scores, counts.matrix(comm, names))
@@ -214,7 +217,48 @@ def _format_scores(split: str, scores: Scores, classes: int) -> str:
     return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"
 
 
-def _make_parser() -> Parser:
+def _check_output(file: Path) -> None:
+    """Raise UsageError, before the evaluation, unless the file of --confusion can be written."""
+    if not file.parent.is_dir():
+        raise UsageError(
+            f"--confusion {file} is in a folder that does not exist; make the folder, or write "
+            "another file"
+        )
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise UsageError(f"--confusion {file} cannot be written as a file; write another one")
+
+
+def _print_evaluation(arguments: argparse.Namespace) -> None:
+    """Evaluate the checkpoint of a command line; print its scores, and what else it asks for."""
+    if arguments.average > 1:
+        saved = _load_average(arguments.checkpoint, arguments.average, arguments.words)
+    else:
+        saved = _load(arguments.checkpoint, arguments.words)
+    asked = arguments.per_class or arguments.confusion is not None
+    if asked:
+        check_supported(
+            saved.recipe,
+            "a confusion matrix",
+            "leave out --per-class and --confusion",
+            workloads=["images"],
+        )
+    if arguments.confusion:
+        _check_output(arguments.confusion)
+    by_set, confusion = _evaluate(saved, confusion=asked)
+    if detect_launch().rank == 0:
+        classes = saved.recipe.data.classes
+        for split, of_set in by_set.items():
+            print(_format_scores(split, of_set, classes))
+        for line in _crop_differences(saved):
+            print(line)
+        if confusion and arguments.per_class:
+            print(confusion.table())
+        if confusion and arguments.confusion:
+            confusion.write(arguments.confusion)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the `lsgd evaluate` command line and return its exit code."""
     parser = Parser(
         "lsgd.evaluate",
         "Compute the validation error of a checkpoint; each example counts exactly once.",
@@ -254,45 +298,7 @@ def _make_parser() -> Parser:
         metavar="FILE.csv",
         help="write the confusion matrix of all classes: a row for each, a column for each guess",
     )
-    return parser
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the `lsgd evaluate` command line and return its exit code."""
-    parser = _make_parser()
-
-    def command() -> None:
-        arguments = parser.parse_intermixed_args(argv)
-        if arguments.average > 1:
-            saved = _load_average(arguments.checkpoint, arguments.average, arguments.words)
-        else:
-            saved = _load(arguments.checkpoint, arguments.words)
-        asked = arguments.per_class or arguments.confusion is not None
-        if asked:
-            check_supported(
-                saved.recipe,
-                "a confusion matrix",
-                "leave out --per-class and --confusion",
-                workloads=["images"],
-            )
-        if arguments.confusion and not arguments.confusion.parent.is_dir():
-            raise UsageError(
-                f"--confusion {arguments.confusion} is in a folder that does not exist; make the "
-                "folder, or write another file"
-            )
-        by_set, confusion = _evaluate(saved, confusion=asked)
-        if detect_launch().rank == 0:
-            classes = saved.recipe.data.classes
-            for split, of_set in by_set.items():
-                print(_format_scores(split, of_set, classes))
-            for line in _crop_differences(saved):
-                print(line)
-            if confusion and arguments.per_class:
-                print(confusion.table())
-            if confusion and arguments.confusion:
-                confusion.write(arguments.confusion)
-
-    return run_command(command)
+    return run_command(lambda: _print_evaluation(parser.parse_intermixed_args(argv)))
 
 
 if __name__ == "__main__":

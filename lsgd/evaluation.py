@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Union
 
 import torch
 from torch import nn
@@ -11,34 +11,14 @@ from torch import nn
 from lsgd.comm import Comm, all_reduce_
 from lsgd.inputs import Inputs
 from lsgd.inputs.sized import inputs_after
+from lsgd.job.device import run_compiled_modules_eagerly
 from lsgd.job.preemption import LockstepRounds
 from lsgd.metric_sums import MetricSums
 from lsgd.scores import Scores
 from lsgd.workloads import Workload, compute_metrics
 
-
-class EvaluableModel(Protocol):
-    """The interface of a model that can be evaluated: network, workload, device and processes."""
-
-    @property
-    def workload(self) -> Workload:
-        """The workload of the model, which has the evaluation sets and computes metrics."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The network to evaluate, with its running statistics."""
-
-    @property
-    def comm(self) -> Comm:
-        """The communicator of the processes that divide the evaluation examples."""
-
-    @property
-    def device(self) -> torch.device:
-        """The torch device that holds the network to evaluate."""
-
-    @property
-    def epoch(self) -> int | None:
-        """The epoch, from 0, after or in which the model is evaluated; None for the last one."""
+if TYPE_CHECKING:  # whoever evaluates a trained model needs no learner
+    from lsgd.learner import Learner
 
 
 @dataclass(frozen=True)
@@ -50,7 +30,11 @@ class TrainedModel:
     comm: Comm
     device: torch.device
     epoch: int | None = None
+    """The epoch, from 0, after or in which the model is evaluated; None for the last one."""
 
+
+EvaluableModel = Union["Learner", TrainedModel]
+"""A model that can be evaluated, during training or after it."""
 
 EvaluationProgress = Callable[[str, int, int], None]
 """The type of a progress callback: it gets the set, micro-batches done, micro-batches in all."""
@@ -81,7 +65,7 @@ def evaluate(
     inputs = inputs_after(inputs, learner.epoch)
     try:
         # Compiling for an evaluation would take longer than it saves.
-        with torch.compiler.set_stance("force_eager"), workload.evaluation_mode(model, inputs):
+        with run_compiled_modules_eagerly(), workload.evaluation_mode(model, inputs):
             model.eval()
             return {split: _evaluate_set(learner, inputs, split, on_progress) for split in splits}
     finally:

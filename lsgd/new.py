@@ -8,6 +8,7 @@ most often are comments, with the values that they have there. With --recipe-dir
 the file is written into that folder, and recipe=mine trains it.
 """
 
+import argparse
 import os
 import re
 import sys
@@ -87,6 +88,18 @@ def _quoted(text: str) -> str:
     return text if is_plain else "'" + text.replace("'", "''") + "'"
 
 
+def _write(options: argparse.Namespace) -> None:
+    """Write the recipe of a command line, and print how to train it."""
+    if options.kind != KIND:
+        raise UsageError(
+            f"lsgd new writes a recipe, not {options.kind}; write lsgd new recipe NAME --from "
+            "RECIPE"
+        )
+    path = new_recipe(options.name, options.base)
+    chosen = options.name if own_folder() else f"./{path}"
+    print(f"{path}: train it by {format_override('lsgd train recipe', chosen)}")
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the command line `python -m lsgd.new` and return its exit code."""
     usage = "python -m lsgd.new recipe NAME --from RECIPE"
@@ -101,18 +114,7 @@ def main(argv: Sequence[str]) -> int:
         "--recipe-dir", action=RecipeFolder, metavar="DIR", help="the folder of your own recipes"
     )
 
-    def write() -> None:
-        options = parser.parse_args(argv)
-        if options.kind != KIND:
-            raise UsageError(
-                f"lsgd new writes a recipe, not {options.kind}; write lsgd new recipe NAME --from "
-                "RECIPE"
-            )
-        path = new_recipe(options.name, options.base)
-        chosen = options.name if own_folder() else f"./{path}"
-        print(f"{path}: train it by {format_override('lsgd train recipe', chosen)}")
-
-    return run_alone(write)
+    return run_alone(lambda: _write(parser.parse_args(argv)))
 
 
 if __name__ == "__main__":

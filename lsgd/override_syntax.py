@@ -51,15 +51,20 @@ def parse_text(key: str, value: str) -> str | None:
     r"""Parse the value of a text field's override, without Hydra's quotes; null becomes None.
 
     The text is the value without Hydra's quotes: a pair around all of it, or a backslash before a
-    special character. Raises UsageError for an interpolation, a missing value (???) or text that is
-    not UTF-8.
+    special character. A list of augmentation parts is written in one way, as it is hashed. Raises
+    UsageError for an interpolation, a missing value (???) or text that is not UTF-8.
 
     >>> [parse_text("run_dir", value) for value in ("4711_3", "'my run'", r"a\,b")]
     ['4711_3', 'my run', 'a,b']
+    >>> parse_text("data.augmentation", "[ crop, 'flip' ]")
+    '[crop,flip]'
     """
     if value == "null":
         return None
     text = _unquoted(value)
+    if key == "data.augmentation" and text.startswith("[") and text.endswith("]"):
+        parts = re.findall(r"""[^\s,'"]+""", text[1:-1])
+        text = f"[{','.join(parts)}]"
     if "${" in text or text == "???":
         raise UsageError(
             f"{key}={value} has "
@@ -109,12 +114,17 @@ def format_override(key: str, text: object) -> str:
 def shell_override(key: str, path: Path) -> str:
     """Return a `key=path` override, quoted for Hydra and for a shell.
 
+    A name that begins with ~ stands for no home folder.
+
     >>> print(shell_override("data.root", Path("/data/cats")))
     data.root=/data/cats
     >>> print(shell_override("data.root", Path("my cats")))
     'data.root='"'"'my cats'"'"''
+    >>> print(shell_override("data.root", Path("~cats")))
+    'data.root='"'"'./~cats'"'"''
     """
-    return shlex.quote(format_override(key, path))
+    text = str(path)
+    return shlex.quote(format_override(key, f"./{text}" if text.startswith("~") else text))
 
 
 def quote(text: str) -> str:

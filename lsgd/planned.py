@@ -1,27 +1,26 @@
 """The planned runs of a study or a search, one recipe and seed each, and the one way to run them.
 
-A planned run is started or resumed by a launcher and waited for (attempt_run), or submitted to the
-queue of a cluster (submit_run). The run folder says what is left of it, whoever trained it.
+A planned run is started or resumed by a launcher and waited for (attempt_run). The run folder says
+what is left of it, whoever trained it.
 """
 
 import argparse
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lsgd.errors import NotSavedError, UsageError, converting_disk_full
-from lsgd.files import lock
 from lsgd.job.command import Parser, integer_from
 from lsgd.job.launcher import cores, detect_launch, omp_num_threads
 from lsgd.launch.k8s import check_options, longest_name
 from lsgd.launch.options import LAUNCHERS, Request, option_words, read_options
 from lsgd.launch.processes import count_processes, gpus_per_machine, python
 from lsgd.launch.sbatch_options import with_gres_gpus
+from lsgd.launch.submission import is_active, submitted_job
 from lsgd.override_syntax import expand_override_home, format_override
 from lsgd.recipe import Recipe
 from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
@@ -89,11 +88,15 @@ class PlannedRun:
         return run if run.recipe.fingerprint == self.recipe.fingerprint else None
 
     @property
+    def epochs_done(self) -> int:
+        """The number of epochs that are finished."""
+        run = self.saved_run
+        return run.epoch if run else 0
+
+    @property
     def examples_left(self) -> int:
         """The number of examples still to train on, in the epochs that are not finished."""
-        run = self.saved_run
-        done = run.epoch if run else 0
-        return (self.recipe.epochs - done) * self.recipe.data.train_examples
+        return (self.recipe.epochs - self.epochs_done) * self.recipe.data.train_examples
 
     @property
     def job_id(self) -> str | None:
@@ -114,27 +117,14 @@ class PlannedRun:
         job = self.job_id
         if job is None:
             return None
-        question = ["squeue", "--noheader", "--format=%T", "--jobs", job]
         try:
-            queue = subprocess.run(question, capture_output=True, text=True, errors="replace")
-        except FileNotFoundError:
-            problem = "squeue is not installed here"
-        else:
-            if queue.returncode == 0:
-                return f"job {job}" if queue.stdout.strip() else None
-            if "Invalid job id" in queue.stderr:
-                return None
-            problem = f"squeue fails: {queue.stderr.strip()}"
+            return f"job {job}" if is_active(job) else None
+        except UsageError as error:
+            problem = str(error)
         raise UsageError(
             f"it is unknown whether job {job} still trains {self} ({problem}); check where "
             f"squeue works, or remove {self.job_path} if the job has ended"
         )
-
-
-def submitted_job(answer: Path) -> str | None:
-    """Return the number of the job that sbatch names in its answer; None if it names none."""
-    found = re.search(r"Submitted batch job (\d+)", _text_of(answer))
-    return found[1] if found else None
 
 
 def _text_of(path: Path) -> str:
@@ -356,28 +346,3 @@ def last_log_line(log: Path) -> str:
     lines = [line for line in lines if line.strip() and " supervise: " not in line]
     # Launchers and libraries write to the log too, so the line may hold control characters.
     return sanitize(f"{log} ends with: {lines[-1].strip()}") if lines else f"nothing is in {log}"
-
-
-def submit_run(launcher: RunLauncher, trial: PlannedRun) -> str:
-    """Submit a planned run to a cluster's queue unless its job is active; return the outcome.
-
-    Raises UsageError and OSError if the submission fails, and NotSavedError if a full disk prevents
-    saving the job's number.
-    """
-    with converting_disk_full(trial.job_path):
-        trial.job_path.parent.mkdir(parents=True, exist_ok=True)
-    with converting_disk_full(trial.job_path), trial.job_path.open("a", encoding="utf-8") as answer:
-        # The launcher inherits the locked file and writes the job's number there: the number is
-        # saved even if this process is killed.
-        lock(answer, wait=True)
-        if job := trial.active_job:
-            return f"{job} is already queued or running"
-        answer.truncate(0)
-        command = launcher.command(trial)
-        done = subprocess.run(
-            command, stdout=answer, stderr=subprocess.PIPE, text=True, errors="replace"
-        )
-        if done.returncode:
-            raise UsageError(f"exit code {done.returncode}: {done.stderr.strip()}")
-        processes, _ = launcher.fit(trial.recipe)
-        return f"{trial.job_path.read_text('utf-8', 'replace').strip()}, processes: {processes}"

@@ -29,8 +29,9 @@ def _escaped(markup: re.Match[str]) -> str:
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a head and rows of cells as a Markdown table with padded columns.
 
-    Numeric columns but the first are right-aligned; a `|` in a cell is escaped. From the first
-    column with a cell of more than 40 characters on, no cell is padded.
+    Numeric columns but the first are right-aligned. A `|` in a cell is escaped, and a newline, as
+    the name of a file may have, is a space. From the first column with a cell of more than 40
+    characters on, no cell is padded.
 
     >>> print(markdown_table(["recipe", "error"], [["bs256", "23.60"], ["bs8k", "9.5"]]))
     | recipe | error |
@@ -38,7 +39,9 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     | bs256  | 23.60 |
     | bs8k   |   9.5 |
     """
-    lines = [[cell.replace("|", "\\|") for cell in line] for line in (head, *rows)]
+    lines = [
+        [cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in (head, *rows)
+    ]
     columns = list(zip(*lines, strict=True))
     widths = [max(map(len, column)) for column in columns]
     filled = len(list(takewhile(lambda width: width <= MAX_PADDED_WIDTH, widths)))

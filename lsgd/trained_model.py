@@ -44,7 +44,7 @@ def load_trained(
                 f"{path} has no checkpoint; give a run folder that has one, or its file"
             )
         path = found[0]
-    content = checkpoint.read(path)
+    content = checkpoint.read(path, remedy)
     try:
         saved = checkpoint.decode_checkpoint(content, str(path))
     except checkpoint.DamagedCheckpointError as error:

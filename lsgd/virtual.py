@@ -18,6 +18,7 @@ own process group hosts some of them, and the trajectory is the same on any numb
 to the rounding of sums. Every mistake raises UsageError, with one sentence.
 """
 
+import inspect
 import zlib
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import replace
@@ -209,28 +210,9 @@ class VirtualStep:
         momentum = _common_momentum(model)
         self._check_same_everywhere(seed)
         _broadcast_model(model, self.comm)
-        self._plain_types = _convert_batch_norms(model)
-        self._dropout = replace_dropout(model, seed=seed)
-        self._freshness = _Freshness()
-        self._layers = worker_batch_norms(model)
-        parameters = trained_parameters(model)
-        self._requires_grad = [(each, each.requires_grad) for each in model.parameters()]
-        device = parameters[0].device
-        parts = self._carried_states(momentum, device)
-        reducer = Reducer(
-            parameters,
-            self.comm,
-            bucket_mb=CommSettings().bucket_mb,
-            compression="none",
-            keep_autograd_grads=self.comm.world_size == 1,
-        )
-        # By this hook a second step finds that the gradients have an owner; the reducer of a single
-        # process has none.
-        self._hooks.append(parameters[0].register_post_accumulate_grad_hook(_do_nothing))
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            optimizer.found_inf = reducer.found_inf  # type: ignore[attr-defined]
-        guard = NonFiniteGuard(reducer.flags, timeout=inf, advice=DIVERGED)
-        self._core = AllReduceUpdate(reducer, optimizer, parts, self.comm, guard)
+        self._convert_model(seed)
+        device = trained_parameters(model)[0].device
+        self._core = self._update(optimizer, self._carried_states(momentum, device))
         self._sums = MetricSums(1, device)
         # Examples are numbered by their place in the step.
         self._micro_batches = sampler.step_micro_batches(
@@ -250,6 +232,34 @@ class VirtualStep:
         self._left: int | None = None
         """The backward passes that are missing in this step; None between two steps."""
         self._saw_rows = not self._layers or workers_per_pass == 1
+
+    def _convert_model(self, seed: int) -> None:
+        """Replace the model's BN and dropout layers by those of workers, and note what it had."""
+        self._plain_types = _convert_batch_norms(self.model)
+        self._dropout = replace_dropout(self.model, seed=seed)
+        self._freshness = _Freshness()
+        self._layers = worker_batch_norms(self.model)
+        self._requires_grad = [(each, each.requires_grad) for each in self.model.parameters()]
+
+    def _update(
+        self, optimizer: torch.optim.Optimizer, parts: list[CarriedState]
+    ) -> AllReduceUpdate:
+        """Return the update of a step, from the gradients of all processes."""
+        parameters = trained_parameters(self.model)
+        reducer = Reducer(
+            parameters,
+            self.comm,
+            bucket_mb=CommSettings().bucket_mb,
+            compression="none",
+            keep_autograd_grads=self.comm.world_size == 1,
+        )
+        # By this hook a second step finds that the gradients have an owner; the reducer of a single
+        # process has none.
+        self._hooks.append(parameters[0].register_post_accumulate_grad_hook(_do_nothing))
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.found_inf = reducer.found_inf  # type: ignore[attr-defined]
+        guard = NonFiniteGuard(reducer.flags, timeout=inf, advice=DIVERGED)
+        return AllReduceUpdate(reducer, optimizer, parts, self.comm, guard)
 
     def _carried_states(self, momentum: float, device: torch.device) -> list[CarriedState]:
         """Return what steps change besides the parameters: BN statistics and dropout's draws."""
@@ -557,7 +567,15 @@ def _do_nothing(_: Tensor) -> None:
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError if an optimizer holds a parameter that is not the model's."""
+    """Raise UsageError for parameters that are not the model's, and for a step with a closure."""
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        raise UsageError(
+            f"{type(optimizer).__name__} computes the loss itself by the closure that its step "
+            "needs, and a virtual step has the gradient only; use an optimizer whose step takes no "
+            "argument"
+        ) from None
     own = {id(parameter) for parameter in model.parameters()}
     held = [each for group in optimizer.param_groups for each in group["params"]]
     if foreign := [each for each in held if id(each) not in own]:
@@ -575,7 +593,11 @@ def _check_loss(loss: Loss) -> None:
             "the loss has reduction='sum', and a step takes a mean or one number for each image; "
             "use reduction='mean'"
         )
-    if reduction == "mean" and isinstance(loss, nn.CrossEntropyLoss) and weight is not None:
+    if (
+        reduction == "mean"
+        and isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+        and weight is not None
+    ):
         raise UsageError(
             "the loss has class weights, by whose sum its mean is divided, so that it would depend "
             "on workers_per_pass; use reduction='none'"

@@ -16,9 +16,10 @@ from helpers.budget import CpuTimeReport
 from helpers.composed import compose_or_explain, compose_recipe
 from helpers.launching import SERVERS
 from helpers.soak import FaultSeries
+from helpers.studies import StudyFolder, study_folder
 from hypothesis import settings
 
-from lsgd import config
+from lsgd import config, paths
 from lsgd.train import train
 
 # On busy cores, threads that wait for each other are far slower than a single one. This holds in
@@ -152,6 +153,21 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mpirun.write_text(f'#!/bin/sh\nexec "$PYTHON" "{trial}" "$@"\n')
     mpirun.chmod(0o755)
     return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, installation: Path) -> Iterator[StudyFolder]:
+    """Return a place for studies and searches of the copy, which leaves nothing running."""
+    with study_folder(tmp_path, installation) as made:
+        yield made
+
+
+@pytest.fixture
+def inside(tmp_path: Path, installation: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Enter an empty folder, in which this process has the copy's studies and searches."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
+    return tmp_path
 
 
 @pytest.fixture

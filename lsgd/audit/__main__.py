@@ -12,7 +12,7 @@ from typing import Any
 
 from lsgd.audit.facts import AuditedJob, PlacedObservation, observe, script_recipe
 from lsgd.audit.launched import EXAMPLE, CommandEnd, run_watched
-from lsgd.audit.processes import ScriptProcess, read_records
+from lsgd.audit.processes import ScriptProcess, one_job, read_records
 from lsgd.check.observation import RuleResult
 from lsgd.check.papers import PAPERS, apply_script_rules
 from lsgd.errors import UsageError
@@ -54,9 +54,11 @@ def audit(command: Sequence[str], paper: str, *, max_updates: int | None, as_jso
     """
     limits = {"max_updates": max_updates or UPDATES, "max_epochs": 0 if max_updates else EPOCHS}
     with _folder() as folder:
-        end = run_watched(command, Path(folder), **limits)
+        # The JSON is alone on the standard output, for programs.
+        end = run_watched(command, Path(folder), **limits, prints_to_stderr=as_json)
         records = read_records(Path(folder))
-    job = AuditedJob(_watched(records, end, command, limits))
+    trained = _watched(records, end, command, limits)
+    job = AuditedJob(one_job(trained))
     facts = observe(job)
     results = apply_script_rules(paper, script_recipe(job), [each.observation for each in facts])
     asked = [
@@ -71,6 +73,11 @@ def audit(command: Sequence[str], paper: str, *, max_updates: int | None, as_jso
     unasked = sorted(PAPERS[paper].rules(script_recipe(job)).keys() - seen)
     failures = [line["text"] for each in job.processes for line in each.of_kind("failure")]
     notes = _notes(job, failures)
+    if len(trained) > len(job.processes):
+        notes.append(
+            f"{len(job.processes)} of {len(trained)} processes that trained are of the training "
+            "that is asked; the others share no process group with it"
+        )
     is_followed = all(result.is_followed for result, _ in asked)
     if as_json:
         print(json.dumps(_as_json(job, paper, asked, others, unasked, notes), indent=2))
@@ -226,6 +233,25 @@ def _as_json(
     }  # fmt: skip
 
 
+def _audit(parser: Parser, argv: Sequence[str]) -> int:
+    """Audit the command after the -- of a command line; return the exit code."""
+    own, script = list(argv), []
+    if "--" in own:
+        script = own[own.index("--") + 1 :]
+        own = own[: own.index("--")]
+    options, misplaced = parser.parse_known_args(own)
+    if misplaced:
+        parser.reject_argument(misplaced[0], own, f"write the command after --, as in {EXAMPLE}")
+    if options.rules not in PAPERS:
+        hint = did_you_mean(options.rules, [*PAPERS])
+        raise UsageError(f"--rules {options.rules} does not exist; {hint}")
+    if not script:
+        raise UsageError(
+            f"lsgd audit needs the command of a training; write it after --, as in {EXAMPLE}"
+        )
+    return audit(script, options.rules, max_updates=options.updates, as_json=options.json)
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd audit` command line and return its exit code."""
     parser = Parser("lsgd.audit", ABOUT, usage="python -m lsgd.audit [options] -- COMMAND")
@@ -235,28 +261,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--rules", default="goyal2017", metavar="PAPER", help=f"one of {', '.join(PAPERS)}"
     )
-    parser.add_argument("--json", action="store_true", help="print the same for programs")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the same for programs, and the script's output to standard error",
+    )
 
-    def command() -> int:
-        own, script = list(argv), []
-        if "--" in own:
-            script = own[own.index("--") + 1 :]
-            own = own[: own.index("--")]
-        options, misplaced = parser.parse_known_args(own)
-        if misplaced:
-            parser.reject_argument(
-                misplaced[0], own, f"write the command after --, as in {EXAMPLE}"
-            )
-        if options.rules not in PAPERS:
-            hint = did_you_mean(options.rules, [*PAPERS])
-            raise UsageError(f"--rules {options.rules} does not exist; {hint}")
-        if not script:
-            raise UsageError(
-                f"lsgd audit needs the command of a training; write it after --, as in {EXAMPLE}"
-            )
-        return audit(script, options.rules, max_updates=options.updates, as_json=options.json)
-
-    return run_alone(command)
+    return run_alone(lambda: _audit(parser, argv))
 
 
 if __name__ == "__main__":

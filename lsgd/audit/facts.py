@@ -79,8 +79,12 @@ class AuditedJob:
     @property
     def steps_per_epoch(self) -> int:
         """The updates of an epoch; 0 if unknown."""
-        batches = self.first.training[0].batches if self.first.training else None
-        return (batches or 0) // self.micro_batches
+        training = self.first.training
+        if not training:
+            return 0
+        # A group of micro-batches at the end of an epoch may be smaller, and is an update too.
+        counted = training[1].updates - training[0].updates if len(training) > 1 else 0
+        return max(counted, (training[0].batches or 0) // self.micro_batches)
 
     def summary(self) -> str:
         """Describe the job's processes, updates and minibatch in one sentence."""
@@ -270,7 +274,7 @@ def _equation(job: AuditedJob) -> tuple[int, bool] | None:
     The equation is 0 if neither explains it.
     """
     updates = [*takewhile(_is_sampled, job.first.updates)]
-    if not updates or updates[0]["group"] is None:
+    if not updates:
         return None  # what the momentum was before is unknown
     updates = updates[: _constant_settings(updates)]
     settings = job.first.first("optimizer")["groups"][updates[0]["group"]]["settings"]
@@ -318,7 +322,8 @@ def _weights_by_hand(
 
 
 def _is_sampled(update: Line) -> bool:
-    return bool(update["used"] and update["before"] and update["after"])
+    has_group = update["group"] is not None  # else another optimizer updates the sampled weight
+    return bool(has_group and update["used"] and update["before"] and update["after"])
 
 
 def _constant_settings(updates: Sequence[Line]) -> int:
@@ -359,7 +364,7 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
         return None
     locals_, used = (np.array([each[key] for each in updates]) for key in ("local", "used"))
     factor = _clip_factor(first) / first["scale"]
-    if not np.isfinite(locals_).all() or not locals_.any() or not factor:
+    if not np.isfinite(locals_).all() or not locals_.any() or not factor or math.isnan(factor):
         return None
     mean, count = locals_.mean(axis=0), len(updates)
     ratio = _ratio(used[0], factor * mean)
@@ -372,6 +377,9 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
                 f"not exchanged: each of {count} processes uses its own gradient",
                 first["backward_place"],
             )
+    if ratio is None and first["value_clip"]:
+        clip = first["value_clip"]
+        return f"cut off at {clip['most']:g} in each element", clip["place"]
     if ratio is None:
         sums = [each["sum"] for each in updates]
         if index and all(sums) and _ratio(used[0], factor * np.mean(sums, axis=0)) is not None:
@@ -381,7 +389,12 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
             )
         if index:
             return None  # accumulated over updates of unequal factors, for instance
-        return "not a multiple of the mean over all processes", first["backward_place"]
+        if count > 1:
+            return "not a multiple of the mean over all processes", first["backward_place"]
+        return (
+            "not the sum over its backward passes, as it is changed or cleared between",
+            first["backward_place"],
+        )
     if count > 1 and abs(ratio - 1) > TOLERANCE:
         summed = abs(ratio / count - 1) < TOLERANCE
         return (
@@ -398,7 +411,7 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
         why = ""
         if passes > 1 and abs(scale / passes - 1) < TOLERANCE:
             why = f": the losses of {passes} micro-batches are summed, not averaged"
-        elif abs(scale * passes / _images(first) - 1) < TOLERANCE:
+        elif abs(scale * passes / (_images(first) or passes) - 1) < TOLERANCE:
             why = ": the loss is a sum over images, not a mean"
         elif count > 1 and abs(scale * count - 1) < TOLERANCE:
             why = f": divided by the number of processes, {count}, and then averaged over them"
@@ -439,11 +452,13 @@ def _clip_factor(update: Line) -> float:
 def _loss_weight(update: Line) -> float | None:
     """Return the factor between an update's gradient and that of the mean loss of its images.
 
-    Returns None if there is not one known loss for each forward pass.
+    Returns None if there is not one known loss for each forward pass, or a term beside it.
     """
     losses = update["losses"]
     if len(losses) != len(update["passes"]) or not losses:
         return None
+    if any(each["has_others"] for each in losses):
+        return None  # these are not all terms of the loss
     total = sum(
         each["weight"] * (each["examples"] if each["reduction"] == "sum" else 1) for each in losses
     )
@@ -522,11 +537,14 @@ def _precision(job: AuditedJob) -> Iterator[PlacedObservation]:
 
 
 def _learning_rate(job: AuditedJob) -> Iterator[PlacedObservation]:
+    if not job.minibatch:
+        return  # no argument of the network has shown how many images it has
     optimizer = job.first.first("optimizer")
     settings = optimizer["groups"][0]["settings"]
     curve = np.array([each["lr"][0] for each in job.first.updates[: job.updates]])
     place, lr_place = optimizer["place"], optimizer["scheduler_place"] or optimizer["place"]
-    peak = float(settings.get("max_lr") or settings.get("initial_lr") or curve.max())
+    known = settings.get("max_lr") or settings.get("initial_lr") or 0.0
+    peak = max(float(known), float(curve.max()))  # a scheduler may raise the lr above that given
     is_rising = len(curve) > 1 and curve[-1] > curve[0] and curve[-1] == curve.max()
     steps = job.steps_per_epoch
     if is_rising and peak <= curve[-1]:
@@ -620,6 +638,9 @@ def _in_order(epoch: LoaderRecord) -> bool:
 def _missing(epoch: list[LoaderRecord], count: int) -> Iterator[str]:
     """Yield how the images of an epoch differ from each image once, over its processes."""
     length = epoch[0].length
+    if length is not None and epoch[0].batches is None:
+        # The sampler may have no end, and permute the images again and again.
+        epoch = [replace(each, order=each.order[: math.ceil(length / count)]) for each in epoch]
     sets = [set(each.order) for each in epoch]
     shared = sum(map(len, sets)) - len(set().union(*sets))
     if count > 1 and shared >= count:
@@ -698,7 +719,10 @@ def _training_mode(job: AuditedJob) -> Iterator[PlacedObservation]:
 
 def _evaluation_mode(job: AuditedJob) -> Iterator[PlacedObservation]:
     passes = [
-        line for each in job.processes for line in each.of_kind("evaluation") if line["has_loader"]
+        line
+        for each in job.processes
+        for line in each.of_kind("evaluation")
+        if line["is_of_evaluation"]
     ]
     if not passes:
         return

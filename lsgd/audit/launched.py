@@ -34,12 +34,18 @@ class CommandEnd:
 
 
 def run_watched(
-    command: Sequence[str], folder: Path, *, max_updates: int, max_epochs: int
+    command: Sequence[str],
+    folder: Path,
+    *,
+    max_updates: int,
+    max_epochs: int,
+    prints_to_stderr: bool = False,
 ) -> CommandEnd:
     """Run a command until its processes have been watched; they write their records to `folder`.
 
     Each process is watched for `max_updates` updates, or up to the begin of epoch number
-    `max_epochs` (0 for no such limit). Raises UsageError for a command that cannot be started.
+    `max_epochs` (0 for no such limit). With `prints_to_stderr` its standard output goes to standard
+    error. Raises UsageError for a command that cannot be started.
     """
     paths = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     tag = ("LSGD_AUDIT_TAG", uuid.uuid4().hex)
@@ -52,7 +58,8 @@ def run_watched(
     }
     sys.stdout.flush()
     try:
-        process = subprocess.Popen(command, env=environment)
+        output = 2 if prints_to_stderr else None  # the descriptor
+        process = subprocess.Popen(command, env=environment, stdout=output)
     except OSError as error:
         how = f"lsgd audit -- python {command[0]}" if command[0].endswith(".py") else EXAMPLE
         raise UsageError(

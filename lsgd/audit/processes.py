@@ -118,6 +118,22 @@ def read_records(folder: Path) -> list[ScriptProcess]:
     return sorted(records, key=lambda each: each.rank)
 
 
+def one_job(records: list[ScriptProcess]) -> list[ScriptProcess]:
+    """Return the processes of one training, with the most updates, if a command started several.
+
+    Processes that share no process group train separately, as do two jobs one after the other.
+    """
+    size = max((each.first("process").get("world_size", 1) for each in records), default=1)
+    if len(records) <= size:
+        return records
+    jobs: dict[int, list[ScriptProcess]] = {}
+    for each in records:
+        process = each.first("process")
+        jobs.setdefault(process["pid" if size == 1 else "parent"], []).append(each)
+    whole = [job for job in jobs.values() if len(job) == size]
+    return max(whole, key=lambda job: len(job[0].updates), default=records)
+
+
 def _lines(path: Path) -> Iterator[Line]:
     for text in path.read_text("utf-8").splitlines():
         yield json.loads(text)

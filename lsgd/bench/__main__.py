@@ -30,36 +30,35 @@ CHECKOUT_BENCHMARKS = (
 )  # fmt: skip
 
 
+def run_benchmark(argv: Sequence[str]) -> None:
+    """Run the benchmark that the first command-line argument names."""
+    match argv:
+        case ["-h" | "--help", *_]:
+            print(HELP, end="")
+        case ["inputs", *words]:
+            from lsgd.bench import inputs
+
+            inputs.main(words)
+        case ["scaling", *words]:
+            from lsgd.bench import scaling
+
+            scaling.main(words)
+        case [name, *words] if name in CHECKOUT_BENCHMARKS:
+            raise UsageError(
+                f"{name} compares lsgd with other programs and is part of its source only; "
+                "run in a checkout "
+                f"{shlex.join(['python', '-m', f'benchmarks.{name}', *words])}"
+            )
+        case [what, *_]:
+            how = suggest_equivalent(what, options=["--help"]) or did_you_mean(what, NAMES)
+            raise UsageError(f"benchmark {what!r} does not exist; {how}")
+        case _:
+            raise UsageError("no benchmark is given; write python -m lsgd.bench inputs, or --help")
+
+
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmark that the first command-line argument names and return the exit code."""
-
-    def command() -> None:
-        match argv:
-            case ["-h" | "--help", *_]:
-                print(HELP, end="")
-            case ["inputs", *words]:
-                from lsgd.bench import inputs
-
-                inputs.main(words)
-            case ["scaling", *words]:
-                from lsgd.bench import scaling
-
-                scaling.main(words)
-            case [name, *words] if name in CHECKOUT_BENCHMARKS:
-                raise UsageError(
-                    f"{name} compares lsgd with other programs and is part of its source only; "
-                    "run in a checkout "
-                    f"{shlex.join(['python', '-m', f'benchmarks.{name}', *words])}"
-                )
-            case [what, *_]:
-                how = suggest_equivalent(what, options=["--help"]) or did_you_mean(what, NAMES)
-                raise UsageError(f"benchmark {what!r} does not exist; {how}")
-            case _:
-                raise UsageError(
-                    "no benchmark is given; write python -m lsgd.bench inputs, or --help"
-                )
-
-    return run_command(command)
+    """Run the `lsgd bench` command line and return its exit code."""
+    return run_command(lambda: run_benchmark(argv))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from lsgd.bench.job_process import main
 from lsgd.bench.loaders import consume, micro_batches_of_step
 from lsgd.comm import Comm
 from lsgd.inputs import open_inputs
+from lsgd.inputs.staging import with_staged_data
 from lsgd.recipe import Recipe
 from lsgd.workloads import open_workload
 
@@ -66,7 +67,7 @@ class LoadedEpochs:
     def prepare(self, setting: str) -> None:
         """Open the data loader of this name, or raise UsageError if it is not installed."""
         recipe = replace(self.recipe, inputs=replace(self.recipe.inputs, loader=setting))
-        self.inputs = open_inputs(recipe, self.device)
+        self.inputs = open_inputs(with_staged_data(recipe), self.device)
 
     def load(self, epoch: int) -> int:
         """Load all images of an epoch and return the bytes in RAM of this process afterwards."""

@@ -17,6 +17,7 @@ from lsgd.comm import Comm, open_comm
 from lsgd.errors import UsageError
 from lsgd.inputs import IN_MEMORY_DATASETS, Batch, Inputs, open_inputs
 from lsgd.inputs.index import ImageIndex, open_indexes
+from lsgd.inputs.staging import with_staged_data
 from lsgd.job.device import needs_pinned_memory, pick_device, synchronize
 from lsgd.job.launcher import cores, detect_launch
 from lsgd.recipe import Recipe
@@ -62,7 +63,8 @@ class Loaders:
 def loader_setting(recipe: Recipe) -> LoaderSetting:
     """Return the settings for comparing a recipe's data loaders, which need image files.
 
-    Raises UsageError for a recipe without image files, and if a launcher started several processes.
+    With data.stage they read the copy on this machine, which is made if it is missing. Raises
+    UsageError for a recipe without image files, and if a launcher started several processes.
     """
     check_measurable(recipe)
     if recipe.rehearse or recipe.data.name in IN_MEMORY_DATASETS:
@@ -76,6 +78,7 @@ def loader_setting(recipe: Recipe) -> LoaderSetting:
             "benchmark compares; leave it out"
         )
     check_not_launched("the loaders of one are compared")
+    recipe = with_staged_data(recipe)
     root = Path(recipe.data.root) if recipe.data.root else paths.data_root(recipe.data.name)
     index, _ = open_indexes(recipe.data, root)
     decoders = recipe.inputs.decoders

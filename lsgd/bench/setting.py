@@ -1,5 +1,7 @@
 """The setting on which a benchmark's measurements depend, and its lines in a report."""
 
+import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -7,9 +9,9 @@ from typing import Any
 
 import torch
 
-from lsgd.bench.machine import machine
 from lsgd.errors import UsageError
-from lsgd.job.launcher import detect_launch
+from lsgd.job.device import cpu, device_name
+from lsgd.job.launcher import cores, detect_launch
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 from lsgd.recipe.fields import AUTO
@@ -33,6 +35,23 @@ def check_measurable(recipe: Recipe) -> None:
             "channels_last=auto is decided where training starts; here write channels_last=true or "
             "false"
         )
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Return facts about this machine by name: CPU, cores, GPU if used, load and system."""
+    return {
+        "cpu": cpu(),
+        "cores": cores(detect_launch()),
+        "gpu": None if device.type == "cpu" else device_name(device),
+        "load_average": os.getloadavg()[0],
+        "threads_of_torch": torch.get_num_threads(),
+        "system": platform.platform(),
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("MALLOC_", "OMP_", "MKL_"))
+        },
+    }
 
 
 def environment_facts(device: torch.device, *peers: str) -> Result:

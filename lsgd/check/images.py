@@ -21,8 +21,10 @@ FB_RESNET_COLOURS = "as in fb.resnet.torch"
 
 def observe(recipe: Recipe) -> list[Observation]:
     """Return observations of a recipe's dataset and of its image processing."""
-    if recipe.inputs.loader == "synthetic":
-        return [_data(recipe)]  # made-up images are neither cropped nor normalised
+    if recipe.inputs.loader == "synthetic" or recipe.inputs.is_own:
+        # Made-up images are neither cropped nor normalised, and what a loader of one's own does is
+        # not observed.
+        return [_data(recipe)]
     common = [_data(recipe), _normalisation(recipe.data)]
     if recipe.data.name in IN_MEMORY_DATASETS:
         return [*common, *_in_memory(recipe)]
@@ -30,13 +32,15 @@ def observe(recipe: Recipe) -> list[Observation]:
 
 
 def _data(recipe: Recipe) -> Observation:
-    data, made_up = recipe.data, recipe.inputs.loader == "synthetic"
+    data, loader = recipe.data, recipe.inputs.loader
+    made_up, own = loader == "synthetic", recipe.inputs.is_own
+    source = "made-up images for " * made_up + f"images of {loader} for " * own
     sizes = (data.train_examples, data.val_examples, data.classes, data.channels, data.image_size)
     return Observation(
         "data",
-        f"{'made-up images for ' * made_up}{data.name}, {data.train_examples:,} and "
+        f"{source}{data.name}, {data.train_examples:,} and "
         f"{data.val_examples:,} images, {data.image_size} x {data.image_size}",
-        ("made up" if made_up else data.name, *sizes),
+        ("made up" if made_up else loader if own else data.name, *sizes),
     )
 
 

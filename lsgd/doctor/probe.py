@@ -178,7 +178,7 @@ def _unknown(option: str, problem: str) -> Facts:
 
 def _dataset(data: "Data") -> Facts:
     from lsgd.inputs.index import prepare_command
-    from lsgd.recipe import UNITS
+    from lsgd.recipe.wording import UNITS
 
     root = paths.data_root(data.name)
     facts: Facts = {"name": data.name, "root": str(root), "problem": None}

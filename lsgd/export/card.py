@@ -9,7 +9,7 @@ import lsgd
 from lsgd import config
 from lsgd.export.network import ExportedNetwork
 from lsgd.inputs import IN_MEMORY_DATASETS
-from lsgd.recipe import Data
+from lsgd.recipe import Recipe
 from lsgd.rules.metric import TOP1, named_metric
 from lsgd.sanitizing import sanitize
 from lsgd.tables import escape_markdown, markdown_table
@@ -105,7 +105,7 @@ def model_card(exported: ExportedNetwork) -> str:
         recipe=_text(recipe.name),
         version=lsgd.__version__,
         loading=_loading(exported),
-        images=_images(data),
+        images=_images(recipe),
         scores=_scores(exported),
         summary=f"    {sanitize(recipe.summary())}".replace("\n", "\n    "),
         fingerprint=exported.checkpoint.fingerprint,
@@ -182,8 +182,11 @@ def _loading(exported: ExportedNetwork) -> str:
     return BY_LSGD
 
 
-def _images(data: Data) -> str:
-    size, numbers = data.image_size, f"mean {data.mean} and standard deviation {data.std}"
+def _images(recipe: Recipe) -> str:
+    data, size = recipe.data, recipe.data.image_size
+    if recipe.inputs.is_own:
+        return f"Images of {size} x {size}, as {recipe.inputs.loader} makes them."
+    numbers = f"mean {data.mean} and standard deviation {data.std}"
     each = f"Pixels in [0, 1] are normalised by {numbers} of each channel."
     if data.name in IN_MEMORY_DATASETS:
         return f"Images of {size} x {size}, whole. {each}"

@@ -232,27 +232,15 @@ def _open_folder(recipe: Recipe, device: "torch.device", loader: str) -> Inputs:
         case "torchvision":
             from lsgd.inputs.torchvision import FolderInputs
 
-            folder = FolderInputs(
-                data, indexes, settings, seed=recipe.seed, device=device, decoders=decoders
-            )
+            folder = FolderInputs(recipe, indexes, device, decoders)
             if settings.loader == "auto" and not _has_policy(data):
                 folder.name += f" (DALI is faster: {install_command('dali')})"
             return folder
         case "dali":
             from lsgd.inputs.dali import DaliInputs
 
-            return DaliInputs(
-                data,
-                indexes,
-                settings,
-                seed=recipe.seed,
-                device=device,
-                decoders=decoders,
-                largest_batch=max(_largest_micro_batch(recipe), recipe.val_batch),
-                # auto is decided after the loader is open; the workload converts the images then.
-                channels_last=recipe.channels_last is True,
-                sizes_change=recipe.changes_image_sizes,
-            )
+            largest_batch = max(_largest_micro_batch(recipe), recipe.val_batch)
+            return DaliInputs(recipe, indexes, device, decoders, largest_batch)
     raise ValueError(loader)
 
 

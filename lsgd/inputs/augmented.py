@@ -11,7 +11,7 @@ from torch import Tensor
 from lsgd.errors import UsageError
 from lsgd.inputs import Augmentation, Batch, ExampleColumns, Inputs
 from lsgd.job.device import arrays_to_device
-from lsgd.own_parts import AUGMENTATION, first_line, imported_part
+from lsgd.own_parts import AUGMENTATION, imported_part, refusing_errors
 from lsgd.recipe import Data, Recipe
 from lsgd.rules.augmentation import erased_windows, parts_in_epoch
 from lsgd.rules.sampler import MicroBatch
@@ -74,15 +74,10 @@ def open_augmentation(recipe: Recipe, device: torch.device) -> Augmentation:
     shape = (3, data.channels, data.image_size, data.image_size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(recipe.seed)).to(device)
     examples = np.arange(3)
-    try:
+    with refusing_errors(f"{part.override} fails on images of shape {shape}"):
         together = made.augment(images.clone(), examples, 0)
         alone = [made.augment(images[i : i + 1].clone(), examples[i : i + 1], 0) for i in examples]
         is_right = together.shape == images.shape and together.dtype == images.dtype
-    except Exception as error:
-        raise UsageError(
-            f"{part.override} fails on images of shape {shape} "
-            f"({type(error).__name__}: {first_line(error)}); fix it"
-        ) from error
     if not is_right:
         raise UsageError(
             f"{part.override} returns {tuple(together.shape)} of {together.dtype} for images of "

@@ -32,7 +32,7 @@ from lsgd.inputs.decoding import (
 )
 from lsgd.inputs.index import ImageIndex, index_columns
 from lsgd.job.device import arrays_to_device, is_nvidia, to_device
-from lsgd.recipe import Data, InputsSettings
+from lsgd.recipe import Data, InputsSettings, Recipe
 from lsgd.rules import augmentation
 from lsgd.rules.augmentation import parts_in_epoch, parts_of
 from lsgd.rules.rectangles import rectangle
@@ -55,27 +55,24 @@ class DaliInputs:
 
     def __init__(
         self,
-        data: Data,
+        recipe: Recipe,
         indexes: Mapping[str, ImageIndex],
-        settings: InputsSettings,
-        *,
-        seed: int,
         device: torch.device,
         decoders: int,
         largest_batch: int,
-        channels_last: bool,
-        sizes_change: bool = False,
     ) -> None:
-        self.data, self.seed, self.device = data, seed, device
-        self.sizes_change = sizes_change
-        self.recolours = "colour" in parts_of(data.augmentation)
+        settings = recipe.inputs
+        self.data, self.seed, self.device = recipe.data, recipe.seed, device
+        self.sizes_change = recipe.changes_image_sizes
+        self.recolours = "colour" in parts_of(recipe.data.augmentation)
         self.indexes = indexes
         self.on_gpu = is_nvidia(device)
         decodes_on_gpu = self.on_gpu and settings.decode_on != "cpu"
         where = f"GPU, {settings.hardware_share:.0%} in hardware" if decodes_on_gpu else "CPU"
         self.name = f"DALI {dali.__version__} on the {where}, {decoders} threads"
         self.in_shards = any(index.in_shards() for index in indexes.values())
-        self.channels_last = channels_last
+        # auto is decided after the loader is open; the workload converts the images then.
+        self.channels_last = recipe.channels_last is True
         self.decoding_gpu = device.index if decodes_on_gpu else None
         self.requests: Iterator[tuple[MicroBatch, _Feed]] = iter(())
         self.in_flight: deque[MicroBatch] = deque()

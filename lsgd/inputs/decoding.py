@@ -173,6 +173,9 @@ def convert_pixels(image: Image.Image, channels: int) -> Image.Image:
         image = Image.fromarray(((levels.astype(np.uint32) + 128) // 257).astype(np.uint8))
     elif channels == 1 and image.mode == "L":
         return image.convert("F")
+    if isinstance(image.info.get("transparency"), bytes):
+        # The colours of a palette are those without it, and PIL would warn in each process.
+        del image.info["transparency"]
     # convert would copy an image that is RGB already.
     colours = image if image.mode == "RGB" else image.convert("RGB")
     return colours if channels == 3 else colours.convert("F")

@@ -352,7 +352,7 @@ def _open(data: Data, root: Path, folder: Path, split: str) -> ImageIndex:
     except Exception as error:  # any type: the file may contain anything
         raise UsageError(f"{file} is not an index ({error}); {_again(data, root)}") from None
     if index.skipped < len(wanted):
-        unknown = sorted(set(wanted) - {os.fsdecode(path) for path in np.load(file)["path"]})
+        unknown = sorted(set(wanted) - {os.fsdecode(path) for path in index.rows["path"]})
         raise UsageError(
             f"data.skip names {unknown[0]}, which {file} does not have; correct the skip list"
         )
@@ -374,7 +374,7 @@ def _changed_since(index: ImageIndex, indexed_at: float) -> str | None:
 
     Only shards and folders that changed after `indexed_at` are searched.
     """
-    rows = np.load(index.file, mmap_mode="r")
+    rows = index.rows
     if index.in_shards():
         shards, which = np.unique(rows["shard"], return_inverse=True)
         order = np.lexsort((rows["offset"], which))

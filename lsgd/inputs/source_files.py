@@ -1,11 +1,12 @@
 """The files of a dataset that its readers open: their names, their sizes and the state they are in.
 
-Of indexed images they are the index files and what those list, so that archives and other files
-beside them do not count. Of any other dataset they are all files of its folder.
+Of indexed images they are the index files of the sets that are used and what those list, so that
+archives and other files beside them do not count. Of any other dataset they are all files of its
+folder.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -40,11 +41,11 @@ class SourceFiles(Protocol):
 
 
 class IndexedFiles:
-    """The index files of an image dataset, and the shards or images that they list."""
+    """The index files of sets of an image dataset, and the shards or images that they list."""
 
-    def __init__(self, root: Path, index: Path) -> None:
+    def __init__(self, root: Path, index: Path, sets: Sequence[str]) -> None:
         self.root, self.index = root, index
-        self.indexes = sorted(path.name for path in index.glob(f"[!.]*{SUFFIX}"))
+        self.indexes = sorted(index_file(index, name).name for name in sets)
 
     def path(self, name: str) -> Path:
         """Return where a file is read from: the folder of the index or that of the images."""

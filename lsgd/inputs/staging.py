@@ -38,7 +38,7 @@ from lsgd.comm import Comm, all_or_raise
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DISK_FULL_ERRNOS, UsageError
 from lsgd.inputs import IN_MEMORY_DATASETS, data_folder
-from lsgd.inputs.index import open_indexes
+from lsgd.inputs.index import open_evaluation_index, open_indexes
 from lsgd.inputs.source_files import SUFFIX, FolderFiles, IndexedFiles, SourceFiles
 from lsgd.job.launcher import detect_launch
 from lsgd.job.system import boot_id
@@ -133,7 +133,11 @@ def _open_source(recipe: Recipe) -> SourceFiles:
     is_own = recipe.inputs.is_own or data.is_own_workload
     if data.workload == "images" and data.name not in IN_MEMORY_DATASETS and not is_own:
         open_indexes(data, root)
-        return IndexedFiles(root, Path(data.index) if data.index else root)
+        for name in recipe.evaluation.sets[1:]:
+            open_evaluation_index(data, root, name)
+        # Other sets have indexes too, which no check has compared with their images.
+        sets = ("train", *recipe.evaluation.sets)
+        return IndexedFiles(root, Path(data.index) if data.index else root, sets)
     if not root.is_dir():
         raise UsageError(
             f"data.stage={data.stage} copies the files of {root}, and this folder does not exist; "

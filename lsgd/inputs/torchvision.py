@@ -24,7 +24,7 @@ from lsgd.inputs.pixels import Normalise, recolour
 from lsgd.job import preemption
 from lsgd.job.device import arrays_to_device
 from lsgd.job.system import open_memory
-from lsgd.recipe import Data, InputsSettings
+from lsgd.recipe import Recipe
 from lsgd.rules.sampler import MicroBatch
 
 EXIT_TIMEOUT = 1.0
@@ -38,21 +38,15 @@ class FolderInputs:
     """
 
     def __init__(
-        self,
-        data: Data,
-        indexes: Mapping[str, ImageIndex],
-        settings: InputsSettings,
-        *,
-        seed: int,
-        device: torch.device,
-        decoders: int,
+        self, recipe: Recipe, indexes: Mapping[str, ImageIndex], device: torch.device, decoders: int
     ) -> None:
         self.name = f"torchvision in {decoders} processes"
         self.device = device
-        self.normalise = Normalise(data, device)
-        self.files = ImageFiles(data, indexes, seed=seed)
+        self.normalise = Normalise(recipe.data, device)
+        self.files = ImageFiles(recipe.data, indexes, seed=recipe.seed)
+        prefetch = recipe.inputs.prefetch
         # Started here, so that they start up while the training process builds its model.
-        self.decoders = _DecoderPool(self.files, decoders, settings.prefetch) if decoders else None
+        self.decoders = _DecoderPool(self.files, decoders, prefetch) if decoders else None
 
     def columns(self) -> ExampleColumns:
         """Return the metadata columns (such as path and label) of all indexed images."""

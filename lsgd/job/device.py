@@ -348,6 +348,33 @@ def restore_process_settings() -> Iterator[None]:
                     restore()
 
 
+_stance_lock = Lock()
+_eager_contexts = 0
+_eager: Any = None
+
+
+@contextmanager
+def run_compiled_modules_eagerly() -> Iterator[None]:
+    """Run modules without the graphs that torch.compile has made of them, in this context.
+
+    torch has one such stance for the whole process. Of overlapping contexts, as in several threads,
+    the last to end restores what the first has found.
+    """
+    global _eager_contexts, _eager
+    with _stance_lock:
+        if not _eager_contexts:
+            _eager = torch.compiler.set_stance("force_eager")
+            _eager.__enter__()
+        _eager_contexts += 1
+    try:
+        yield
+    finally:
+        with _stance_lock:
+            _eager_contexts -= 1
+            if not _eager_contexts:
+                _eager.__exit__(None, None, None)
+
+
 def _save_settings() -> list[Callable[[], object]]:
     """Return calls that restore the process-wide settings as they are now."""
     calls: list[Callable[[], object]] = [

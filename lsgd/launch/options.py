@@ -334,7 +334,10 @@ def _check_values(options: Mapping[str, str], flags: Container[str], remedy: str
         pattern, expected = FORMS.get(metavariable, (".+", ""))
         if not re.fullmatch(pattern, value, re.DOTALL):
             given = value if value.isprintable() else repr(value)
-            raise UsageError(f"{name} is {given}, but must be {expected}")
+            hint = (
+                "; --np N is for processes without GPUs" if (name, value) == ("--gpus", "0") else ""
+            )
+            raise UsageError(f"{name} is {given}, but must be {expected}{hint}")
     if "--np" in options and "--gpus" in options:
         raise UsageError(
             "--np counts all processes and --gpus those of one machine; write one of them"

@@ -43,6 +43,18 @@ fi
 if ((code == 75)); then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $code"""
 
+PROGRAM = """\
+#!/usr/bin/env bash
+{options}
+
+{setup}echo "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), on $SLURM_JOB_NODELIST"
+{program} -- \\
+    {step}
+code=$?
+# Stopped by a signal, such as USR2 before the time limit, with all its work saved: to be continued.
+if ((code == 75)); then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $code"""
+
 JOB_FILE = "logs/job.json"
 """The file in a run folder that names the Slurm job of the last start, its nodes and its logs."""
 SIGNAL_BEFORE = 120
@@ -121,6 +133,28 @@ def slurm_array(requests: Sequence[Request], name: str, log: str, at_once: int |
         job=_job_record(requests[0].run_dir, log, is_array=True),
         srun=shell_line(_srun(options, requests)),
         train='"${train[@]}"',
+    )
+
+
+def slurm_program_array(
+    request: Request, arguments: Sequence[str], name: str, log: str, indexes: str
+) -> str:
+    """Return the batch script of an array of jobs of `python ARGUMENTS`, which starts training.
+
+    The program runs once in each job, outside of any container. After its arguments and `--` it
+    gets the command of a job step that trains on the nodes, GPUs and processes of the request's
+    options, up to the overrides of lsgd.train. `indexes` is the value of --array.
+    """
+    options = request.options
+    train = _train_line(options, ["-m", "lsgd.train"])
+    return PROGRAM.format(
+        options=_option_lines(
+            {"--job-name": name, **_resources(options), "--output": log},
+            {**options, "--array": indexes},
+        ),
+        setup=_setup(options),
+        program=shell_line([python(), *arguments]),
+        step=f"{shell_line(_srun(options, [request]))} {train}",
     )
 
 

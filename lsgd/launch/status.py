@@ -17,7 +17,7 @@ from lsgd.sanitizing import sanitize
 ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED")
 """The states of Slurm's jobs that have not ended."""
 RECORD_KEYS = {"job", "nodes", "start", "began", "log", "process_logs"}
-"""The keys of the file that a job writes when it starts."""
+"""The keys of JOB_FILE, which a Slurm job writes into its run folder when it starts."""
 
 
 def print_status(arguments: Sequence[str]) -> int:

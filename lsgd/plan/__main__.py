@@ -47,7 +47,7 @@ is the number of all-reduces at the same time.
   … --to 75.9                                           the minibatch that is fastest to 75.9 %
   … --out plan                                          table and plot in a new folder
 
-  python -m lsgd.plan study=NAME                        the hours of all runs of a study
+  python -m lsgd.plan study=NAME                        the hours of all runs of a study, or search
   python -m lsgd.plan strategy --help                   parameter servers or all-reduce
   python -m lsgd.plan memory --help                     which micro-batches fit which GPUs
   python -m lsgd.plan bound --help                      the upper bound of a GPU's speed
@@ -84,9 +84,11 @@ def main(argv: Sequence[str]) -> int:
         from lsgd.plan.bound import plan_bound
 
         return run_command(lambda: plan_bound(argv[1:]))
-    if any(re.match(r"\+?study=", word) for word in argv):
-        # A study's command knows its runs and their launcher; it imports this package.
-        return subprocess.run([sys.executable, "-m", "lsgd.study", *argv, "--cost"]).returncode
+    for command in ("study", "search"):
+        if any(re.match(rf"\+?{command}=", word) for word in argv):
+            # It knows its runs and their launcher, and it imports this package.
+            line = [sys.executable, "-m", f"lsgd.{command}", *argv, "--cost"]
+            return subprocess.run(line).returncode
     return run_command(lambda: plan(argv))
 
 

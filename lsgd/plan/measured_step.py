@@ -21,8 +21,9 @@ def from_speed(images_per_second: float, recipe: Recipe) -> MeasuredStep:
 def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     """Read the step that an estimate starts from out of the folder of a run of one process.
 
-    Raises UsageError if the run is too short, has several processes, or differs from the recipe in
-    model, image size, channels, precision, memory format, or compilation.
+    Raises UsageError if the run is too short, has several processes, trains on images of several
+    sizes, or differs from the recipe in model, image size, channels, precision, memory format, or
+    compilation.
     """
     try:
         run = read_run(folder)
@@ -41,6 +42,12 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
                 f"--run {folder} has {key}={theirs} and {recipe.name} has {ours}, so its step "
                 f"time does not apply; give a run with {key}={ours}, or plan with {key}={theirs}"
             )
+    if run.recipe.training_sizes != (recipe.data.image_size,):
+        raise UsageError(
+            f"--run {folder} trains on images of {', '.join(map(str, run.recipe.training_sizes))} "
+            f"pixels, and a plan needs the step time of those of data.image_size="
+            f"{recipe.data.image_size}; give a run with image_sizes.points=[], which may be short"
+        )
     machine = str(run.start.get("machine", "an unknown number of processes"))
     processes = run.start.get("processes")
     # Older runs have the number of processes only in the text of `machine`.

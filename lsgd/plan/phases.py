@@ -62,19 +62,28 @@ def plan_phases(machine: ModelledCluster, recipe: Recipe, gpus: int) -> list[Pla
     The measured step is of images of data.image_size; that of others takes time in proportion to
     the network's multiply-adds.
     """
+    measured, work = machine.measured, relative_work(recipe)
+    planned = []
+    for phase in split_into_phases(recipe):
+        seconds = measured.seconds * work[phase.recipe.data.image_size]
+        sized = replace(machine, measured=replace(measured, seconds=seconds))
+        planned.append(PlannedPhase(phase, sized.step(phase.recipe, gpus)))
+    return planned
+
+
+def relative_work(recipe: Recipe) -> dict[int, float]:
+    """Return the multiply-adds of the network for a training image, by each size of the run.
+
+    They are relative to those for an image of data.image_size.
+    """
     with torch.device("meta"):
         model = make_network(recipe)
 
     def work(side: int) -> int:
         return sum(multiply_adds(model, recipe.data.channels, side).values())
 
-    measured, whole = machine.measured, work(recipe.data.image_size)
-    planned = []
-    for phase in split_into_phases(recipe):
-        seconds = measured.seconds * work(phase.recipe.data.image_size) / whole
-        sized = replace(machine, measured=replace(measured, seconds=seconds))
-        planned.append(PlannedPhase(phase, sized.step(phase.recipe, gpus)))
-    return planned
+    whole = work(recipe.data.image_size)
+    return {side: work(side) / whole for side in recipe.training_sizes}
 
 
 def largest_phase(planned: Sequence[PlannedPhase]) -> Recipe:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from statistics import median
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -11,7 +12,6 @@ from lsgd.plan.table import RunEstimate
 from lsgd.plan.throughput import StrategyThroughput
 from lsgd.plan.time_to_target import TargetPlan, fastest, steps_to
 from lsgd.recipe.published_points import DISPLAYED_LABELS, PublishedPoints
-from lsgd.rules.aggregate import median
 from lsgd.rules.convergence import reference_at
 
 FORMATS = ("png", "svg")

@@ -7,6 +7,7 @@ statistics, if the recipe has them.
 
 import base64
 import io
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from lsgd.inputs import IN_MEMORY_DATASETS, Inputs, data_folder
 from lsgd.inputs.decoding import load_image
 from lsgd.inputs.index import ImageIndex, open_indexes
 from lsgd.inputs.pixels import Normalise
-from lsgd.job.device import choose_kernels, pick_device
+from lsgd.job.device import choose_kernels, pick_device, run_compiled_modules_eagerly
 from lsgd.job.launcher import cores, detect_launch
 from lsgd.predict.loose_images import decode_images
 from lsgd.recipe import Recipe
@@ -38,6 +39,7 @@ from lsgd.run.validation_predictions import (
     WorstImage,
 )
 from lsgd.trained_model import LazyInputs, build_trained, load_class_names, load_trained
+from lsgd.workloads import is_finite_output
 from lsgd.workloads.images import ImageClassification
 
 DIGITS = 6
@@ -87,7 +89,7 @@ class ImageClassifier:
                     pixels if isinstance(pixels, InputFailedError) else next(predictions)
                     for pixels in chunk
                 ]
-        return list(zip(paths, outcomes, strict=True))
+        return [(path, _finite(path, each)) for path, each in zip(paths, outcomes, strict=True)]
 
     def predict_validation(self) -> ValidationPredictions:
         """Predict the class of every validation image of the run; return confusions and the worst.
@@ -106,6 +108,12 @@ class ImageClassifier:
                 parts.append(torch.stack([column.cpu().double() for column in columns]))
         label, predicted, own_probability, probability = torch.cat(parts, 1).numpy()
         examples = np.concatenate([each.examples for each in passes])
+        if lost := int(np.isnan(probability).sum()):
+            raise UsageError(
+                f"the output of the network is not finite for {lost} of {len(examples)} validation "
+                "images, of which it predicts no class; `python -m lsgd.evaluate RUN --per-class` "
+                "counts them by class"
+            )
         pairs, images_of_pair = np.unique(
             np.stack((label, predicted)).astype(np.int64), axis=1, return_counts=True
         )
@@ -135,8 +143,13 @@ class ImageClassifier:
         return map(Prediction, found.indices.tolist(), found.values.tolist())
 
     def _probabilities(self, images: Tensor) -> Tensor:
-        """Return the probability of each class for normalised images, shape (images, classes)."""
-        return self.workload.logits(self.trained.model, images).float().softmax(1)
+        """Return the probability of each class for normalised images, shape (images, classes).
+
+        Those of an image for which the network's output is not finite are NaN.
+        """
+        logits = self.workload.logits(self.trained.model, images)
+        probabilities = logits.float().softmax(1)
+        return probabilities.where(is_finite_output(logits)[:, None], torch.nan)
 
     def _lazy_inputs(self) -> LazyInputs:
         return LazyInputs(self.workload.inputs, self.checkpoint.data, self.trained.epoch)
@@ -146,10 +159,17 @@ class ImageClassifier:
         """Set the network to evaluation, with this loader or one that is opened if it is needed."""
         model, workload = self.trained.model, self.workload
         inputs = inputs or self._lazy_inputs()
-        eager = torch.compiler.set_stance("force_eager")
-        with torch.inference_mode(), eager, workload.evaluation_mode(model, inputs):
+        eagerly = run_compiled_modules_eagerly()
+        with torch.inference_mode(), eagerly, workload.evaluation_mode(model, inputs):
             model.eval()
             yield
+
+
+def _finite(path: Path, outcome: Prediction | InputFailedError) -> Prediction | InputFailedError:
+    """Replace a prediction of an image by an error if its probabilities are not finite."""
+    if isinstance(outcome, InputFailedError) or math.isfinite(outcome.probabilities[0]):
+        return outcome
+    return InputFailedError(f"{path} has no prediction (the network's output is not finite)")
 
 
 def _thumbnail(index: ImageIndex, example: int) -> str:
@@ -173,6 +193,11 @@ def load_classifier(path: Path, overrides: Sequence[str]) -> ImageClassifier:
         images = "made-up images" if data not in IN_MEMORY_DATASETS else f"{data}, stored as arrays"
         raise UsageError(
             f"lsgd.predict needs a network of image files, and {path} is of {images}; {remedy}"
+        )
+    if recipe.inputs.is_own:
+        raise UsageError(
+            f"lsgd.predict prepares images as the loaders of lsgd do, and {path} was trained and "
+            f"evaluated with inputs={recipe.inputs.loader}; {remedy}"
         )
     device = pick_device(recipe.device)
     choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)

@@ -172,6 +172,12 @@ def _why(error: Exception) -> str:
     return getattr(cause, "strerror", None) or str(error)
 
 
+def is_writable(folder: Path) -> bool:
+    """Return whether a folder can be written, or made if it does not exist."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return nearest.is_dir() and os.access(nearest, os.W_OK)
+
+
 @contextmanager
 def locked_folder(root: Path) -> Iterator[None]:
     """Create a dataset's folder and lock it within this context; UsageError if it is locked."""

@@ -167,7 +167,8 @@ def prepare(
     train, val = found.images["train"], found.images["val"]
     others = "".join(f", {_image_count(root / name):,} in {name}" for name in sets)
     print(
-        f"{found.classes:,} classes, {train:,} images in train and {val:,} in val{others}, indexed"
+        f"{found.classes:,} class{'es' * (found.classes != 1)}, {train:,} "
+        f"image{'s' * (train != 1)} in train and {val:,} in val{others}, indexed"
     )
     overrides = [
         shell_override("data.root", root),
@@ -312,6 +313,7 @@ def _image_count(folder: Path) -> int:
 def _check_place(root: Path, index: Path) -> None:
     """Raise UsageError unless an image folder has classes and its index can be written."""
     from lsgd.inputs.index import class_folders
+    from lsgd.prepare.fetch import is_writable
     from lsgd.prepare.split import unsplit_classes
 
     for split in ("train", "val"):
@@ -319,14 +321,14 @@ def _check_place(root: Path, index: Path) -> None:
         if not folder.is_dir() or not class_folders(folder):
             if source := unsplit_classes(root):
                 raise UsageError(
-                    f"{folder} does not exist, and {source} has images of classes; write --split "
-                    "0.2 to evaluate on a fifth of them, without moving them"
+                    f"{folder}/CLASS does not exist, and {source} has images of classes; write "
+                    "--split 0.2 to evaluate on a fifth of them, without moving them"
                 )
             raise UsageError(
                 f"{folder}/CLASS does not exist; give the folder that has train/CLASS/ to train on "
                 "and val/CLASS/ to evaluate on, each with the images of a class"
             )
-    if index.exists() and not (index.is_dir() and os.access(index, os.W_OK)):
+    if not is_writable(index):
         raise UsageError(f"{index} cannot be written; give --index FOLDER for the indexes")
 
 

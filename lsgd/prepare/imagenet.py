@@ -1,7 +1,6 @@
 """Prepare ImageNet (ILSVRC 2012) for training, from its archives or from a folder."""
 
 import argparse
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -168,6 +167,7 @@ def _prepare(options: argparse.Namespace) -> None:
 
 def _check_options(options: argparse.Namespace) -> None:
     """Raise UsageError for options of the ImageNet command that cannot work, before writing."""
+    from lsgd.prepare.fetch import is_writable
     from lsgd.prepare.parquet import copy_files
 
     if not (options.train_tar or options.parquet or (options.root / "train").is_dir()):
@@ -202,7 +202,7 @@ def _check_options(options: argparse.Namespace) -> None:
                 f"--shards {options.shards} is {name} itself; give a folder of its own"
             )
     index = options.index or options.root
-    if index.is_dir() and not os.access(index, os.W_OK):
+    if not is_writable(index):
         raise UsageError(f"{index} cannot be written; give --index FOLDER for the indexes")
 
 

@@ -11,6 +11,7 @@ from PIL.ImageFile import ImageFile
 from lsgd.errors import UsageError
 from lsgd.inputs import is_dali_installed
 from lsgd.inputs.decoding import ORIENTATION, decoding_mismatch, unlimited_image_size
+from lsgd.inputs.index import MAX_FILE_BYTES
 from lsgd.prepare import MAX_PIXELS, dali_check, png
 
 FATAL = {
@@ -18,7 +19,7 @@ FATAL = {
     "truncated": "ends before the image does",
     "not an image": "not in a format that PIL can read",
     "broken": "PIL or DALI cannot decode it",
-    "too large": "more pixels than --max-pixels allows",
+    "too large": "more pixels than --max-pixels allows, or more bytes than loaders read",
     "unshared": "read by one loader only, or differently by each; save it as a plain JPEG or PNG",
 }
 ODD = {
@@ -63,13 +64,15 @@ class ImageSource(Protocol):
 def usable_size(path: ImageSource, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Return an image's stored width and height, or (0, 0) if not every loader can use it.
 
-    Images of more than `max_pixels` pixels have (0, 0) too. The size is read from the header. Only
-    a file without a JPEG's end is decoded, to detect truncation.
+    Images of more than `max_pixels` pixels or MAX_FILE_BYTES have (0, 0) too. The size is read from
+    the header. Only a file without a JPEG's end is decoded, to detect truncation.
     """
     try:
         with path.open("rb") as file, Image.open(file) as image:
             stored = image.size
             if stored[0] * stored[1] > max_pixels:
+                return 0, 0
+            if file.seek(0, os.SEEK_END) > MAX_FILE_BYTES:
                 return 0, 0
             readable = image.format in JPEGS and decoding_mismatch(image) is None
             file.seek(-2, os.SEEK_END)
@@ -88,7 +91,7 @@ def usable_size(path: ImageSource, max_pixels: int = MAX_PIXELS) -> tuple[int, i
 def image_problems(path: ImageSource, max_pixels: int = MAX_PIXELS) -> list[tuple[str, str]]:
     """Decode an image; return its problems, each a key of FATAL or ODD with a detail.
 
-    An image of more than `max_pixels` pixels is not decoded.
+    An image of more than `max_pixels` pixels or MAX_FILE_BYTES is not decoded.
     """
     with warnings.catch_warnings():
         # PIL warns of damaged metadata, which training does not read.
@@ -111,6 +114,10 @@ def _decode(path: ImageSource, max_pixels: int) -> list[tuple[str, str]]:
         if image.width * image.height > max_pixels:
             size = f"{image.width} x {image.height} pixels"
             return [("too large", f"{size}, more than --max-pixels {max_pixels}")]
+        position = file.tell()
+        if (length := file.seek(0, os.SEEK_END)) > MAX_FILE_BYTES:
+            return [("too large", f"{length} bytes, more than the {MAX_FILE_BYTES} of a loader")]
+        file.seek(position)
         if reason := decoding_mismatch(image):
             return [("unshared", reason)]
         end_of_bmp = _end_of_bmp(image) if image.format == "BMP" else 0

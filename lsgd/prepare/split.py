@@ -15,7 +15,7 @@ from typing import NamedTuple
 from lsgd.errors import UsageError
 from lsgd.inputs.index import MAX_FILE_BYTES, SPLITS, class_folders, image_files, index_file
 from lsgd.paths import is_leftover
-from lsgd.prepare.fetch import locked_folder
+from lsgd.prepare.fetch import is_writable, locked_folder
 from lsgd.prepare.process_pool import in_parallel
 from lsgd.untrusted_files import read_bounded
 
@@ -40,13 +40,22 @@ class SplitFolder(NamedTuple):
 def unsplit_classes(root: Path) -> Path | None:
     """Return the folder of a root that has classes to be divided: itself or train; None if none.
 
-    It is train if there is no val, and the root if it has neither, each only with images in it.
+    It is train if there is no val, and the root if it has neither, each only with images in its
+    classes. Classes of the root may be called train and val, if there are others.
     """
-    if (root / "val").exists() or not root.is_dir():
+    train, val = root / "train", root / "val"
+    if _count_classes(val):
         return None
-    source = root / "train" if (root / "train").is_dir() else root
-    has_images = any(image_files(source / name) for name in class_folders(source))
-    return source if has_images else None
+    if not val.exists() and _count_classes(train):
+        return train
+    fewest = 2 if train.exists() or val.exists() else 1
+    return root if _count_classes(root) >= fewest else None
+
+
+def _count_classes(folder: Path) -> int:
+    """Return the number of a folder's class folders that have images; 0 if it does not exist."""
+    names = class_folders(folder) if folder.is_dir() else []
+    return sum(bool(image_files(folder / name)) for name in names)
 
 
 def split_folder(root: Path, out: Path | None, share: float, *, processes: int) -> SplitFolder:
@@ -67,6 +76,8 @@ def split_folder(root: Path, out: Path | None, share: float, *, processes: int) 
         raise UsageError(f"--out {target} is inside {source}; give a folder outside it")
     if source.resolve().is_relative_to(target.resolve()):
         raise UsageError(f"--out {target} contains {source}; give a folder outside it")
+    if not is_writable(target):
+        raise UsageError(f"{target} cannot be written; write --out FOLDER for the links")
     if target.exists():
         _check_target(target)
     classes, what = class_folders(source), "contents of the images"

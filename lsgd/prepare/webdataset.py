@@ -103,11 +103,11 @@ def prepare(options: argparse.Namespace) -> None:
 
     Raises UsageError, in one sentence, for all problems that would stop a run.
     """
-    from lsgd.prepare.fetch import locked_folder
+    from lsgd.prepare.fetch import is_writable, locked_folder
 
     root, index = options.root, options.index or options.root
     shards = find_shards(root, {"train": options.train, "val": options.val})
-    if index.exists() and not (index.is_dir() and os.access(index, os.W_OK)):
+    if not is_writable(index):
         raise UsageError(f"{index} cannot be written; give --index FOLDER for the indexes")
     with locked_folder(index):
         counts = index_shards(

@@ -18,68 +18,21 @@ from lsgd.own_parts import KINDS, SCHEDULE, imported_part, is_import_path
 from lsgd.recipe import wording
 from lsgd.recipe.fields import AUTO, flatten, trajectory
 from lsgd.recipe.retention import newest_steps, spread_steps
-from lsgd.recipe.settings import (
-    LIBRARIES,
-    MODELS,
-    OWN_NETWORK,
-    PADDINGS,
-    PAPERS,
-    TARGET_DATA,
-    TRACKERS,
-    Averaging,
-    BatchGrowth,
-    BNStatistics,
-    CommSettings,
-    Data,
-    EarlyStopping,
-    Evaluation,
-    ImageSizes,
-    InputsSettings,
-    Model,
-    Optim,
-    RunSettings,
-    Schedule,
-    Target,
-    TimeToTargetSettings,
-)
-from lsgd.recipe.strategies import StrategySettings, VirtualCluster
-from lsgd.recipe.wording import UNITS
+from lsgd.recipe.settings import BatchGrowth as BatchGrowth
+from lsgd.recipe.settings import CommSettings as CommSettings
+from lsgd.recipe.settings import Data as Data
+from lsgd.recipe.settings import Evaluation as Evaluation
+from lsgd.recipe.settings import ImageSizes as ImageSizes
+from lsgd.recipe.settings import InputsSettings as InputsSettings
+from lsgd.recipe.settings import Model as Model
+from lsgd.recipe.settings import Optim as Optim
+from lsgd.recipe.settings import RunSettings
+from lsgd.recipe.settings import Schedule as Schedule
+from lsgd.recipe.settings import Target as Target
+from lsgd.recipe.strategies import StrategySettings as StrategySettings
 from lsgd.rules import evaluation_interval, sampler, schedule
 from lsgd.rules.early_stopping import EarlyStop, early_stop
 from lsgd.rules.metric import METRICS, OWN_NAME, TOP1, Metric, named_metric
-
-__all__ = [
-    "LIBRARIES",
-    "MODELS",
-    "OWN_NETWORK",
-    "PADDINGS",
-    "PAPERS",
-    "TARGET_DATA",
-    "TRACKERS",
-    "UNITS",
-    "Averaging",
-    "BNStatistics",
-    "BatchGrowth",
-    "CommSettings",
-    "Data",
-    "DifferingField",
-    "EarlyStopping",
-    "EvaluatedImages",
-    "Evaluation",
-    "ImageSizes",
-    "InputsSettings",
-    "Model",
-    "Optim",
-    "Recipe",
-    "Schedule",
-    "Stage",
-    "StrategySettings",
-    "Target",
-    "TimeToTargetSettings",
-    "VirtualCluster",
-    "differing_fields",
-]
-
 
 MIN_TIMED_STEPS, MIN_TIMED_VALUES = 200, 1e8
 """The fewest steps of a run, and the fewest pixel values in them, for hardware=auto to time steps.

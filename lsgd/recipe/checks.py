@@ -11,7 +11,7 @@ from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.own_parts import FORM, KINDS, is_import_path
-from lsgd.recipe import MODELS, OWN_NETWORK, BatchGrowth, Optim, Recipe, Schedule
+from lsgd.recipe import BatchGrowth, Optim, Recipe, Schedule
 from lsgd.recipe.fields import (
     AUTO,
     WORKLOAD,
@@ -23,7 +23,7 @@ from lsgd.recipe.fields import (
     one_of,
     relevances,
 )
-from lsgd.recipe.settings import MEAN_SQUARE
+from lsgd.recipe.settings import MEAN_SQUARE, MODELS, OWN_NETWORK
 from lsgd.recipe.strategies import StrategySettings
 from lsgd.rules import rectangles
 from lsgd.rules.metric import OWN_NAME, named_metric
@@ -468,6 +468,11 @@ def _check_images(recipe: Recipe) -> None:
                 f"data.skip has {image!r}; name each image once, by its path below the root, such "
                 "as train/n01440764/n01440764_10026.JPEG"
             )
+    if data.balance != "none" and recipe.inputs.is_own:
+        raise UsageError(
+            f"data.balance={data.balance} needs the labels of all training images, which lsgd does "
+            f"not have with inputs={recipe.inputs.loader}; leave it out"
+        )
     for key, most in (("crop_area", 1.0), ("crop_aspect", math.inf)):
         ends = getattr(data, key)
         if len(ends) != 2 or not ends[0] <= ends[1] <= most:
@@ -639,7 +644,7 @@ def _check_growth(recipe: Recipe) -> None:
 
 
 def _check_image_sizes(recipe: Recipe) -> None:
-    sizes, inputs = recipe.image_sizes, recipe.inputs
+    sizes = recipe.image_sizes
     if not sizes.points:
         if sizes.multiple != 1:
             raise UsageError(
@@ -654,16 +659,22 @@ def _check_image_sizes(recipe: Recipe) -> None:
             f"{shown} with image_sizes.multiple={sizes.multiple} rounds a size to 0; write a "
             "smaller multiple"
         )
+    _refuse_one_size(recipe, shown)
+    _refuse_timing(recipe, f"{shown} changes the size of images within the run")
+
+
+def _refuse_one_size(recipe: Recipe, shown: str) -> None:
+    """Raise UsageError for a network or a loader whose images have one size."""
     if recipe.model.name == "lenet5":
         raise UsageError(
             f"{shown} is for networks that take images of any size, and model=lenet5 takes 28 x "
             "28; write another model, such as model=small_resnet"
         )
-    if inputs.is_own:
+    if recipe.inputs.is_own:
         raise UsageError(
-            f"{shown} needs a loader of lsgd, and inputs={inputs.loader} has one size; leave it out"
+            f"{shown} needs a loader of lsgd, and inputs={recipe.inputs.loader} has images of one "
+            "size; leave it out"
         )
-    _refuse_timing(recipe, f"{shown} changes the size of images within the run")
 
 
 def _check_stage(recipe: Recipe) -> None:
@@ -684,7 +695,7 @@ def _check_stage(recipe: Recipe) -> None:
 
 
 def _check_evaluated_sizes(recipe: Recipe) -> None:
-    rule, data, inputs = recipe.evaluation, recipe.data, recipe.inputs
+    rule, data = recipe.evaluation, recipe.data
     if rule.rectangle_epoch and not rule.rectangle_batch:
         raise UsageError(
             f"evaluation.rectangle_epoch={rule.rectangle_epoch} has no effect without "
@@ -712,16 +723,7 @@ def _check_evaluated_sizes(recipe: Recipe) -> None:
     used = [shown] * bool(rule.image_sizes)
     used += [f"evaluation.rectangle_batch={rule.rectangle_batch}"] * bool(rule.rectangle_batch)
     for setting in used:
-        if recipe.model.name == "lenet5":
-            raise UsageError(
-                f"{setting} is for networks that take images of any size, and model=lenet5 takes "
-                "28 x 28; write another model, such as model=small_resnet"
-            )
-        if inputs.is_own:
-            raise UsageError(
-                f"{setting} needs a loader of lsgd, and inputs={inputs.loader} has images of one "
-                "size; leave it out"
-            )
+        _refuse_one_size(recipe, setting)
     for _, images in recipe.evaluated_changes:
         if images.in_rectangles and images.side % rectangles.MULTIPLE:
             raise UsageError(

@@ -4,16 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lsgd.recipe import (
-    UNITS,
-    Data,
-    EarlyStopping,
-    Evaluation,
-    ImageSizes,
-    Model,
-    Recipe,
-)
+from lsgd.recipe import Data, Evaluation, ImageSizes, Model, Recipe
 from lsgd.recipe.fields import all_fields, default, relevances
+from lsgd.recipe.settings import EarlyStopping
+from lsgd.recipe.wording import UNITS
 
 N = 2
 """The number of examples of a worker in a step."""

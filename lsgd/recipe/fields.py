@@ -1,7 +1,7 @@
 """Metadata of recipe fields: kind (trajectory or execution), limits, relevance, value as before.
 
-    val_batch: int = field(default=250, metadata=EXECUTION | at_least(1))
-    trust: float = field(default=0.001, metadata=only_for("optim.name", "lars") | above_0())
+    val_batch: int = setting(250, EXECUTION, at_least(1))
+    trust: float = setting(0.001, only_for("optim.name", "lars"), ADDED_LATER, above_0())
 
 A field without EXECUTION is a trajectory field: it is hashed into the fingerprint.
 lsgd.recipe.checks enforces limits and relevance; lsgd.recipe.reference describes them in help and
@@ -11,7 +11,8 @@ docs.
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from copy import copy
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, get_args
 
 from lsgd.errors import UsageError
@@ -54,6 +55,20 @@ def added_later(as_before: Any) -> FieldMetadata:
     means "as before".
     """
     return {"as_before": as_before}
+
+
+ADDED_LATER = added_later(MISSING)
+"""Metadata, for `setting`, of a field that was added later and whose default means "as before"."""
+
+
+def setting(default: Any, *metadata: FieldMetadata) -> Any:
+    """Declare a field of a recipe by its default, which may be a list or dict, and its metadata."""
+    joined = {key: value for each in metadata for key, value in each.items()}
+    if joined.get("as_before") is MISSING:
+        joined["as_before"] = default
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: copy(default), metadata=joined)
+    return field(default=default, metadata=joined)
 
 
 WORKLOAD = "data.workload"
@@ -189,7 +204,7 @@ def augmentation_parts() -> FieldMetadata:
     def limit(key: str, value: Any) -> None:
         if value in names or is_import_path(value):
             return
-        if not value.startswith("["):
+        if not (value.startswith("[") and value.endswith("]")):
             raise UsageError(f"{key}={value} is unknown; write one of {known}")
         given = augmentation.parts_of(value)
         if [*given] != [part for part in parts if part in given] or not given:

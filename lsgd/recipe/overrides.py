@@ -14,7 +14,7 @@ from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.override_syntax import key_and_value
 from lsgd.own_parts import KINDS, first_line, installed_parts, is_import_path
-from lsgd.recipe import LIBRARIES, Recipe
+from lsgd.recipe import Recipe
 from lsgd.recipe.fields import all_fields, group_of, is_within
 from lsgd.recipe.own_files import (
     HYDRA_HEADER,
@@ -23,6 +23,7 @@ from lsgd.recipe.own_files import (
     missing_file_message,
     own_recipe,
 )
+from lsgd.recipe.settings import LIBRARIES
 from lsgd.suggestions import (
     did_you_mean,
     exact_equivalent,

@@ -17,6 +17,7 @@ from typing import Any
 
 from lsgd.own_parts import FORM, is_import_path, snake_case
 from lsgd.recipe.fields import (
+    ADDED_LATER,
     AUTO,
     EXECUTION,
     WORKLOAD,
@@ -39,6 +40,7 @@ from lsgd.recipe.fields import (
     phases_by_epoch,
     points_by_epoch,
     set_names,
+    setting,
     some_of,
 )
 from lsgd.recipe.retention import VERIFY
@@ -97,138 +99,118 @@ class Data:
     """The number of validation images, sentences, trees or text tokens, counted as in training."""
     classes: int = field(metadata=at_least(1))
     """The number of classes: of images or tree nodes, of tags, or the vocabulary size of a text."""
-    channels: int = field(default=0, metadata=IMAGES | at_least(1))
+    channels: int = setting(0, IMAGES, at_least(1))
     """The number of channels of an image: 3 for colour, 1 for grey.
     With 1, files of colours are read as grey, and those of 16 bits keep their precision. The
     network's first layer has one channel; from `model.start` it is the sum over the three."""
-    image_size: int = field(default=0, metadata=IMAGES | at_least(1))
+    image_size: int = setting(0, IMAGES, at_least(1))
     """The side of an input image of the model, in pixels."""
-    mean: list[float] = field(default_factory=list, metadata=IMAGES | finite())
+    mean: list[float] = setting([], IMAGES, finite())
     """The mean of each channel, for pixels in [0, 1]."""
-    std: list[float] = field(default_factory=list, metadata=IMAGES | above_0())
+    std: list[float] = setting([], IMAGES, above_0())
     """The standard deviation of each channel, for pixels in [0, 1]."""
-    augmentation: str = field(
-        default="",
-        metadata=IMAGES | augmentation_parts(),
-    )
+    augmentation: str = setting("", IMAGES, augmentation_parts())
     """The augmentation of training images: a name, or a list of parts.
     crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips. fb_resnet_torch
     does the same, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
     resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips. A
     list, such as [crop,flip,trivial_augment,erasing], has these parts alone, with a bilinear
     resize. One of your own, package.module:Name, changes images that are loaded with none."""
-    augmentation_options: dict[str, Any] = field(
-        default_factory=dict, metadata=IMAGES | added_later({})
-    )
+    augmentation_options: dict[str, Any] = setting({}, IMAGES, ADDED_LATER)
     """The options of an augmentation of your own, completed by their defaults."""
-    augmentation_source: str = field(default="", metadata=IMAGES | added_later(""))
+    augmentation_source: str = setting("", IMAGES, ADDED_LATER)
     """The SHA-256 of the source of an augmentation of your own, which lsgd computes."""
-    root: str | None = field(default=None, metadata=EXECUTION)
+    root: str | None = setting(None, EXECUTION)
     """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
-    index: str | None = field(default=None, metadata=EXECUTION | IMAGES)
+    index: str | None = setting(None, EXECUTION, IMAGES)
     """The folder with the index of the images; by default the dataset folder."""
-    stage: str | None = field(
-        default=None,
-        metadata=EXECUTION
-        | only_for(
-            "inputs.loader", "auto", "memory", "dali", "torchvision", FORM, override="inputs"
-        )
-        | not_empty("write data.stage=FOLDER, or leave it out"),
+    stage: str | None = setting(
+        None,
+        EXECUTION,
+        only_for("inputs.loader", "auto", "memory", "dali", "torchvision", FORM, override="inputs"),
+        not_empty("write data.stage=FOLDER, or leave it out"),
     )
     """A folder on storage of each machine, to which the dataset's files are copied before the run.
     One process of a machine copies them, and later runs use the copy again. Variables in it, such
     as $TMPDIR, are those of the machine that trains."""
-    skip_list: str | None = field(default=None, metadata=EXECUTION | IMAGES)
+    skip_list: str | None = setting(None, EXECUTION, IMAGES)
     """A file that names images to exclude.
     lsgd.config reads it into `skip` and subtracts them from the numbers of examples."""
-    skip: list[str] = field(default_factory=list, metadata=IMAGES | added_later([]))
+    skip: list[str] = setting([], IMAGES, ADDED_LATER)
     """Paths of excluded images, such as `train/n01440764/n01440764_10026.JPEG`."""
-    crop_ratio: float = field(
-        default=CROP_RATIO,
-        metadata=IMAGES
-        | added_later(CROP_RATIO)
-        | above_0()
-        | at_most(1, "is more than the image; write a number up to 1"),
+    crop_ratio: float = setting(
+        CROP_RATIO,
+        IMAGES,
+        ADDED_LATER,
+        above_0(),
+        at_most(1, "is more than the image; write a number up to 1"),
     )
     """The side of the centre crop of an evaluated image over its resized short side.
     It is for files of images; 0.875 resizes to 256 pixels for a crop of 224."""
-    crop_area: list[float] = field(
-        default_factory=lambda: [*AREA],
-        metadata=IMAGES | CROPPED | added_later([*AREA]) | above_0(),
-    )
+    crop_area: list[float] = setting([*AREA], IMAGES, CROPPED, ADDED_LATER, above_0())
     """The least and the largest share of an image's area in a random crop, as in [0.05, 1]."""
-    crop_aspect: list[float] = field(
-        default_factory=lambda: [*ASPECT],
-        metadata=IMAGES | CROPPED | added_later([*ASPECT]) | above_0(),
-    )
+    crop_aspect: list[float] = setting([*ASPECT], IMAGES, CROPPED, ADDED_LATER, above_0())
     """The least and the largest ratio of the width of a random crop to its height."""
-    augmented_epochs: int | None = field(
-        default=None, metadata=IMAGES | only_with_part(*PARTS) | added_later(None) | at_least(1)
+    augmented_epochs: int | None = setting(
+        None, IMAGES, only_with_part(*PARTS), ADDED_LATER, at_least(1)
     )
     """The number of first epochs with augmentation; None for all epochs.
     Images of later epochs are resized and cropped as in an evaluation."""
-    rand_operations: int = field(
-        default=2,
-        metadata=IMAGES | only_with_part("rand_augment") | added_later(2) | at_least(1, 14),
+    rand_operations: int = setting(
+        2, IMAGES, only_with_part("rand_augment"), ADDED_LATER, at_least(1, 14)
     )
     """The number of operations that RandAugment applies to an image."""
-    rand_magnitude: int = field(
-        default=9,
-        metadata=IMAGES | only_with_part("rand_augment") | added_later(9) | at_least(0, 30),
+    rand_magnitude: int = setting(
+        9, IMAGES, only_with_part("rand_augment"), ADDED_LATER, at_least(0, 30)
     )
     """The magnitude of RandAugment's operations: 0, for none, to 30, as in torchvision."""
-    erase_probability: float = field(
-        default=0.1,
-        metadata=IMAGES
-        | only_with_part("erasing")
-        | added_later(0.1)
-        | above_0()
-        | at_most(1, "is more than all images; write a number up to 1"),
+    erase_probability: float = setting(
+        0.1,
+        IMAGES,
+        only_with_part("erasing"),
+        ADDED_LATER,
+        above_0(),
+        at_most(1, "is more than all images; write a number up to 1"),
     )
     """The share of training images in which a window is erased, i.e. set to the mean colour.
     Its area is 2 to 33 % of the image, its aspect 0.3 to 3.3 (Zhong et al. 2017)."""
-    balance: str = field(
-        default="none",
-        metadata=IMAGES | added_later("none") | one_of("none", "weights", "sampler"),
-    )
+    balance: str = setting("none", IMAGES, ADDED_LATER, one_of("none", "weights", "sampler"))
     """The treatment of classes with unequal numbers of training images: none, weights or sampler.
     weights multiplies the training loss of an image of class c by N / (K N_c), for N images of
     which N_c are of class c, and K classes; the mean weight is 1. sampler draws N images per epoch
     with replacement, each of a class drawn uniformly. Evaluation is not balanced."""
-    mixup: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | at_least(0, 1))
+    mixup: float = setting(0.0, IMAGES, ADDED_LATER, at_least(0, 1))
     """The alpha of mixup, or 0: two images are added by the shares of a Beta(alpha, alpha) draw.
     The draw is one per worker and step, and the pairs are of one worker (Zhang et al. 2018).
     train_top1 and train_top5 count an image's own label alone."""
-    cutmix: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | at_least(0, 1))
+    cutmix: float = setting(0.0, IMAGES, ADDED_LATER, at_least(0, 1))
     """The alpha of CutMix, or 0: a window of another image of the worker replaces its pixels.
     It is that of Yun et al. 2019. With mixup too, each is drawn half of the time."""
-    workload: str = field(
-        default="images", metadata=added_later("images") | one_of(*MODELS, own=True)
-    )
+    workload: str = setting("images", ADDED_LATER, one_of(*MODELS, own=True))
     """The workload, which decides what the model predicts.
     images: the class of an image. language: the next word of a text. tagging: the tag of each word
     of a sentence. trees: the class of each node of a parsed sentence. A workload of your own is
     named by its import path, package.module:Name."""
-    workload_options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
+    workload_options: dict[str, Any] = setting({}, ADDED_LATER)
     """The options of a workload of your own, completed by their defaults."""
-    workload_source: str = field(default="", metadata=added_later(""))
+    workload_source: str = setting("", ADDED_LATER)
     """The SHA-256 of the source of a workload of your own, which lsgd computes."""
-    test_examples: int = field(default=0, metadata=TEXT | at_least(0))
+    test_examples: int = setting(0, TEXT, at_least(0))
     """The number of sentences, trees or tokens in the test set, or 0 without a test set."""
-    window: int = field(default=0, metadata=LANGUAGE | at_least(1))
+    window: int = setting(0, LANGUAGE, at_least(1))
     """The tokens of a window: the length of truncated backpropagation through time."""
-    eval_streams: int = field(default=1, metadata=LANGUAGE | at_least(1))
+    eval_streams: int = setting(1, LANGUAGE, at_least(1))
     """The number of streams an evaluation text is cut into, each read from a zero state.
     1 reads the text unsplit."""
-    words: int = field(default=0, metadata=TAGGING_AND_TREES | at_least(1))
+    words: int = setting(0, TAGGING_AND_TREES, at_least(1))
     """The size of the network's vocabulary: distinct training words and one for unknown words."""
-    lowercase: bool = field(default=False, metadata=TAGGING_AND_TREES)
+    lowercase: bool = setting(False, TAGGING_AND_TREES)
     """Whether words are lowercased before they are looked up in the vocabulary."""
-    order: str = field(default="shuffled", metadata=TAGGING | one_of("shuffled", "by_length"))
+    order: str = setting("shuffled", TAGGING, one_of("shuffled", "by_length"))
     """The order of the sentences in an epoch.
     by_length puts sentences of similar length into a step, and shuffles the steps."""
-    word_dropout: float = field(
-        default=0.0, metadata=TAGGING | at_least(0) | below(1, "leaves no word; write less than 1")
+    word_dropout: float = setting(
+        0.0, TAGGING, at_least(0), below(1, "leaves no word; write less than 1")
     )
     """The share of training words replaced by the unknown word, drawn per epoch and sentence."""
 
@@ -253,62 +235,54 @@ class Model:
     """The name of a network of lsgd for this workload, or torchvision/NAME or timm/NAME.
     A network of your own is named by its import path, package.module:Name. own is the network that
     a workload of your own makes."""
-    last_gamma: float = field(
-        default=0.0, metadata=IMAGES | only_for("model.gamma", "ones") | finite()
-    )
+    last_gamma: float = setting(0.0, IMAGES, only_for("model.gamma", "ones"), finite())
     """The initial gamma of the last norm layer of every residual block.
     0 is the value of Goyal et al. 2017, section 5.1; 1 is the other row of table 2b."""
-    hidden: int = field(
-        default=120,
-        metadata=IMAGES | only_for("model.name", "lenet5") | added_later(120) | at_least(1),
-    )
+    hidden: int = setting(120, IMAGES, only_for("model.name", "lenet5"), ADDED_LATER, at_least(1))
     """The units of LeNet-5's first fully connected layer."""
-    gamma: str = field(
-        default="ones", metadata=IMAGES | added_later("ones") | one_of("ones", "uniform")
-    )
+    gamma: str = setting("ones", IMAGES, ADDED_LATER, one_of("ones", "uniform"))
     """The initial gamma of all other norm layers: ones, or uniform in (0, 1) as in MosaicML's code.
     With uniform the last gammas are uniform too."""
-    blurpool: str = field(default="none", metadata=IMAGES | added_later("none") | one_of(*BLURS))
+    blurpool: str = setting("none", IMAGES, ADDED_LATER, one_of(*BLURS))
     """The layers that are blurred by [1, 2, 1] in both directions (Zhang 2019).
     convolutions are those with a stride and 16 or more input channels, before which it is done;
     all includes max-pooling, whose stride the blur takes."""
-    last_bias: float = field(default=0.0, metadata=IMAGES | added_later(0.0) | finite())
+    last_bias: float = setting(0.0, IMAGES, ADDED_LATER, finite())
     """The initial bias of the last layer, such as -ln K for binary cross-entropy of K classes."""
-    options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | added_later({}))
+    options: dict[str, Any] = setting({}, IMAGES, ADDED_LATER)
     """Further keyword arguments for a library's network, such as {drop_path_rate: 0.1}.
     For a network of your own they are its options, completed by their defaults."""
-    source: str = field(default="", metadata=IMAGES | added_later(""))
+    source: str = setting("", IMAGES, ADDED_LATER)
     """The SHA-256 of the source of a network of your own, which lsgd computes."""
-    start: str | None = field(
-        default=None,
-        metadata=EXECUTION | IMAGES | not_empty("write model.start=PATH, or leave it out"),
+    start: str | None = setting(
+        None, EXECUTION, IMAGES, not_empty("write model.start=PATH, or leave it out")
     )
     """The initial weights of the network, for fine-tuning: a file, a run folder or an export.
     A file is a checkpoint of lsgd, or a state dict, such as torchvision's or timm's, by torch.save
     or as safetensors. By default the recipe's seed determines the weights."""
-    start_sha256: str = field(default="", metadata=IMAGES | added_later(""))
+    start_sha256: str = setting("", IMAGES, ADDED_LATER)
     """The SHA-256 of the file of `start`, in hexadecimal.
     It identifies the weights, and lsgd.config computes it if it is empty."""
-    start_optimizer: bool = field(default=False, metadata=IMAGES | added_later(False))
+    start_optimizer: bool = setting(False, IMAGES, ADDED_LATER)
     """Whether the optimizer's state, such as its momenta, starts from the run of `start` too.
     The run's settings, such as the lr and the weight decay, are the recipe's own. It needs a
     checkpoint of lsgd of the same network and optimizer, by allreduce or sync in both runs."""
-    new_head: bool = field(default=False, metadata=IMAGES | added_later(False))
+    new_head: bool = setting(False, IMAGES, ADDED_LATER)
     """Whether the last layer, whose size is the number of classes, starts anew from the seed.
     All other layers start from the weights of `start`."""
-    frozen: list[str] = field(default_factory=list, metadata=IMAGES | added_later([]))
+    frozen: list[str] = setting([], IMAGES, ADDED_LATER)
     """Patterns of the parameters that keep their initial values, such as [conv1, "layer1.*"].
     A pattern is the name of a parameter or of a layer, all of whose parameters it means; * stands
     for any text. BN whose gamma and beta are both frozen normalises by its running statistics,
     which do not change."""
-    embedding: int = field(default=0, metadata=TEXT | at_least(1))
+    embedding: int = setting(0, TEXT, at_least(1))
     """The dimension of a word embedding."""
-    width: int = field(default=0, metadata=TEXT | at_least(1))
+    width: int = setting(0, TEXT, at_least(1))
     """The hidden units of an LSTM, per layer and direction, or per node of a tree."""
-    layers: int = field(default=1, metadata=LANGUAGE | at_least(1))
+    layers: int = setting(1, LANGUAGE, at_least(1))
     """The number of stacked LSTM layers."""
-    dropout: float = field(
-        default=0.0, metadata=TAGGING | at_least(0) | below(1, "leaves nothing; write less than 1")
+    dropout: float = setting(
+        0.0, TAGGING, at_least(0), below(1, "leaves nothing; write less than 1")
     )
     """The dropout rate for the word representations of a sentence and for the outputs of the LSTMs.
     All words of a sentence share one dropout mask (Gal and Ghahramani 2016)."""
@@ -341,32 +315,28 @@ class Model:
 class Optim:
     """The optimizer settings of a recipe; by default momentum SGD as in Goyal et al. 2017."""
 
-    momentum: float = field(
-        default=0.9,
-        metadata=only_for("optim.name", "sgd", "lars", *MEAN_SQUARE, required=0.0)
-        | at_least(0)
-        | below(1, "keeps all that has been; write a number below 1"),
+    momentum: float = setting(
+        0.9,
+        only_for("optim.name", "sgd", "lars", *MEAN_SQUARE, required=0.0),
+        at_least(0),
+        below(1, "keeps all that has been; write a number below 1"),
     )
     """The momentum of SGD, or beta1 of Adam, AdamW and LAMB, or mu1 of rmsprop_warmup."""
-    nesterov: bool = field(
-        default=True, metadata=only_for("optim.name", "sgd", "lars", required=False)
-    )
+    nesterov: bool = setting(True, only_for("optim.name", "sgd", "lars", required=False))
     """Whether SGD uses Nesterov momentum, as PyTorch defines it."""
-    weight_decay: float = field(default=1e-4, metadata=at_least(0))
+    weight_decay: float = setting(1e-4, at_least(0))
     """The weight decay of convolution and fc weights and of the fc bias; BN has none.
     It is added to the gradient. adamw subtracts lr times decay times weight instead, and so does
     optim.decay=decoupled. lamb adds it to the direction of the update, before the ratio."""
-    equation: int = field(default=9, metadata=only_for("optim.name", "sgd", "lars") | one_of(9, 10))
+    equation: int = setting(9, only_for("optim.name", "sgd", "lars"), one_of(9, 10))
     """The equation of the paper that updates the momentum buffer, 9 or 10.
     9, as in PyTorch, keeps the lr outside the momentum; 10 has it inside."""
-    momentum_correction: bool = field(
-        default=False,
-        metadata=only_for("optim.name", "sgd", "lars") | only_for("optim.equation", 10),
+    momentum_correction: bool = setting(
+        False, only_for("optim.name", "sgd", "lars"), only_for("optim.equation", 10)
     )
     """Whether momentum is corrected when the lr changes (remark 2 of the paper)."""
-    name: str = field(
-        default="sgd",
-        metadata=added_later("sgd") | one_of("sgd", "lars", *MEAN_SQUARE, "adagrad", own=True),
+    name: str = setting(
+        "sgd", ADDED_LATER, one_of("sgd", "lars", *MEAN_SQUARE, "adagrad", own=True)
     )
     """The optimizer, such as sgd, or one of your own, package.module:Name.
     sgd, lars, adam, adamw, adagrad, lamb and rmsprop_warmup are lsgd's. adamw is Adam whose weight
@@ -374,87 +344,75 @@ class Optim:
     tensor. With equation 9 it keeps the lr outside the momentum; with 10 inside, as the paper of
     LARS and MLPerf do. lamb scales the update of adamw for each tensor. rmsprop_warmup changes from
     RMSprop to momentum SGD in the first epochs (Akiba et al. 2017)."""
-    beta2: float = field(
-        default=0.999,
-        metadata=only_for("optim.name", *MEAN_SQUARE)
-        | added_later(0.999)
-        | at_least(0)
-        | below(1, "keeps the first gradient's square for ever; write a number below 1"),
+    beta2: float = setting(
+        0.999,
+        only_for("optim.name", *MEAN_SQUARE),
+        ADDED_LATER,
+        at_least(0),
+        below(1, "keeps the first gradient's square for ever; write a number below 1"),
     )
     """The beta2 of Adam, AdamW and LAMB, the decay rate of the mean of squared gradients.
     With rmsprop_warmup it is mu2."""
-    eps: float = field(
-        default=1e-8,
-        metadata=only_for("optim.name", "lars", *MEAN_SQUARE, "adagrad")
-        | added_later(1e-8)
-        | at_least(0),
+    eps: float = setting(
+        1e-8, only_for("optim.name", "lars", *MEAN_SQUARE, "adagrad"), ADDED_LATER, at_least(0)
     )
     """The number added to the denominator: the norms in LARS, the root in the other optimizers."""
-    clip_norm: float | None = field(default=None, metadata=added_later(None) | above_0())
+    clip_norm: float | None = setting(None, ADDED_LATER, above_0())
     """The largest norm of an update's gradient (all parameters and workers); None for no clipping.
     A longer gradient is scaled down to it (Pascanu et al. 2013)."""
-    trust: float = field(
-        default=0.001, metadata=only_for("optim.name", "lars") | added_later(0.001) | above_0()
-    )
+    trust: float = setting(0.001, only_for("optim.name", "lars"), ADDED_LATER, above_0())
     """LARS' trust coefficient, eta: at lr 1, the largest ratio of a step to the tensor's norm."""
-    ratio_decay: float | None = field(
-        default=None, metadata=only_for("optim.name", "lars") | added_later(None) | at_least(0)
+    ratio_decay: float | None = setting(
+        None, only_for("optim.name", "lars"), ADDED_LATER, at_least(0)
     )
     """The weight decay in the denominator of LARS' ratio; None for weight_decay.
     It applies to tensors that decay."""
-    adapts: str = field(
-        default="weights",
-        metadata=only_for("optim.name", "lars", "lamb")
-        | added_later("weights")
-        | one_of("weights", "decayed", "all"),
+    adapts: str = setting(
+        "weights",
+        only_for("optim.name", "lars", "lamb"),
+        ADDED_LATER,
+        one_of("weights", "decayed", "all"),
     )
     """The tensors that LARS or LAMB scales: weights, decayed or all.
     weights excludes BN and biases, as MLPerf does. decayed means those with weight decay, as timm
     and apex have it. LARS updates the other tensors by momentum SGD, and LAMB by AdamW."""
-    bias_correction: bool = field(
-        default=True, metadata=only_for("optim.name", "lamb") | added_later(True)
-    )
+    bias_correction: bool = setting(True, only_for("optim.name", "lamb"), ADDED_LATER)
     """Whether LAMB corrects both means for their start at 0, as Adam does.
     timm and apex do; the code of its authors does not."""
-    rms_lr: float = field(
-        default=3e-4,
-        metadata=only_for("optim.name", "rmsprop_warmup") | added_later(3e-4) | above_0(),
-    )
+    rms_lr: float = setting(3e-4, only_for("optim.name", "rmsprop_warmup"), ADDED_LATER, above_0())
     """The lr of the RMSprop part of rmsprop_warmup, eta_RMSprop, whatever the lr of SGD."""
-    beta_center: float = field(
-        default=10.0,
-        metadata=only_for("optim.name", "rmsprop_warmup") | added_later(10.0) | at_least(0),
+    beta_center: float = setting(
+        10.0, only_for("optim.name", "rmsprop_warmup"), ADDED_LATER, at_least(0)
     )
     """The epoch at which half of rmsprop_warmup's update is momentum SGD."""
-    beta_period: float = field(
-        default=5.0,
-        metadata=only_for("optim.name", "rmsprop_warmup") | added_later(5.0) | above_0(),
+    beta_period: float = setting(
+        5.0, only_for("optim.name", "rmsprop_warmup"), ADDED_LATER, above_0()
     )
     """The epochs of the transition; half of them after beta_center all is momentum SGD."""
-    head_lr: float | None = field(default=None, metadata=IMAGES | added_later(None) | above_0())
+    head_lr: float | None = setting(None, IMAGES, ADDED_LATER, above_0())
     """The schedule.reference_lr of the last layer; None for that of all other layers.
     At every step its lr is head_lr / reference_lr times that of the other layers."""
-    decay_bias: bool = field(default=True, metadata=added_later(True))
+    decay_bias: bool = setting(True, ADDED_LATER)
     """Whether weight decay applies to biases; that of norms is decay_norm."""
-    decay_norm: bool = field(default=False, metadata=added_later(False))
+    decay_norm: bool = setting(False, ADDED_LATER)
     """Whether weight decay applies to gamma and beta of norms, and to what a network excludes."""
-    decay: str = field(
-        default="gradient",
-        metadata=only_for("optim.name", "sgd")
-        | only_for("optim.equation", 9)
-        | added_later("gradient")
-        | one_of("gradient", "decoupled"),
+    decay: str = setting(
+        "gradient",
+        only_for("optim.name", "sgd"),
+        only_for("optim.equation", 9),
+        ADDED_LATER,
+        one_of("gradient", "decoupled"),
     )
     """The weight decay of sgd: in the gradient, or decoupled from it.
     decoupled multiplies a weight by 1 - weight_decay lr / (full lr) before each update, as
     MosaicML's code does: the full lr is the scaled one, or the highest of schedule.points."""
-    fused: str = field(default="torch", metadata=EXECUTION | one_of("torch", "apex"))
+    fused: str = setting("torch", EXECUTION, one_of("torch", "apex"))
     """The source of fused kernels for sgd and lars by equation 9: PyTorch or NVIDIA's apex.
     apex has to be installed. The two agree except for the last bits, and a run may be resumed with
     the other."""
-    options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
+    options: dict[str, Any] = setting({}, ADDED_LATER)
     """The options of an optimizer of your own, completed by their defaults."""
-    source: str = field(default="", metadata=added_later(""))
+    source: str = setting("", ADDED_LATER)
     """The SHA-256 of the source of an optimizer of your own, which lsgd computes."""
 
     @property
@@ -470,65 +428,56 @@ class Schedule:
     Defaults are those of Goyal et al. 2017, section 5.1.
     """
 
-    reference_lr: float = field(default=0.1, metadata=above_0())
+    reference_lr: float = setting(0.1, above_0())
     """The lr for a minibatch of reference_batch images, not that of this run: eta in the paper."""
-    reference_batch: float = field(default=256.0, metadata=above_0())
+    reference_batch: float = setting(256.0, above_0())
     """The minibatch for which reference_lr was chosen."""
-    scaling: str = field(default="linear", metadata=one_of(*schedule.SCALINGS))
+    scaling: str = setting("linear", one_of(*schedule.SCALINGS))
     """The growth of the lr with the minibatch: linear, by its root (sqrt), or none."""
-    warmup: str = field(default="gradual", metadata=one_of(*schedule.WARMUPS))
+    warmup: str = setting("gradual", one_of(*schedule.WARMUPS))
     """The shape of the warmup.
     Only a batch above the reference batch warms up, unless warmup_start is given."""
-    warmup_epochs: float = field(default=5.0, metadata=at_least(0))
+    warmup_epochs: float = setting(5.0, at_least(0))
     """The length of the warmup, in epochs."""
-    milestones: list[float] = field(
-        default_factory=lambda: [30.0, 60.0, 80.0],
-        metadata=only_for("schedule.decay", "steps", required=[]),
+    milestones: list[float] = setting(
+        [30.0, 60.0, 80.0], only_for("schedule.decay", "steps", required=[])
     )
     """Epochs at which the lr is multiplied by gamma."""
-    gamma: float = field(default=0.1, metadata=above_0())
+    gamma: float = setting(0.1, above_0())
     """The factor of the lr at each milestone."""
-    warmup_start: float | None = field(
-        default=None,
-        metadata=only_for("schedule.warmup", "gradual", "constant")
-        | added_later(None)
-        | at_least(0),
+    warmup_start: float | None = setting(
+        None, only_for("schedule.warmup", "gradual", "constant"), ADDED_LATER, at_least(0)
     )
     """The lr at the start of a warmup for any batch size, such as 0; None for the reference lr."""
-    factors: list[float] = field(default_factory=list, metadata=added_later([]) | above_0())
+    factors: list[float] = setting([], ADDED_LATER, above_0())
     """The share of the full lr from each milestone on, which replaces powers of gamma."""
-    decay: str = field(
-        default="steps", metadata=added_later("steps") | one_of(*schedule.DECAYS, own=True)
-    )
+    decay: str = setting("steps", ADDED_LATER, one_of(*schedule.DECAYS, own=True))
     """The decay of the lr after the warmup: at the milestones (steps), or smooth, to end_lr.
     points is the whole lr, without scaling and warmup. A decay of your own is named by its import
     path, package.module:Name."""
-    power: float = field(
-        default=2.0,
-        metadata=only_for("schedule.decay", "polynomial", override="schedule")
-        | added_later(2.0)
-        | above_0(),
+    power: float = setting(
+        2.0, only_for("schedule.decay", "polynomial", override="schedule"), ADDED_LATER, above_0()
     )
     """The power of a polynomial decay: end_lr + (lr - end_lr) (1 - t)^power, t from 0 to 1."""
-    end_lr: float = field(default=0.0, metadata=SMOOTH | added_later(0.0) | at_least(0))
+    end_lr: float = setting(0.0, SMOOTH, ADDED_LATER, at_least(0))
     """The lr at the end of a smooth decay and after it."""
-    decay_steps: int | None = field(default=None, metadata=SMOOTH | added_later(None) | at_least(1))
+    decay_steps: int | None = setting(None, SMOOTH, ADDED_LATER, at_least(1))
     """The step of the run at which a smooth decay ends; None for the last step."""
-    per: str = field(default="step", metadata=added_later("step") | one_of("step", "epoch"))
+    per: str = setting("step", ADDED_LATER, one_of("step", "epoch"))
     """The interval at which the lr changes: step or epoch.
     With epoch it is constant in an epoch: the warmup has in epoch e, counted from 0, the lr that it
     otherwise has at the end of this epoch, and the decay the one that it has at its start."""
-    points: list[list[float]] = field(
-        default_factory=list,
-        metadata=only_for("schedule.decay", "points", override="schedule")
-        | added_later([])
-        | points_by_epoch(0),
+    points: list[list[float]] = setting(
+        [],
+        only_for("schedule.decay", "points", override="schedule"),
+        ADDED_LATER,
+        points_by_epoch(0),
     )
     """Pairs of epoch and lr, such as [[0,0.1],[2,1.7],[16,0]], between which the lr is linear.
     Two pairs of one epoch are a jump. The lr is that of the run's own minibatch, not scaled."""
-    options: dict[str, Any] = field(default_factory=dict, metadata=added_later({}))
+    options: dict[str, Any] = setting({}, ADDED_LATER)
     """The options of a decay of your own, completed by their defaults."""
-    source: str = field(default="", metadata=added_later(""))
+    source: str = setting("", ADDED_LATER)
     """The SHA-256 of the source of a decay of your own, which lsgd computes."""
 
 
@@ -539,39 +488,35 @@ class Evaluation:
     The last epoch is always evaluated.
     """
 
-    every: int | float | str = field(default=1, metadata=added_later(1) | evaluation_places())
+    every: int | float | str = setting(1, ADDED_LATER, evaluation_places())
     """The interval between evaluations: a number of epochs, a fraction of one, or '500 steps'.
     A fraction, or steps of the run, add evaluations within epochs to those at the end of each. Only
     whole numbers of epochs are hashed, since evaluations within epochs change no result."""
-    sets: list[str] = field(
-        default_factory=lambda: ["val"], metadata=EXECUTION | IMAGES | set_names()
-    )
+    sets: list[str] = setting(["val"], EXECUTION, IMAGES, set_names())
     """The evaluation sets of an image folder: val first, by which the run is judged, then others.
     Each is a folder beside `train` with the same classes, such as v2 of [val, v2], which
     `lsgd prepare folder --sets v2` indexes. Each has its own metrics in the rows, such as
     v2_top1_error."""
-    offset: int = field(default=0, metadata=added_later(0) | at_least(0))
+    offset: int = setting(0, ADDED_LATER, at_least(0))
     """The number of epochs before the first evaluation; 0 for `every`."""
-    bfloat16: bool = field(default=False, metadata=IMAGES | added_later(False))
+    bfloat16: bool = setting(False, IMAGES, ADDED_LATER)
     """Whether evaluation runs its forward passes in bfloat16, by autocast.
     Training does so with precision=bfloat16. Otherwise evaluation runs in the precision of the
     parameters."""
 
-    mirror: bool = field(default=False, metadata=IMAGES | added_later(False))
+    mirror: bool = setting(False, IMAGES, ADDED_LATER)
     """Whether the logits of an evaluated image are the mean with those of its mirror image.
     An evaluation then takes two forward passes."""
-    image_sizes: list[list[float]] = field(
-        default_factory=list, metadata=IMAGES | added_later([]) | evaluated_sizes()
-    )
+    image_sizes: list[list[float]] = setting([], IMAGES, ADDED_LATER, evaluated_sizes())
     """The size of evaluated images by epoch, a list of [epoch, pixels, crop_ratio].
     Each holds from its epoch on, the first from epoch 0. The last one is data.image_size with
     data.crop_ratio, which a prediction has too. A crop_ratio may be left out for data.crop_ratio,
     and is for image files."""
-    rectangle_batch: int = field(default=0, metadata=IMAGES | added_later(0) | at_least(0))
+    rectangle_batch: int = setting(0, IMAGES, ADDED_LATER, at_least(0))
     """The number of images, sorted by aspect ratio, with a common rectangle in evaluation, or 0.
     The rectangle has their mean aspect ratio, and the size of a square as its shorter side, as in
     fast.ai's and DIU's code. 0 evaluates squares. It is for image files."""
-    rectangle_epoch: int = field(default=0, metadata=IMAGES | added_later(0) | at_least(0))
+    rectangle_epoch: int = setting(0, IMAGES, ADDED_LATER, at_least(0))
     """The first epoch, from 0, that is evaluated in rectangles; those before it are in squares."""
 
     @property
@@ -589,14 +534,11 @@ class Evaluation:
 class BNStatistics:
     """The settings of the means and variances by which BN normalises in an evaluation."""
 
-    name: str = field(
-        default="moving",
-        metadata=IMAGES | added_later("moving") | one_of("moving", "precise", "last"),
-    )
+    name: str = setting("moving", IMAGES, ADDED_LATER, one_of("moving", "precise", "last"))
     """The source of BN's evaluation statistics: moving, precise or last.
     moving is the paper's running average over steps. last takes those of the last step alone.
     precise measures them on training images with the evaluated weights."""
-    examples: int = field(default=8192, metadata=IMAGES | added_later(8192) | at_least(1))
+    examples: int = setting(8192, IMAGES, ADDED_LATER, at_least(1))
     """The number of training images for precise BN statistics, rounded up to whole steps."""
 
 
@@ -607,27 +549,18 @@ class Averaging:
     BN statistics are measured with the averaged weights. Training is not affected.
     """
 
-    name: str = field(
-        default="none", metadata=IMAGES | added_later("none") | one_of("none", "ema", "last")
-    )
+    name: str = setting("none", IMAGES, ADDED_LATER, one_of("none", "ema", "last"))
     """The kind of average: none, ema or last.
     ema is an exponential moving average over the updates; last is the mean of the weights at the
     ends of the last epochs."""
-    half_life: float = field(
-        default=100.0,
-        metadata=IMAGES | only_for("averaging.name", "ema") | added_later(100.0) | above_0(),
+    half_life: float = setting(
+        100.0, IMAGES, only_for("averaging.name", "ema"), ADDED_LATER, above_0()
     )
     """The half-life of a weight in the ema, in updates."""
-    every: int = field(
-        default=1,
-        metadata=IMAGES | only_for("averaging.name", "ema") | added_later(1) | at_least(1),
-    )
+    every: int = setting(1, IMAGES, only_for("averaging.name", "ema"), ADDED_LATER, at_least(1))
     """The number of updates of the weights per update of the ema.
     An update of the ema then has the share of all of them."""
-    epochs: int = field(
-        default=6,
-        metadata=IMAGES | only_for("averaging.name", "last") | added_later(6) | at_least(1),
-    )
+    epochs: int = setting(6, IMAGES, only_for("averaging.name", "last"), ADDED_LATER, at_least(1))
     """The number of last epochs whose weights are averaged."""
 
 
@@ -638,9 +571,9 @@ class BatchGrowth:
     Each worker keeps its n images. The lr stays that of the first minibatch, by the schedule.
     """
 
-    milestones: list[int] = field(default_factory=list, metadata=IMAGES | added_later([]))
+    milestones: list[int] = setting([], IMAGES, ADDED_LATER)
     """Whole epochs at which the number of workers is multiplied by the factor."""
-    factor: int = field(default=2, metadata=IMAGES | added_later(2) | at_least(2))
+    factor: int = setting(2, IMAGES, ADDED_LATER, at_least(2))
     """The factor by which the number of workers grows at each milestone."""
 
     def factor_in(self, epoch: int) -> int:
@@ -655,12 +588,10 @@ class ImageSizes:
     Evaluated images keep data.image_size and data.crop_ratio.
     """
 
-    points: list[list[float]] = field(
-        default_factory=list, metadata=IMAGES | added_later([]) | points_by_epoch(1)
-    )
+    points: list[list[float]] = setting([], IMAGES, ADDED_LATER, points_by_epoch(1))
     """Pairs of epoch and side in pixels, such as [[11,160],[13,192]], linear between them.
     Two pairs of one epoch are a jump. All images of an epoch have the size of its beginning."""
-    multiple: int = field(default=1, metadata=IMAGES | added_later(1) | at_least(1))
+    multiple: int = setting(1, IMAGES, ADDED_LATER, at_least(1))
     """The multiple of pixels to which a size is rounded, to the even one of two equally near."""
 
 
@@ -668,22 +599,19 @@ class ImageSizes:
 class TimeToTargetSettings:
     """The settings of a run's final metric: a metric at its end, or its time to a target metric."""
 
-    epochs_to: dict[str, float] = field(default_factory=dict, metadata=added_later({}))
+    epochs_to: dict[str, float] = setting({}, ADDED_LATER)
     """A metric and its target, such as {top1_error: 24.1}; the final metric is the epochs to it."""
-    steps_to: dict[str, float] = field(default_factory=dict, metadata=added_later({}))
+    steps_to: dict[str, float] = setting({}, ADDED_LATER)
     """A metric and its target; the final metric is the number of steps to reach it."""
-    stop: bool = field(default=False, metadata=added_later(False))
+    stop: bool = setting(False, ADDED_LATER)
     """Whether the run stops at the evaluation that reaches the target."""
-    name: str = field(
-        default="workload",
-        metadata=IMAGES | added_later("workload") | one_of("workload", own=True),
-    )
+    name: str = setting("workload", IMAGES, ADDED_LATER, one_of("workload", own=True))
     """The metric of evaluations that judges the run: that of the workload, or one of your own.
     One of your own is named by its import path, package.module:Name, and in rows by the name in
     small letters: MacroError is macro_error."""
-    options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | added_later({}))
+    options: dict[str, Any] = setting({}, IMAGES, ADDED_LATER)
     """The options of a metric of your own, completed by their defaults."""
-    source: str = field(default="", metadata=IMAGES | added_later(""))
+    source: str = setting("", IMAGES, ADDED_LATER)
     """The SHA-256 of the source of a metric of your own, which lsgd computes."""
 
     @property
@@ -706,10 +634,10 @@ class TimeToTargetSettings:
 class EarlyStopping:
     """The settings of early stopping: a run ends once its validation metric no longer improves."""
 
-    patience: int | None = field(default=None, metadata=added_later(None) | at_least(1))
+    patience: int | None = setting(None, ADDED_LATER, at_least(1))
     """The number of evaluated epochs without an improvement after which the run stops.
     Only the evaluations at the ends of epochs count. None trains all epochs."""
-    metric: str = field(default="loss", metadata=added_later("loss"))
+    metric: str = setting("loss", ADDED_LATER)
     """The validation metric that has to improve; lower is better."""
 
 
@@ -717,29 +645,27 @@ class EarlyStopping:
 class InputsSettings:
     """The settings of a run's data loader, which reads and prefetches examples."""
 
-    loader: str = field(
-        default="auto",
-        metadata=one_of("auto", "memory", "dali", "torchvision", "synthetic", own=True),
+    loader: str = setting(
+        "auto", one_of("auto", "memory", "dali", "torchvision", "synthetic", own=True)
     )
     """The data loader: auto, memory, dali, torchvision, synthetic, or one of your own.
     auto is memory for small datasets; for image files it is DALI if that is installed, or else
     torchvision. synthetic generates random examples. A loader of your own, package.module:Name, is
     hashed into the fingerprint with its options and source."""
-    decoders: int | None = field(default=None, metadata=at_least(0))
+    decoders: int | None = setting(None, at_least(0))
     """The number of DALI threads or torchvision processes that decode images, per training process.
     By default one for each of its cores."""
-    prefetch: int = field(default=2, metadata=at_least(1))
+    prefetch: int = setting(2, at_least(1))
     """The number of prefetched micro-batches: in total (DALI) or per process (torchvision)."""
-    dtype: str = field(default="float32", metadata=one_of("float32", "float16"))
+    dtype: str = setting("float32", one_of("float32", "float16"))
     """The number format of DALI's pixels; float16 is coarser by 0.1 of an 8-bit level."""
-    decode_on: str = field(default="auto", metadata=one_of("auto", "cpu", "gpu"))
+    decode_on: str = setting("auto", one_of("auto", "cpu", "gpu"))
     """The device on which DALI decodes: cpu or gpu; auto is the device of the model."""
-    hardware_share: float = field(
-        default=0.65,
-        metadata=at_least(0) | at_most(1, "is more than all images; write a number from 0 to 1"),
+    hardware_share: float = setting(
+        0.65, at_least(0), at_most(1, "is more than all images; write a number from 0 to 1")
     )
     """The share of images that DALI decodes with a GPU's JPEG decoder, if the GPU has one."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = setting({})
     """The options of a loader of your own, completed by their defaults."""
     source: str = ""
     """The SHA-256 of the source of a loader of your own, which lsgd computes."""
@@ -754,17 +680,17 @@ class InputsSettings:
 class CommSettings:
     """The settings of communication between a job's processes: library, buckets and timeouts."""
 
-    library: str = field(default="auto", metadata=one_of("auto", "single", "torch", "horovod"))
+    library: str = setting("auto", one_of("auto", "single", "torch", "horovod"))
     """The communication library: auto, single, torch or horovod.
     auto is single without a launcher; with one it is Horovod if that is built for the launcher, or
     else torch."""
-    bucket_mb: float = field(default=25.0, metadata=above_0())
+    bucket_mb: float = setting(25.0, above_0())
     """The size, in MiB, of the flat buckets in which gradients are reduced."""
-    timeout: float = field(default=600.0, metadata=above_0())
+    timeout: float = setting(600.0, above_0())
     """The timeout of a collective, in seconds.
     After it the other processes exit with code 5, or a minute later with -6 if NCCL's watchdog
     notices first."""
-    join_timeout: float = field(default=120.0, metadata=above_0())
+    join_timeout: float = setting(120.0, above_0())
     """The timeout for all processes to join the job, in seconds after the start."""
 
 
@@ -776,18 +702,17 @@ TARGET_DATA = ("imagenet", "ptb")
 class Target:
     """The published result that a recipe should reproduce: a metric, its value and the source."""
 
-    top1_error: float | None = field(
-        default=None,
-        metadata=at_least(0) | at_most(100, "is not a percentage; write a number from 0 to 100"),
+    top1_error: float | None = setting(
+        None, at_least(0), at_most(100, "is not a percentage; write a number from 0 to 100")
     )
     """The published top-1 error in percent; `std` is in percent too."""
-    std: float | None = field(default=None, metadata=at_least(0))
+    std: float | None = setting(None, at_least(0))
     """The published standard deviation over seeds."""
     source: str = ""
     """The publication of the number, such as a table of the paper."""
-    perplexity: float | None = field(default=None, metadata=at_least(1))
+    perplexity: float | None = setting(None, at_least(1))
     """The published perplexity, for recipes without an error rate."""
-    curve: dict[int, float] = field(default_factory=dict)
+    curve: dict[int, float] = setting({})
     """Published values of the metric by epoch, counted from 1, which a report draws."""
 
     @property
@@ -824,48 +749,41 @@ class RunSettings:
     """n, the examples of a worker in a step; BN statistics are taken over these images."""
     epochs: int = field(metadata=at_least(1))
     """The number of training epochs."""
-    seed: int = field(
-        default=0,
-        metadata=at_least(0, math.inf) | below(2**64, "is too large; write a number below 2^64"),
+    seed: int = setting(
+        0, at_least(0, math.inf), below(2**64, "is too large; write a number below 2^64")
     )
     """The seed of all random draws: initial weights, example order, augmentation and dropout."""
-    label_smoothing: float = field(
-        default=0.0,
-        metadata=IMAGES
-        | added_later(0.0)
-        | at_least(0)
-        | below(1, "leaves nothing of the label; write less than 1"),
+    label_smoothing: float = setting(
+        0.0,
+        IMAGES,
+        ADDED_LATER,
+        at_least(0),
+        below(1, "leaves nothing of the label; write less than 1"),
     )
     """The share of a training label that is spread evenly over all classes (Szegedy et al. 2016).
     It is counted as in torch and MLPerf. train_loss includes the smoothing, and val_loss does
     not."""
-    loss: str = field(
-        default="cross_entropy",
-        metadata=IMAGES | added_later("cross_entropy") | one_of("cross_entropy", "bce"),
-    )
+    loss: str = setting("cross_entropy", IMAGES, ADDED_LATER, one_of("cross_entropy", "bce"))
     """The loss: cross_entropy or bce, the binary cross-entropy of each class against the others."""
-    bce_over_classes: str = field(
-        default="sum",
-        metadata=IMAGES | only_for("loss", "bce") | added_later("sum") | one_of("sum", "mean"),
+    bce_over_classes: str = setting(
+        "sum", IMAGES, only_for("loss", "bce"), ADDED_LATER, one_of("sum", "mean")
     )
     """The reduction of binary cross-entropies over the classes of an image: sum or mean."""
-    tail: str = field(default="drop", metadata=one_of("drop", "keep"))
+    tail: str = setting("drop", one_of("drop", "keep"))
     """The treatment of the last N mod kn examples of an epoch: drop, or keep as a smaller step."""
-    precision: str = field(
-        default="float32", metadata=one_of("float32", "tf32", "bfloat16", "float16", "float64")
-    )
+    precision: str = setting("float32", one_of("float32", "tf32", "bfloat16", "float16", "float64"))
     """The number format of forward and backward passes.
     bfloat16 and float16 are by autocast, float16 with a dynamic loss scale; tf32 is float32 whose
     products a GPU rounds to 10 bits."""
-    gradient_compression: str = field(default="none", metadata=one_of("none", "fp16"))
+    gradient_compression: str = setting("none", one_of("none", "fp16"))
     """The number format of the gradient all-reduce; fp16 loses values below 6e-8."""
     rehearse: bool = False
     """Whether to do a dry run: a miniature of the run, built by lsgd.recipe.dry_run."""
-    deviations: dict[str, str] = field(default_factory=dict, metadata=EXECUTION)
+    deviations: dict[str, str] = setting({}, EXECUTION)
     """The rules of the paper that this recipe deviates from, each with the reason."""
-    paper: str = field(default="goyal2017", metadata=EXECUTION | IMAGES | one_of(*PAPERS))
+    paper: str = setting("goyal2017", EXECUTION, IMAGES, one_of(*PAPERS))
     """The paper that this recipe follows, whose rules lsgd.check verifies."""
-    target: Target | None = field(default=None, metadata=EXECUTION)
+    target: Target | None = setting(None, EXECUTION)
     strategy: StrategySettings = field(
         default_factory=StrategySettings, metadata=added_later({"name": "allreduce"})
     )
@@ -878,90 +796,78 @@ class RunSettings:
     bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=added_later({}))
     averaging: Averaging = field(default_factory=Averaging, metadata=added_later({}))
     batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=added_later({}))
-    batch_schedule: list[list[int]] = field(
-        default_factory=list, metadata=IMAGES | added_later([]) | phases_by_epoch()
-    )
+    batch_schedule: list[list[int]] = setting([], IMAGES, ADDED_LATER, phases_by_epoch())
     """Changes of the minibatch during the run, a list of [epoch, workers, worker_batch].
     Each holds from the beginning of its epoch on, a whole number from 1; before the first of them
     workers and worker_batch do. The lr is that of the minibatch, by schedule.scaling, or that of
     schedule.points."""
     image_sizes: ImageSizes = field(default_factory=ImageSizes, metadata=added_later({}))
-    workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or(1, AUTO))
+    workers_per_pass: int | str = setting(1, EXECUTION, at_least_or(1, AUTO))
     """The number of workers in one micro-batch, or auto.
     With auto, lsgd.autotune finds the number when training starts. It is always one where each
     worker pushes its own gradient."""
-    val_batch: int = field(
-        default=250,
-        metadata=EXECUTION | only_for(WORKLOAD, "images", "tagging", "trees", FORM) | at_least(1),
+    val_batch: int = setting(
+        250, EXECUTION, only_for(WORKLOAD, "images", "tagging", "trees", FORM), at_least(1)
     )
     """The number of images, sentences, trees or other examples in one evaluation batch.
     A batch of a text is always one window of each stream."""
-    padding: str = field(default="bucket", metadata=EXECUTION | TAGGING | one_of(*PADDINGS))
+    padding: str = setting("bucket", EXECUTION, TAGGING, one_of(*PADDINGS))
     """The padding of the sentences of a micro-batch: global, batch, bucket, packed or per_sentence.
     Sentences are padded to the longest one of the dataset (global), of the micro-batch (batch), or
     of eight of similar length (bucket). packed is batch without the padded positions. per_sentence
     computes one sentence at a time."""
-    batching: str = field(
-        default="folded", metadata=EXECUTION | TREES | one_of("folded", "recursive")
-    )
+    batching: str = setting("folded", EXECUTION, TREES, one_of("folded", "recursive"))
     """The evaluation of the trees of a micro-batch by the network: folded or recursive.
     folded batches nodes of all trees into a few large calls; recursive computes one tree after the
     other, node by node."""
-    channels_last: bool | str = field(
-        default=False, metadata=EXECUTION | IMAGES | one_of(False, True, AUTO)
-    )
+    channels_last: bool | str = setting(False, EXECUTION, IMAGES, one_of(False, True, AUTO))
     """Whether images are stored in the channels-last memory format (NHWC), which GPUs prefer.
     With auto, lsgd.autotune times both formats when training starts."""
-    threads: int | str | None = field(default=None, metadata=EXECUTION | at_least_or(1, AUTO))
+    threads: int | str | None = setting(None, EXECUTION, at_least_or(1, AUTO))
     """The number of CPU threads of a process; by default it depends on the size of micro-batches.
     With auto, lsgd.autotune finds the number when training starts. The default is at most one per
     core, and at most OMP_NUM_THREADS."""
-    compile: bool | str = field(default=False, metadata=EXECUTION | one_of(False, True, AUTO))
+    compile: bool | str = setting(False, EXECUTION, one_of(False, True, AUTO))
     """Whether the model is compiled with torch.compile.
     Training does not time it, as the first step then takes minutes: auto is the result of
     `lsgd autotune` for this network and machine, or else false."""
-    cuda_graphs: bool = field(
-        default=False, metadata=EXECUTION | IMAGES | only_for("compile", True)
-    )
+    cuda_graphs: bool = setting(False, EXECUTION, IMAGES, only_for("compile", True))
     """Whether a GPU replays the compiled model as CUDA graphs.
     This avoids launching kernels one by one, which slows micro-batches of few images. Each shape of
     micro-batch takes memory of its own."""
-    deterministic: bool = field(default=True, metadata=EXECUTION)
+    deterministic: bool = setting(True, EXECUTION)
     """Whether a GPU uses deterministic algorithms only, the same in each run.
     Otherwise cuDNN times its algorithms and takes the fastest, and two runs differ in their last
     bits."""
-    numa: bool = field(default=False, metadata=EXECUTION)
+    numa: bool = setting(False, EXECUTION)
     """Whether a process is pinned to the CPU cores next to its GPU."""
-    device: str = field(
-        default="auto", metadata=EXECUTION | one_of("auto", "cpu", "cuda", "mps", "xpu")
-    )
+    device: str = setting("auto", EXECUTION, one_of("auto", "cpu", "cuda", "mps", "xpu"))
     """The device for training: cpu, cuda (NVIDIA or AMD), mps (Apple), xpu (Intel) or auto.
     auto takes the GPU that torch finds, or else the CPU."""
-    run_dir: str | None = field(
-        default=None,
-        metadata=EXECUTION | not_empty("write run_dir=PATH, or leave it out for a new folder"),
+    run_dir: str | None = setting(
+        None, EXECUTION, not_empty("write run_dir=PATH, or leave it out for a new folder")
     )
     """The run folder; by default runs/<name>/<time>-seed<seed>."""
-    checkpoint_steps: int = field(default=0, metadata=EXECUTION | at_least(0))
+    checkpoint_steps: int = setting(0, EXECUTION, at_least(0))
     """The number of steps between checkpoints within an epoch; 0 for none by step count."""
-    checkpoint_minutes: float = field(default=10.0, metadata=EXECUTION | at_least(0))
+    checkpoint_minutes: float = setting(10.0, EXECUTION, at_least(0))
     """The minutes between checkpoints within an epoch, by process 0's clock; 0 for none by time."""
-    keep_checkpoints: int | str = field(default=2, metadata=EXECUTION | at_least_or(1, VERIFY))
+    keep_checkpoints: int | str = setting(2, EXECUTION, at_least_or(1, VERIFY))
     """The number of newest checkpoints that are kept, or verify; those at lr drops always are.
     With verify, at most 12 are kept for lsgd.verify: the newest two, and the first two saves of
     each fifth of the run."""
-    keep_best: str | None = field(default=None, metadata=EXECUTION)
+    keep_best: str | None = setting(None, EXECUTION)
     """The validation metric whose best checkpoint is kept too, such as top1_error; None for none.
     The link best.pt leads to it. Lower is better, and the first of equal ones is kept."""
-    log_steps: int = field(default=20, metadata=EXECUTION | at_least(1))
+    log_steps: int = setting(20, EXECUTION, at_least(1))
     """The number of steps between two rows of metrics."""
-    noise_scale: bool = field(default=False, metadata=EXECUTION | IMAGES)
+    noise_scale: bool = setting(False, EXECUTION, IMAGES)
     """Whether the gradient noise scale is measured; updates do not change.
     It needs steps of at least two micro-batches, and takes one more norm of each parameter's
     gradient per micro-batch."""
-    profile: bool = field(default=False, metadata=EXECUTION)
+    profile: bool = setting(False, EXECUTION)
     """Whether lsgd.profile times the phases of some steps and traces a few."""
-    trackers: list[str] = field(default_factory=list, metadata=EXECUTION | some_of(*TRACKERS))
+    trackers: list[str] = setting([], EXECUTION, some_of(*TRACKERS))
     """The experiment trackers that receive the run's metrics, each by a process of lsgd.track."""
-    replaced: list[str] = field(default_factory=list, metadata=EXECUTION)
+    replaced: list[str] = setting([], EXECUTION)
     """The lines in which a dry run lists the settings that it replaced."""

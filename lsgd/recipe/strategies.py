@@ -6,16 +6,17 @@ are trajectory. Every other strategy depends on the order in which pushes reach 
 on all settings that decide this order.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lsgd.recipe.fields import (
+    ADDED_LATER,
     above_0,
-    added_later,
     at_least,
     at_most,
     below,
     one_of,
     only_for,
+    setting,
 )
 
 PUSHED = only_for("strategy.name", "backup", "bounded", "async")
@@ -29,9 +30,8 @@ MOMENTUM = only_for("strategy.outer", "sgd", "nesterov")
 class StrategySettings:
     """The settings of a parallel-training strategy: how workers share gradients and parameters."""
 
-    name: str = field(
-        default="allreduce",
-        metadata=one_of("allreduce", "sync", "backup", "bounded", "async", "local", "hogwild"),
+    name: str = setting(
+        "allreduce", one_of("allreduce", "sync", "backup", "bounded", "async", "local", "hogwild")
     )
     """The strategy: allreduce, sync, backup, bounded, async, local or hogwild.
     allreduce and sync are the same synchronous SGD, by an all-reduce or on parameter servers: an
@@ -40,77 +40,63 @@ class StrategySettings:
     updates a copy of its own, and the copies are combined now and then. hogwild is processes of one
     machine that update one model in shared memory without a lock (Niu et al. 2011), for comparison:
     nothing records the order, so two runs differ, and none can be replayed."""
-    backup: int = field(
-        default=0, metadata=only_for("strategy.name", "backup") | added_later(0) | at_least(0)
-    )
+    backup: int = setting(0, only_for("strategy.name", "backup"), ADDED_LATER, at_least(0))
     """The number of workers beyond those that an update waits for."""
-    slack: int = field(
-        default=0, metadata=only_for("strategy.name", "bounded") | added_later(0) | at_least(0)
-    )
+    slack: int = setting(0, only_for("strategy.name", "bounded"), ADDED_LATER, at_least(0))
     """The number of pushes a worker may be ahead of the slowest before it waits."""
-    staleness_aware: bool = field(
-        default=False, metadata=only_for("strategy.name", "bounded", "async") | added_later(False)
+    staleness_aware: bool = setting(
+        False, only_for("strategy.name", "bounded", "async"), ADDED_LATER
     )
     """Whether the lr of a push is divided by its staleness.
     Staleness is the number of updates since the worker read the model (Zhang et al. 2016)."""
-    servers: int = field(default=1, metadata=SERVED | added_later(1) | at_least(1))
+    servers: int = setting(1, SERVED, ADDED_LATER, at_least(1))
     """The number of parameter servers."""
-    topology: str = field(
-        default="central", metadata=SERVED | added_later("central") | one_of("central", "colocated")
-    )
+    topology: str = setting("central", SERVED, ADDED_LATER, one_of("central", "colocated"))
     """The machines of the servers: central or colocated.
     central: servers have machines of their own. colocated: server i is on the machine of worker i
     and shares its network."""
-    placement: str = field(
-        default="greedy",
-        metadata=SERVED | added_later("greedy") | one_of("round_robin", "greedy", "hash"),
-    )
+    placement: str = setting("greedy", SERVED, ADDED_LATER, one_of("round_robin", "greedy", "hash"))
     """The assignment of parameters to servers, by the rules of lsgd.strategy.placement."""
-    sparse_rows: bool = field(
-        default=False, metadata=only_for("strategy.name", "sync") | added_later(False)
-    )
+    sparse_rows: bool = setting(False, only_for("strategy.name", "sync"), ADDED_LATER)
     """Whether only the embedding rows that a step uses are sent.
     Row i is stored on server i mod `servers`. It requires plain SGD, which does not change the
     other rows. Virtual time still counts whole tables."""
 
-    order: str = field(default="virtual", metadata=PUSHED | added_later("virtual"))
+    order: str = setting("virtual", PUSHED, ADDED_LATER)
     """The source of the order in which servers handle pushes.
     virtual: a cluster in virtual time, so that the run is the same on any number of processes.
     live: the order of arrival, with a process for each worker and each server; it is recorded in
     the run folder's orders.npz. Any other value is the path of such a file, whose run is replayed
     bit by bit on any number of processes."""
 
-    local_steps: int = field(default=1, metadata=LOCAL | added_later(1) | at_least(1))
+    local_steps: int = setting(1, LOCAL, ADDED_LATER, at_least(1))
     """H, the number of updates that a worker makes of its copy between exchanges or pushes.
     Of local: an epoch ends with an exchange, after fewer updates if need be. Of bounded and async:
     the updates between reading and pushing; a push is then a pseudo-gradient, the parameters read
     minus those reached."""
-    outer: str = field(
-        default="mean",
-        metadata=LOCAL | added_later("mean") | one_of("mean", "sgd", "nesterov", "elastic"),
-    )
+    outer: str = setting("mean", LOCAL, ADDED_LATER, one_of("mean", "sgd", "nesterov", "elastic"))
     """The outer rule, by which the model is updated from the workers' copies.
     Of local: mean takes the mean of the copies, weighted by the examples of each; sgd and nesterov
     are momentum SGD whose gradient is the model minus that mean; elastic moves model and copies
     towards each other (Zhang et al. 2015). Of bounded and async: the rule that applies a pushed
     pseudo-gradient; mean subtracts all of it. With mean and one local step a push is a gradient."""
-    outer_lr: float = field(default=1.0, metadata=LOCAL | MOMENTUM | added_later(1.0) | above_0())
+    outer_lr: float = setting(1.0, LOCAL, MOMENTUM, ADDED_LATER, above_0())
     """The constant lr of the outer rule."""
-    outer_momentum: float = field(
-        default=0.0,
-        metadata=LOCAL
-        | MOMENTUM
-        | added_later(0.0)
-        | at_least(0)
-        | below(1, "grows without end; write a number below 1"),
+    outer_momentum: float = setting(
+        0.0,
+        LOCAL,
+        MOMENTUM,
+        ADDED_LATER,
+        at_least(0),
+        below(1, "grows without end; write a number below 1"),
     )
     """The momentum of the outer rule."""
-    moving_rate: float = field(
-        default=0.0,
-        metadata=only_for("strategy.name", "local")
-        | only_for("strategy.outer", "elastic")
-        | added_later(0.0)
-        | at_least(0),
+    moving_rate: float = setting(
+        0.0,
+        only_for("strategy.name", "local"),
+        only_for("strategy.outer", "elastic"),
+        ADDED_LATER,
+        at_least(0),
     )
     """Alpha, the share of its distance to the model that a copy moves.
     In the same exchange the model moves this share of the distance to each copy."""
@@ -183,37 +169,37 @@ class VirtualCluster:
     with z from a standard normal distribution, and in a share of the steps slow_by more.
     """
 
-    step: float = field(default=0.1, metadata=added_later(0.1) | above_0())
+    step: float = setting(0.1, ADDED_LATER, above_0())
     """The median seconds in which a worker computes a gradient of its n examples."""
-    spread: float = field(
-        default=0.1,
-        metadata=added_later(0.1)
-        | at_least(0)
-        | at_most(10, "is too large for a spread of steps; write 10 or less"),
+    spread: float = setting(
+        0.1,
+        ADDED_LATER,
+        at_least(0),
+        at_most(10, "is too large for a spread of steps; write 10 or less"),
     )
     """The standard deviation of the logarithm of these seconds."""
-    slow_share: float = field(
-        default=0.0,
-        metadata=added_later(0.0)
-        | at_least(0)
-        | at_most(1, "is more than all steps; write a number from 0 to 1"),
+    slow_share: float = setting(
+        0.0,
+        ADDED_LATER,
+        at_least(0),
+        at_most(1, "is more than all steps; write a number from 0 to 1"),
     )
     """The share of steps in which a worker is a straggler."""
-    slow_by: float = field(default=0.0, metadata=added_later(0.0) | at_least(0))
+    slow_by: float = setting(0.0, ADDED_LATER, at_least(0))
     """The additional seconds of a straggler's step."""
-    speeds: list[float] = field(default_factory=list, metadata=added_later([]) | above_0())
+    speeds: list[float] = setting([], ADDED_LATER, above_0())
     """The relative step time of each worker, 2 for twice as slow; [] is 1 for all."""
-    server_gbits: float = field(default=10.0, metadata=added_later(10.0) | above_0())
+    server_gbits: float = setting(10.0, ADDED_LATER, above_0())
     """The bandwidth of a server's network, in Gbit/s."""
-    worker_gbits: float = field(default=10.0, metadata=added_later(10.0) | above_0())
+    worker_gbits: float = setting(10.0, ADDED_LATER, above_0())
     """The bandwidth of a worker's network in Gbit/s, shared with a colocated server."""
-    duplex: bool = field(default=True, metadata=added_later(True))
+    duplex: bool = setting(True, ADDED_LATER)
     """Whether a machine sends and receives at full bandwidth at the same time."""
-    latency_us: float = field(default=100.0, metadata=added_later(100.0) | at_least(0))
+    latency_us: float = setting(100.0, ADDED_LATER, at_least(0))
     """The latency of a message in microseconds, without the time for its bytes."""
-    overhead_us: float = field(default=0.0, metadata=added_later(0.0) | at_least(0))
+    overhead_us: float = setting(0.0, ADDED_LATER, at_least(0))
     """The microseconds for which a message occupies a server's network in addition to its bytes."""
-    seed: int = field(default=0, metadata=added_later(0) | at_least(0, 2**24 - 1))
+    seed: int = setting(0, ADDED_LATER, at_least(0, 2**24 - 1))
     """The seed of the step times; another one gives another order of events."""
 
     def speed(self, worker: int) -> float:

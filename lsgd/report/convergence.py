@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from lsgd import config
 from lsgd.recipe import Recipe
 from lsgd.recipe.published_points import PublishedPoints, points_of_paper
 from lsgd.report.blocks import Block, BulletList, Table
 from lsgd.report.formatting import NONE
-from lsgd.rules.aggregate import TRIMMED_RUNS, mean_and_deviation, median, olympic_mean
+from lsgd.rules.aggregate import TRIMMED_RUNS, mean_and_deviation, olympic_mean
 from lsgd.rules.convergence import (
     REFERENCE_RUNS,
     SCALED,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lsgd.own_parts import is_import_path
-from lsgd.recipe import TARGET_DATA
+from lsgd.recipe.settings import TARGET_DATA
 from lsgd.report.batch_size_sweep import BatchSizeSweep
 from lsgd.report.drawing import BLUE, COLOURS, GREY, RED, Figure, draw_figure
 from lsgd.report.findings import Findings

@@ -1,7 +1,7 @@
-"""Aggregates over runs: mean and standard deviation, median, and olympic mean.
+"""Aggregates over runs: mean and standard deviation, and olympic mean.
 
-A run that never reaches its target has an infinite value. The median stays finite with less than
-half of such runs, the olympic mean with one, and the mean with none.
+A run that never reaches its target has an infinite value. The olympic mean stays finite with one
+such run, the mean with none, and `statistics.median` with less than half of them.
 """
 
 import math
@@ -22,15 +22,6 @@ def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:
     if len(numbers) < 2 or math.isinf(mean):
         return mean, math.nan
     return mean, statistics.stdev(numbers)
-
-
-def median(numbers: Sequence[float]) -> float:
-    """Return the median of runs' values; infinite if at least half never reach their target.
-
-    >>> median([34, math.inf, 35]), median([34, math.inf])
-    (35, inf)
-    """
-    return statistics.median(numbers)
 
 
 def olympic_mean(numbers: Sequence[float]) -> float:

@@ -29,6 +29,7 @@ BEST = "best.pt"
 """The name of the link to the checkpoint of the best evaluation, if the recipe has keep_best."""
 FORMAT = 2
 """The format number that `write` uses. Adding a field with a default does not change it."""
+TO_RESUME = "make it readable, or move it away to resume from the checkpoint before it"
 DIGEST = hashlib.sha256().digest_size
 
 
@@ -296,13 +297,13 @@ def _from_format_1(fields: dict[str, Any]) -> None:
     fields["rates"] = {epoch + 1: {TOP1.key: error} for epoch, error in evaluated}
 
 
-def read(path: Path) -> bytes:
-    """Read the bytes of a checkpoint file; raise UsageError if the system cannot read it."""
+def read(path: Path, remedy: str = TO_RESUME) -> bytes:
+    """Read the bytes of a checkpoint file; raise UsageError if the system cannot read it.
+
+    The sentence ends with the remedy, by default that for a run which resumes.
+    """
     try:
         with open_regular(path) as file:
             return file.read()
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); make it readable, or move it away to "
-            "resume from the checkpoint before it"
-        ) from None
+        raise UsageError(f"{path} cannot be read ({error.strerror}); {remedy}") from None

@@ -10,6 +10,7 @@ import platform
 import shutil
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,7 +39,7 @@ from lsgd.run import provenance
 from lsgd.run.class_names import write_class_names
 from lsgd.run.console import Console
 from lsgd.run.remaining import RemainingTime
-from lsgd.run.rows import PER_SECOND, STRAGGLER, Row, RowReader
+from lsgd.run.rows import MEASURED, PER_SECOND, STRAGGLER, Row, RowReader, is_row
 from lsgd.run.slowness import SlownessCheck
 from lsgd.run.straggler import ProcessWaits, find_straggler
 from lsgd.run.trackers import WAIT, TrackerProcesses
@@ -174,7 +175,7 @@ class RunLog(Log):
 
         path = folder / "metrics.jsonl"
         made = {"epoch": run.epoch_metrics, "evaluation": run.evaluations}
-        self.damage = _drop_rows_after(path, run.next_step, made)
+        self.damage = _drop_rows_after(path, run.next_step, made, _saved_rows(run))
         self.run = run
         self.folder, self.first_step, self.last_step = folder, run.next_step, run.next_step
         self.rows = AppendOnlyFile(path)
@@ -440,24 +441,78 @@ def _delayed(reading: MeterReading, stop: MeterReading, start: MeterReading) -> 
     return MeterReading(sums, steps, *moved)
 
 
-def _drop_rows_after(path: Path, step: int, made: Mapping[str, Collection[int]]) -> str:
+def _saved_rows(run: LoggedRun) -> list[Row]:
+    """Return the rows of epochs and evaluations that the checkpoint has, in their order.
+
+    They lack the speeds. Those of a dry run are left out, as their steps are not all of the run's.
+    """
+    recipe = run.recipe
+    saved: list[tuple[str, int, float, dict[str, float]]] = [
+        ("evaluation", step, recipe.epoch(step), metrics)
+        for step, metrics in run.evaluations.items()
+        if metrics
+    ]
+    saved += [
+        ("epoch", recipe.first_step(epoch), epoch, metrics)
+        for epoch, metrics in run.epoch_metrics.items()
+        if metrics and not recipe.rehearse
+    ]
+    rows = []
+    for kind, step, epoch, metrics in saved:
+        lr = {"lr": recipe.lr(step - 1)} if kind == "epoch" else {}
+        values = {"epoch": epoch, **lr, **metrics}
+        rows.append({"kind": kind, "step": step} | {k: to_writable(v) for k, v in values.items()})
+    return sorted(rows, key=_place)
+
+
+def _place(row: Row) -> tuple[int, int]:
+    """Return the place of a row in the file; others stand before the measurements of their step."""
+    kind = row["kind"]
+    return row["step"], MEASURED.index(kind) if kind in MEASURED else -1
+
+
+def _drop_rows_after(
+    path: Path, step: int, made: Mapping[str, Collection[int]], saved: Sequence[Row] = ()
+) -> str:
     """Rewrite metrics.jsonl without rows of later steps, in one pass.
 
     `made` has the finished epochs and the evaluations made, by the kinds of their rows; rows of
-    others are dropped too. If rows follow a damaged line, the file is first copied to a backup, and
-    a warning is returned; else the text is empty.
+    others are dropped too. The rows in `saved`, which are in their order, are written where they
+    are missing: after a power failure the checkpoint may be newer than the rows on the disk. If
+    rows follow a damaged line, the file is first copied to a backup. Returns a warning of this and
+    of missing rows; else an empty text.
     """
-    rows = RowReader(path)
-    warning = ""
+    rows, left, lost = RowReader(path), deque(saved), 0
+    warnings: list[str] = []
+
+    def write_missing(place: tuple[int, int]) -> None:
+        nonlocal lost
+        while left and _place(left[0]) < place:
+            file.write(json.dumps(left.popleft()).encode() + b"\n")
+            lost += 1
+
     with atomic_write(path) as file:
         for row in rows:
-            place = row.get("epoch") if row["kind"] == "epoch" else row["step"]
-            if row["step"] <= step and place in made.get(row["kind"], (place,)):
+            if not is_row(row):
+                rows.damaged_line = rows.count
+                break
+            number = row.get("epoch") if row["kind"] == "epoch" else row["step"]
+            if row["step"] <= step and number in made.get(row["kind"], (number,)):
+                write_missing(_place(row))
+                if left and _place(left[0]) == _place(row):
+                    left.popleft()
                 # A kill may have cut off the newline alone.
                 file.write(rows.line.removesuffix(b"\n") + b"\n")
+        write_missing((step + 1, 0))
         if rows.damaged_line:
-            warning = _copy_damaged(path, rows.damaged_line)
-    return warning
+            warnings.append(_copy_damaged(path, rows.damaged_line))
+    if lost:
+        rows_of = "1 epoch or evaluation" if lost == 1 else f"{lost} epochs and evaluations"
+        warnings.append(
+            f"{path} had lost the rows of {rows_of}, which are written again from the checkpoint, "
+            "without speeds"
+        )
+    return "; ".join(warnings)
 
 
 def _copy_damaged(path: Path, line: int) -> str:

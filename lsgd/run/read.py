@@ -5,13 +5,20 @@ Reading needs no torch, so that a hundred runs can be read in seconds.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lsgd import config
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import MAIN_SET, METRICS, TOP1, Metric, named_metric
-from lsgd.run.rows import MEASURED, Row, RowReader, finite_number, read_rows, speed_unit, start_time
+from lsgd.run.rows import (
+    MEASURED,
+    Row,
+    RowReader,
+    finite_number,
+    is_row,
+    read_rows,
+    speed_unit,
+)
 
 SUPERVISOR_LOG = "supervise.log"
 """The file in the run folder in which the supervisor logs every start and its end."""
@@ -63,8 +70,9 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all epochs are finished or the run stopped early; never true for a dry run."""
-        every = set(range(1, self.recipe.epochs + 1))
-        over = every <= self.epochs.keys() or self.recipe.has_stopped(self.epochs)
+        done = self.epochs  # a stranger's recipe may have a billion
+        every = all(epoch in done for epoch in range(1, self.recipe.epochs + 1))
+        over = every or self.recipe.has_stopped(done)
         return over and not self.recipe.rehearse
 
     @property
@@ -177,7 +185,7 @@ def _checked_rows(path: Path, *, train_rows: bool) -> list[Row]:
     try:
         for row in reader:
             # Damage further on is the reason that is given, if there is any.
-            foreign = foreign or not _written_by_lsgd(row)
+            foreign = foreign or not is_row(row)
             if foreign:
                 continue
             is_needed = train_rows or row["kind"] != "train" or not has_begun
@@ -196,22 +204,11 @@ def _checked_rows(path: Path, *, train_rows: bool) -> list[Row]:
     return rows if last is None else [*rows, last]
 
 
-def _written_by_lsgd(row: Any) -> bool:
-    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
-        return False
-    try:
-        start_time(row)
-    except (TypeError, ValueError):
-        return False
-    # The exact type, since isinstance would accept a bool as an int.
-    counts = [row.get("step"), *([row.get("epoch")] if row["kind"] == "epoch" else [])]
-    return all(type(count) is int for count in counts)
-
-
 def has_failed(folder: Path) -> bool:
     """Return whether the latest supervised start of a run in this folder ended with an error."""
     last = (read_rows(folder / SUPERVISOR_LOG) or [{}])[-1]
-    return last.get("event") == "end" and last.get("code") not in (0, PreemptedError.exit_code)
+    is_end = isinstance(last, dict) and last.get("event") == "end"
+    return is_end and last.get("code") not in (0, PreemptedError.exit_code)
 
 
 def planned_run_folder(recipe: Recipe) -> Path:

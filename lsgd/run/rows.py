@@ -111,6 +111,19 @@ def finite_number(row: Row, key: str) -> float | None:
     return float(value)
 
 
+def is_row(value: Any) -> bool:
+    """Return whether a value parsed from a line of metrics.jsonl is a row as lsgd writes them."""
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        return False
+    try:
+        start_time(value)
+    except (TypeError, ValueError):
+        return False
+    # The exact type, since isinstance would accept a bool as an int.
+    counts = [value.get("step"), *([value.get("epoch")] if value["kind"] == "epoch" else [])]
+    return all(type(count) is int for count in counts)
+
+
 def start_time(start: Row) -> float:
     """Return when a run's start row was written, in seconds since 1970; 0 if it has no time.
 

@@ -6,6 +6,7 @@ verdict into it.
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -86,6 +87,11 @@ def check_new(path: Path, run: Path) -> None:
     if path.exists() or path.is_symlink():
         raise UsageError(
             f"{path} exists already, and is never overwritten; remove it, or write --out FILE"
+        )
+    if path.parent.is_dir() and not os.access(path.parent, os.W_OK):
+        raise UsageError(
+            f"{path} cannot be written, as {path.parent} is not yours to write to; write --out "
+            "FILE in another folder"
         )
     if not path.parent.is_dir():
         raise UsageError(

@@ -7,7 +7,7 @@
     python -m lsgd.search +search=digits sampler=gp trials=20   # override fields of the search …
     python -m lsgd.search +search=digits worker_batch=32        # … or of the recipe, for all trials
     python -m lsgd.search --report runs/searches/a runs/searches/b --out FOLDER   # one page on both
-    python -m lsgd.search +search=digits --launch slurm --nodes 1 --jobs 8   # 8 in the queue
+    python -m lsgd.search +search=digits --launch slurm --gpus 1 --jobs 8   # an array, 8 at a time
     python -m lsgd.search +search=digits --launch spark --master spark://HOST:7077 --jobs 8
 
 A trial is one point of the search space, which is in recipes/search/NAME.yaml: one value for each
@@ -27,12 +27,19 @@ Rerun the same command to resume, also after a kill: the trials are in a journal
 runs/searches/NAME, which optuna-dashboard can open. A resumed search first finishes the trials that
 have begun; with one job it then tries the same points as an uninterrupted search. Several searches
 in one folder share the work. A run that diverges has failed; a run that crashes is restarted once.
-On Ctrl-C and SIGTERM the runs save a checkpoint and exit; on Slurm they stay in the queue, and the
-same command finds them.
+On Ctrl-C and SIGTERM the runs save a checkpoint and exit.
+
+With slurm a search submits an array with one job for each trial that is left, --jobs N at a time,
+an array that compares the best trial, and a job that writes the report after them, and exits. A job
+takes an abandoned trial or the next of the sampler as it starts, and resumes it when requeued. It
+gets as many GPUs as its steps fill, one for small images, within --nodes, or --gpus N. Without
+--jobs all are trained at a time if no trial depends on others (grid and random without pruning),
+else one. Rerun the command once they have ended to submit what is left. --print shows the scripts
+and the GPU hours, as does lsgd plan search=NAME.
 
 exit code 0: every trial has ended; 1: all have failed, or the first ones before their first step,
 as where a machine is at fault; 2: the command or a run was refused; 6: a disk is full; 75: stopped
-by a signal. After 6 and 75, rerun the same command to resume.
+by a signal, or jobs submitted. After 6 and 75, rerun the same command to resume.
 """
 
 import shlex
@@ -41,14 +48,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lsgd.errors import PreemptedError
+from lsgd.errors import PreemptedError, UsageError
 from lsgd.files import create_output_folder
 from lsgd.job.command import run_alone
-from lsgd.planned import PlannedRun, has_ended, limit_threads
+from lsgd.launch.submission import find_sbatch
+from lsgd.planned import has_ended, limit_threads
 from lsgd.report.folder import check_libraries
 from lsgd.search.backends import TrialBackend, backend_for
 from lsgd.search.command_line import ReportRequest, SearchRequest, read_request
-from lsgd.search.controller import UNSTARTED, Controller, print_line
+from lsgd.search.controller import UNSTARTED, Controller, comparison_runs, print_line
 from lsgd.search.folder import (
     check_folder,
     definition_hash,
@@ -59,6 +67,13 @@ from lsgd.search.folder import (
 )
 from lsgd.search.record import load_record, make_record, save_record
 from lsgd.search.report import write_page
+from lsgd.search.slurm_jobs import (
+    cost_lines,
+    pending_work,
+    print_jobs,
+    run_array_job,
+    submit_search,
+)
 from lsgd.search.space import format_values, overrides_of
 from lsgd.search.trial import FAILED, FINISHED, RUNNING, Trial, best_trial
 from lsgd.supervise import catch_stop_signals
@@ -72,20 +87,28 @@ def search(argv: Sequence[str]) -> int:
     request = read_request(__doc__ or "", argv)
     if isinstance(request, ReportRequest):
         return report(request)
-    request.space.check()
+    if not request.array_job:  # it was checked before that was submitted
+        request.space.check()
     place = backend_for(request.launcher)
     # Imported here, so that --help works without Optuna.
     from lsgd.search.optuna_study import OptunaStudy, load_trials
 
-    if request.is_dry_run:
+    if request.is_dry_run or request.cost_only or request.report_only:
         folder = search_folder(request.space)
         check_folder(folder, request.space)
         search, definition = request.space.search, definition_hash(request.space)
         points = load_trials(search, folder, request.storage, definition=definition)
-        print_plan(request, points, folder)
+        if request.report_only:
+            report_only(request, points, folder)
+        else:
+            print_plan(request, points, folder)
         return 0
-    # Fail before the training rather than after it.
-    check_libraries("search")
+    on_slurm = request.launcher.name == "slurm"
+    if on_slurm:
+        find_sbatch()
+    if not request.array_job:
+        # Fail before the training rather than after it.
+        check_libraries("search")
     folder = open_folder(request.space)
     engine = OptunaStudy(
         request.space.search,
@@ -94,24 +117,47 @@ def search(argv: Sequence[str]) -> int:
         definition=definition_hash(request.space),
         folder_id=folder_id(folder),
     )
-    if request.jobs > 1:
-        limit_threads(request.launcher, request.jobs)
-    with place.open(folder, request.jobs, prunes=bool(request.space.search.prune)):
-        return run_search(request, engine, place, folder)
+    if request.array_job:
+        return run_array_job(request, engine, folder)
+    if on_slurm:
+        return submit(request, engine, folder)
+    jobs = request.jobs or 1
+    if jobs > 1:
+        limit_threads(request.launcher, jobs)
+    with place.open(folder, jobs, prunes=bool(request.space.search.prune)):
+        return run_search(request, engine, place, folder, jobs)
+
+
+def submit(request: SearchRequest, engine: "OptunaStudy", folder: Path) -> int:
+    """Submit what is left of a search to Slurm, or report if nothing is; return the exit code."""
+    print_progress(request, engine.all_trials(), folder)
+    if submit_search(request, engine, folder):
+        print_line("Slurm trains the rest; rerun the same command for what has not ended then")
+        return PreemptedError.exit_code
+    points = engine.all_trials()
+    write_results(request, points, folder)
+    return final_code(points)
+
+
+def print_progress(request: SearchRequest, points: Sequence[Trial], folder: Path) -> None:
+    """Print how many trials of a search have ended."""
+    done = sum(point.state != RUNNING for point in points)
+    print_line(f"{folder}: {request.space.search.trial_count} trials, {done} of them done")
 
 
 def run_search(
-    request: SearchRequest, engine: "OptunaStudy", place: TrialBackend, folder: Path
+    request: SearchRequest, engine: "OptunaStudy", place: TrialBackend, folder: Path, jobs: int
 ) -> int:
-    """Train a search's trials, compare the best with the recipe, report; return the exit code."""
+    """Train a search's trials, compare the best with the recipe, report; return the exit code.
+
+    `jobs` trials are trained at a time.
+    """
     signals = catch_stop_signals()  # after Spark, which installs a handler of its own
     controller = Controller(request.space, engine, place, folder, signals)
-    points = engine.all_trials()
-    done = sum(point.state != RUNNING for point in points)
-    print_line(f"{folder}: {controller.budget} trials, {done} of them done")
+    print_progress(request, engine.all_trials(), folder)
     if request.retries:
         controller.retry_failed()
-    controller.search(request.jobs)
+    controller.search(jobs)
     points = engine.all_trials()
     # A single one may be the trial's own fault, where a signal has stopped the search.
     if len(controller.ended_before_first_step) >= min(UNSTARTED, controller.budget):
@@ -123,8 +169,8 @@ def run_search(
         return 1
     elsewhere = sum(point.state == RUNNING for point in points if not signals)
     if not signals and not elsewhere:
-        for name, trials in comparison_runs(request, points).items():
-            controller.compare(name, trials, request.jobs)
+        for name, trials in comparison_runs(request.space, points).items():
+            controller.compare(name, trials, jobs)
     write_results(request, points, folder)
     if signals:
         print_line("stopped; rerun the same command to resume")
@@ -135,25 +181,30 @@ def run_search(
             "they have ended"
         )
         return PreemptedError.exit_code
-    if all(point.state == FAILED for point in points):
-        print_line(
-            f"all trials have failed, the last because: {points[-1].why}; fix that and retry "
-            "them with --retry-failed"
-        )
-        return 1
-    return 0
+    return final_code(points)
 
 
-def comparison_runs(request: SearchRequest, points: Sequence[Trial]) -> dict[str, list[PlannedRun]]:
-    """Return the runs that compare a search's best trial with the unchanged recipe, by label."""
-    space, seeds = request.space, request.space.search.holdout_seeds
-    best = best_trial(points)
-    if best is None:
-        return {}
-    return {
-        "the best trial": space.planned_runs(best.values, seeds),
-        "the unchanged recipe": space.planned_runs({}, seeds),
-    }
+def final_code(points: Sequence[Trial]) -> int:
+    """Return the exit code of a search that has ended, and say why where all trials have failed."""
+    if not all(point.state == FAILED for point in points):
+        return 0
+    print_line(
+        f"all trials have failed, the last because: {points[-1].why}; fix that and retry them with "
+        "--retry-failed"
+    )
+    return 1
+
+
+def report_only(request: SearchRequest, points: Sequence[Trial], folder: Path) -> None:
+    """Write the report on a search as far as it is; raise UsageError if it has not begun."""
+    if not points:
+        raise UsageError(f"{folder} has no trial to report on; leave out --report-only")
+    check_libraries("search")
+    write_results(request, points, folder)
+    running = sum(point.state == RUNNING for point in points)
+    left = request.space.search.trial_count - len(points) + running
+    if left > 0:
+        print_line(f"trials that have not ended: {left}; rerun the command of the search for them")
 
 
 def write_results(request: SearchRequest, points: Sequence[Trial], folder: Path) -> None:
@@ -188,17 +239,27 @@ def report(request: ReportRequest) -> int:
 
 
 def print_plan(request: SearchRequest, points: Sequence[Trial], folder: Path) -> None:
-    """Print the state of each trial, and the commands of the unfinished runs of running trials."""
+    """Print the state of each trial, and the commands of the unfinished runs of running trials.
+
+    On Slurm it prints the batch scripts in place of the commands, and the cost of what is left.
+    """
+    on_slurm = request.launcher.name == "slurm"
+    if request.cost_only:
+        for line in cost_lines(request, pending_work(request, points), points):
+            print(line)
+        return
     print(f"# {folder}: {request.space.search.trial_count} trials, {len(points)} of them started")
     for point in points:
         value = "" if point.value is None else f" {point.value:.4g}"
         print(
             f"# {point.number + 1}: {format_values(point.values)}: {point.state}{value} {point.why}"
         )
-        if point.state == RUNNING:
+        if point.state == RUNNING and not on_slurm:
             for trial in request.space.planned_runs(point.values, request.space.search.seeds):
                 if not has_ended(trial.saved_run):
                     print(shlex.join(request.launcher.command(trial)))
+    if on_slurm:
+        print_jobs(request, folder, points)
 
 
 def main(argv: Sequence[str]) -> int:

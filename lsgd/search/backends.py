@@ -1,27 +1,23 @@
-"""The backends that train the runs of a search: this machine, the queue of Slurm, or Spark."""
+"""The backends that train the runs of a search: this machine, a job of Slurm, or Spark."""
 
-import re
-import subprocess
-import time
+import os
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lsgd.errors import UsageError
-from lsgd.planned import PlannedRun, RunLauncher, attempt_run, submit_run
+from lsgd.errors import PreemptedError, UsageError
+from lsgd.override_syntax import format_override
+from lsgd.planned import PlannedRun, RunLauncher, attempt_run
+from lsgd.recipe import Recipe
 from lsgd.search.trial import StopRequest
 from lsgd.supervise.verdict import ExitSummary
 
-POLL = 1.0
-"""Seconds between two queries to a cluster."""
-PATIENCE = 600.0
-"""Seconds for which a failing squeue is retried before the run is refused."""
-
 
 class TrialBackend(Protocol):
-    """The interface of the backends that train a search's runs: local, Slurm or Spark."""
+    """The interface of the backends that train a search's runs: local, a Slurm job or Spark."""
 
     def open(self, folder: Path, jobs: int, *, prunes: bool) -> AbstractContextManager[None]:
         """Set up the backend within this context for up to `jobs` runs at a time of a search.
@@ -37,7 +33,7 @@ class TrialBackend(Protocol):
         """Start or resume a search's run, wait for its processes to end, and return how they ended.
 
         When `stop` requests it, the run first saves a checkpoint. Returns None if another process
-        has trained the run meanwhile, or if the search exits and a cluster continues the run.
+        has trained the run meanwhile.
         Raises SupervisorLockedError if another process is training it, UsageError or OSError if it
         cannot be started.
         """
@@ -57,72 +53,45 @@ class LocalBackend(TrialBackend):
 
 
 @dataclass(frozen=True)
-class SlurmBackend(TrialBackend):
-    """The backend that submits a search's runs to Slurm's queue, where they outlive the search."""
+class JobStepLauncher(RunLauncher):
+    """A launcher of planned runs as steps of the Slurm job in which this process is."""
 
-    launcher: RunLauncher
+    step: tuple[str, ...]
+    """The command of a step that trains, up to the overrides of lsgd.train."""
+
+    def command(self, trial: PlannedRun) -> list[str]:
+        """Return the srun command that starts or resumes a planned run."""
+        recipe = format_override("+recipe", trial.recipe_argument)
+        return [*self.step, recipe, *trial.overrides, format_override("run_dir", trial.folder)]
+
+    def fit(self, recipe: Recipe) -> tuple[int, dict[str, str]]:
+        """Return the number of processes of a step, which is that of the job; and no options."""
+        return int(os.environ.get("SLURM_NTASKS", 1)), self.options
+
+
+@dataclass(frozen=True)
+class JobStepBackend(LocalBackend):
+    """The backend that trains a search's runs as steps of the Slurm job in which the search is."""
+
+    signals: list[int]
+    """The stop signals of the search, which a preempted run adds to."""
 
     def train(
         self, trial: PlannedRun, stop: StopRequest, say: Callable[[str], None]
     ) -> ExitSummary | None:
-        """Submit a run to Slurm, or find its job, and wait for its end; see TrialBackend.train."""
-        _queued(trial)
-        say(submit_run(self.launcher, trial))
-        job = trial.job_id
-        assert job, "submit_one has found its number"
-        told = False
-        while _queued(trial):
-            if stop.search_signals:
-                return None
-            if stop.prune_signals and not told:
-                told = True
-                _tell_to_leave(job)
-            time.sleep(POLL)
-        return ExitSummary(*_outcome(job))
-
-
-def _queued(trial: PlannedRun) -> str | None:
-    """Return the pending or running Slurm job of a run, retrying squeue; None if there is none.
-
-    Raises UsageError once squeue has failed for PATIENCE seconds.
-    """
-    began = time.monotonic()
-    while True:
-        try:
-            return trial.active_job
-        except UsageError:
-            if time.monotonic() - began > PATIENCE:
-                raise
-        time.sleep(POLL)
-
-
-def _tell_to_leave(job: str) -> None:
-    """Make a Slurm job save a checkpoint and exit without requeue; cancel it if it is pending."""
-    for command in (
-        ["scontrol", "update", f"JobId={job}", "Requeue=0"],
-        ["scancel", "--state=PENDING", job],
-        ["scancel", "--signal=TERM", job],  # the signal goes to the job's steps
-    ):
-        # A job that has just ended makes these fail, which does no harm.
-        subprocess.run(command, capture_output=True)
-
-
-def _outcome(job: str) -> tuple[int, str]:
-    """Return the exit code and a description of the final state of a Slurm job that has ended."""
-    question = ["scontrol", "show", "job", "--oneliner", job]
-    answer = subprocess.run(question, capture_output=True, text=True).stdout
-    state = re.search(r"JobState=(\w+)", answer)
-    code = re.search(r"ExitCode=(\d+):(\d+)", answer)
-    if not state or not code:
-        return 1, f"job {job} is no longer known to Slurm"
-    return int(code[1]) or int(code[2] != "0"), f"job {job} is {state[1]}"
+        """Train a run to its end or until Slurm preempts the job; see TrialBackend.train."""
+        ending = super().train(trial, stop, say)
+        if ending and ending.code == PreemptedError.exit_code and not stop:
+            # Slurm signals the step alone before the time limit. The requeued job resumes the run.
+            self.signals.append(signal.SIGUSR2)
+        return ending
 
 
 def backend_for(launcher: RunLauncher) -> TrialBackend:
     """Return the backend that trains a search's runs through this launcher.
 
     Raises UsageError for Kubernetes, whose jobs a search cannot watch, and if Spark's requirements
-    are missing.
+    are missing. On Slurm, jobs have a backend of their own, JobStepBackend.
     """
     if launcher.name == "k8s":
         raise UsageError(
@@ -134,4 +103,4 @@ def backend_for(launcher: RunLauncher) -> TrialBackend:
         from lsgd.search.spark import SparkBackend
 
         return SparkBackend(launcher)
-    return SlurmBackend(launcher) if launcher.name == "slurm" else LocalBackend(launcher)
+    return LocalBackend(launcher)

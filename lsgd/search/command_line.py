@@ -8,7 +8,7 @@ from typing import get_origin
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, integer_from
+from lsgd.job.command import Parser, integer_from, positive_number
 from lsgd.override_syntax import canonical, key_and_value, parse_text
 from lsgd.planned import RunLauncher, add_options, read_launcher
 from lsgd.recipe.search import KINDS, SEARCH_FIELDS, Search
@@ -16,6 +16,8 @@ from lsgd.search.space import FIXED, SearchSpace
 
 SAID = [name for name in SEARCH_FIELDS if name not in ("title", "recipe", "words", "space")]
 """The fields of a search that the command line may override."""
+ARRAY_JOBS = TRIAL, COMPARISON = "trial", "comparison"
+"""The kinds of jobs of an array on Slurm: each trains a trial, or a run that compares the best."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,29 @@ class SearchRequest:
     overrides: list[str]
     """The overrides of the command line, without the one that names the search."""
     launcher: RunLauncher
-    jobs: int
-    """The number of trials that are trained at the same time."""
+    jobs: int | None
+    """The number of trials that are trained at the same time; None if the command has none."""
     storage: str | None
     """The URL of a database, or None for a journal in the folder."""
     is_dry_run: bool
     retries: bool
     """Whether failed trials are repeated."""
+    cost_only: bool
+    """Whether to print what the trials cost, and start none."""
+    report_only: bool
+    """Whether to write the report on the existing trials, and train none."""
+    images_per_second: float | None
+    """The speed of one GPU or process, by which the cost is estimated."""
+    array_job: str | None
+    """The kind of array of which this process is one job on Slurm; None outside of these arrays."""
+    step: tuple[str, ...]
+    """The command of the array's script that trains on its nodes, up to overrides of lsgd.train."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of `lsgd search` that choose this search and its storage."""
+        storage = ["--storage", self.storage] if self.storage else []
+        return [*self.space.search.command_arguments, *self.overrides, *storage]
 
 
 @dataclass(frozen=True)
@@ -50,6 +68,9 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
     Raises UsageError.
     """
     parser = _parser(about)
+    # What follows is the command of a job's step, in a script that a search has submitted.
+    end = argv.index("--") if "--array-job" in argv and "--" in argv else len(argv)
+    argv, step = argv[:end], tuple(argv[end + 1 :])
     options, rest = parser.parse_known_args(argv)
     if options.report:
         if rest or not options.out:
@@ -97,10 +118,15 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
         space,
         rest,
         launcher,
-        options.jobs or 1,
+        options.jobs,
         options.storage,
         options.print,
         options.retry_failed,
+        options.cost,
+        options.report_only,
+        options.images_per_second,
+        options.array_job,
+        step,
     )
 
 
@@ -153,6 +179,20 @@ def _parser(about: str) -> Parser:
         action="store_true",
         help="retry the trials that failed, except those that diverged",
     )
+    parser.add_argument(
+        "--report-only",
+        action="store_true",
+        help="write the report on the trials so far, and train none",
+    )
+    # By which lsgd plan search=NAME asks.
+    parser.add_argument("--cost", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--images-per-second",
+        type=positive_number,
+        metavar="X",
+        help="the speed of one GPU, for the cost of a search without runs",
+    )
+    parser.add_argument("--array-job", choices=ARRAY_JOBS, help=argparse.SUPPRESS)
     parser.add_argument(
         "--report",
         nargs="+",

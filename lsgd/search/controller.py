@@ -15,11 +15,11 @@ from lsgd.planned import PlannedRun, failure_reason, has_ended
 from lsgd.recipe.search import Value
 from lsgd.run.read import Run
 from lsgd.run.remaining import duration
-from lsgd.run.rows import finite_number, read_rows
+from lsgd.run.rows import finite_number, is_row, read_rows
 from lsgd.search.backends import TrialBackend
 from lsgd.search.folder import acquire_lock, hold_lock
 from lsgd.search.space import SearchSpace, format_values
-from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest, Trial
+from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest, Trial, best_trial
 from lsgd.supervise.logbook import SupervisorLockedError
 
 if TYPE_CHECKING:
@@ -66,18 +66,24 @@ class Controller:
         place: TrialBackend,
         folder: Path,
         signals: list[int],
+        *,
+        most_trials: int | None = None,
     ) -> None:
+        """Prepare to train a search's trials; a process that is one of many takes `most_trials`.
+
+        The others, which train the rest, are then not waited for.
+        """
         self.space, self.engine, self.place = space, engine, place
         self.folder, self.signals = folder, signals
-        self.budget = space.search.trial_count
+        self.budget, self.most_trials = space.search.trial_count, most_trials
+        self.claimed: list[int] = []
+        """The numbers of the trials that this process has begun or resumed to train."""
         self.active: dict[Future[str], RunningTrial] = {}
         self.refusal: ExitError | None = None
         """The error that would meet every run; the running ones are then stopped."""
         self.to_repeat: list[Trial] = []
         """Failed trials that are to be repeated."""
-        self.any_run_stepped = any(
-            point.reported or point.state in (FINISHED, PRUNED) for point in engine.all_trials()
-        )
+        self.any_run_stepped = self._found_step()
         """Whether any run of this search is known to have made a step."""
         self.ended_before_first_step: dict[int, tuple[RunningTrial, str]] = {}
         """Trials that ended before their first step, and why, while no run has made a step.
@@ -88,12 +94,7 @@ class Controller:
 
     def retry_failed(self) -> None:
         """Queue a search's failed trials to be repeated, except those with a run that diverged."""
-        for point in self.engine.all_trials():
-            if point.state == FAILED:
-                trials = self.space.planned_runs(point.values, self.space.search.seeds)
-                runs = [run for trial in trials if (run := trial.saved_run)]
-                if all(run.diverged is None for run in runs):
-                    self.to_repeat.append(point)
+        self.to_repeat += crashed_trials(self.space, self.engine.all_trials())
 
     def search(self, jobs: int) -> None:
         """Train trials, up to `jobs` at a time, until the search has as many as its settings say.
@@ -119,7 +120,8 @@ class Controller:
         while True:
             while len(self.active) < jobs and (job := self._next()):
                 self.active[pool.submit(self._train_trial, job)] = job
-            if not self.active and (self.signals or not self._others_at_work()):
+            is_one_of_many = self.most_trials is not None
+            if not self.active and (self.signals or is_one_of_many or not self._others_at_work()):
                 break
             done, _ = wait(self.active, timeout=POLL, return_when=FIRST_COMPLETED)
             for future, job in list(self.active.items()):
@@ -148,7 +150,8 @@ class Controller:
 
     def _next(self) -> RunningTrial | None:
         """Claim and return an abandoned or new trial; None if none is left or the search stops."""
-        if self.signals:
+        trained = len(self.claimed) - len(self.ended_before_first_step)
+        if self.signals or trained == self.most_trials:
             return None
         # A new trial has no owner until its lock is taken, and two processes must not both start
         # the last one.
@@ -182,6 +185,8 @@ class Controller:
         )
         if step:  # of a search that was killed, perhaps before its pruning decision
             self._prune_if_due(job)
+        if not job.is_recorded:
+            self.claimed.append(number)
         return job
 
     def _refuse(self, error: ExitError) -> None:
@@ -268,7 +273,8 @@ class Controller:
             job.lock.close()
             return
         runs = [run for trial in job.runs if (run := trial.saved_run)]
-        if any(run.begun for run in runs):
+        # Of this trial, or of one that another process trains.
+        if any(run.begun for run in runs) or (why and self._found_step()):
             self._note_first_step()
         if why and not job.is_recorded and not self.any_run_stepped:
             self._say(job, f"ended before its first step: {why}")
@@ -292,6 +298,11 @@ class Controller:
         elif not job.is_recorded:
             self._say(job, "stopped; rerun the same command to resume it")
         job.lock.close()
+
+    def _found_step(self) -> bool:
+        """Return whether any trial of this search has reported an epoch or ended well."""
+        trials = self.engine.all_trials()
+        return any(trial.reported or trial.state in (FINISHED, PRUNED) for trial in trials)
 
     def _note_first_step(self) -> None:
         """Note that a run has made a step; record the trials that ended without one as failed."""
@@ -317,10 +328,34 @@ class Controller:
         )
 
 
+def crashed_trials(space: SearchSpace, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the failed trials of a search, except those with a run that diverged."""
+
+    def has_diverged(trial: Trial) -> bool:
+        runs = [
+            planned.saved_run for planned in space.planned_runs(trial.values, space.search.seeds)
+        ]
+        return any(run is not None and run.diverged is not None for run in runs)
+
+    return [trial for trial in trials if trial.state == FAILED and not has_diverged(trial)]
+
+
+def comparison_runs(space: SearchSpace, trials: Sequence[Trial]) -> dict[str, list[PlannedRun]]:
+    """Return the runs that compare a search's best trial with the unchanged recipe, by label."""
+    seeds, best = space.search.holdout_seeds, best_trial(trials)
+    if best is None:
+        return {}
+    return {
+        "the best trial": space.planned_runs(best.values, seeds),
+        "the unchanged recipe": space.planned_runs({}, seeds),
+    }
+
+
 def _epochs(trial: PlannedRun) -> dict[int, float]:
     """Read a run's metric on its first evaluation set by epoch, as far as the run wrote it."""
     try:
-        run = Run(trial.folder, trial.recipe, read_rows(trial.folder / "metrics.jsonl"))
+        rows = filter(is_row, read_rows(trial.folder / "metrics.jsonl"))
+        run = Run(trial.folder, trial.recipe, list(rows))
     except OSError:
         return {}
     values = {epoch: finite_number(row, run.metric.key) for epoch, row in run.epochs.items()}

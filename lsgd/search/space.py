@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from lsgd import config
 from lsgd.errors import UsageError
@@ -84,7 +85,11 @@ class SearchSpace:
 
     def check(self) -> None:
         """Raise UsageError if the recipe is invalid unchanged or at a corner of the space."""
-        self.recipe({})
+        assert self.corner_recipes
+
+    @cached_property
+    def corner_recipes(self) -> list[Recipe]:
+        """The recipe unchanged and at the corners of the space; raises UsageError if invalid."""
         dimensions = self.search.dimensions
         ends = [[(dimension.key, end) for end in dimension.extremes] for dimension in dimensions]
         corners = list(itertools.islice(itertools.product(*ends), CORNERS + 1))
@@ -95,5 +100,4 @@ class SearchSpace:
                 for place, each in enumerate(ends)
                 for end in each
             ]
-        for corner in corners:
-            self.recipe(dict(corner))
+        return [self.recipe({}), *(self.recipe(dict(corner)) for corner in corners)]

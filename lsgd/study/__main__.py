@@ -39,6 +39,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lsgd.cost import cost_lines, limit_line
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.job.command import run_alone
 from lsgd.launch.options import LAUNCHERS
@@ -49,14 +50,13 @@ from lsgd.report.folder import check_libraries
 from lsgd.report.formatting import format_count
 from lsgd.report.look_record import note_added_seeds, plan_looks, read_added_seeds
 from lsgd.report.looks import Looks
-from lsgd.study.cost import cost_lines
 from lsgd.study.planned_runs import check_sources, planned_runs, trained_seeds
 from lsgd.study.power import power_lines
 from lsgd.study.reporting import report_folder, study_findings, write_report
 from lsgd.study.request import StudyRequest, read_request
 from lsgd.study.run_queue import RunQueue
 from lsgd.study.seeds import next_seeds, seed_order
-from lsgd.study.slurm_jobs import job_arrays, limit_line, report_script, submit_arrays
+from lsgd.study.slurm_jobs import job_arrays, report_script, submit_arrays
 from lsgd.supervise import catch_stop_signals
 
 

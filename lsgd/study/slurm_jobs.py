@@ -1,23 +1,22 @@
 """The runs of a study as arrays of Slurm jobs, and the job that reports on them."""
 
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from lsgd.errors import UsageError, converting_disk_full
 from lsgd.files import lock
-from lsgd.launch.sbatch_options import time_limit
 from lsgd.launch.slurm import slurm_array, slurm_task
-from lsgd.planned import ARRAYS, PlannedRun, RunLauncher, submitted_job
+from lsgd.launch.submission import (
+    MOST_JOBS,
+    find_sbatch,
+    most_array_jobs,
+    new_answer_file,
+    sbatch,
+)
+from lsgd.planned import ARRAYS, PlannedRun, RunLauncher
 from lsgd.report.formatting import format_count
-
-MOST_JOBS = 500
-"""The maximum number of jobs of an array: clusters allow 1000, and each has a file locked here."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +31,25 @@ class JobArray:
 
 
 def job_arrays(
-    launcher: RunLauncher, name: str, runs: Sequence[PlannedRun], at_once: int | None
+    launcher: RunLauncher,
+    name: str,
+    runs: Sequence[PlannedRun],
+    at_once: int | None,
+    most_jobs: int = MOST_JOBS,
 ) -> Iterator[JobArray]:
     """Yield the arrays that train these runs, `at_once` at a time, one for each size of run.
 
-    Runs differ in size if some have too few workers for the nodes that the options request.
+    Runs differ in size if some have too few workers for the nodes that the options request. An
+    array has at most `most_jobs` jobs.
     """
     sizes: dict[tuple[tuple[str, str], ...], list[PlannedRun]] = {}
     for run in runs:
         _, options = launcher.fit(run.recipe)
         sizes.setdefault(tuple(options.items()), []).append(run)
     parts = [
-        each[start : start + MOST_JOBS]
+        each[start : start + most_jobs]
         for each in sizes.values()
-        for start in range(0, len(each), MOST_JOBS)
+        for start in range(0, len(each), most_jobs)
     ]
     for number, part in enumerate(parts, 1):
         processes, _ = launcher.fit(part[0].recipe)
@@ -74,16 +78,12 @@ def submit_arrays(
     The failures are reasons by run. Raises UsageError if the first array is refused, and
     NotSavedError for a full disk.
     """
-    if shutil.which("sbatch") is None:
-        raise UsageError(
-            "sbatch is not installed; submit where Slurm is, or leave out --launch slurm to train "
-            "on this machine"
-        )
+    find_sbatch()
     with ExitStack() as locks:
         files, failed = _lock_runs(runs, locks)
         free = [run for run in runs if str(run) in files]
         submitted: list[str] = []
-        for array in job_arrays(launcher, name, free, at_once):
+        for array in job_arrays(launcher, name, free, at_once, most_array_jobs()):
             try:
                 job = _submit(array, [files[str(run)] for run in array.runs])
             except (UsageError, OSError) as error:
@@ -102,7 +102,7 @@ def submit_arrays(
         depends = f"--dependency=afterany:{':'.join(submitted)}"
         script = report_script(launcher, name, report_arguments)
         try:
-            job = _sbatch(script, _new_file(f"{name}-report"), depends)
+            job = sbatch(script, new_answer_file(ARRAYS, f"{name}-report"), depends)
             print(f"{name}: job {job} will write the report", flush=True)
         except (UsageError, OSError) as error:
             print(f"{name}: no job will write the report: {error}", flush=True)
@@ -137,71 +137,16 @@ def _lock_runs(
 
 def _submit(array: JobArray, files: Sequence[IO[str]]) -> str:
     """Submit an array; write into the file of each run which job of which array trains it."""
-    answer = _new_file(array.name)
+    answer = new_answer_file(ARRAYS, array.name)
     for number, file in enumerate(files):
         file.truncate(0)
         # Before sbatch runs, so that no job is unknown if this process is killed.
         file.write(f"job {number} of {answer.name}\n")
         file.flush()
     try:
-        return _sbatch(array.script, answer, files=files)
+        return sbatch(array.script, answer, files=files)
     except (UsageError, OSError):
         for file in files:
             file.truncate(0)
         answer.unlink(missing_ok=True)
         raise
-
-
-def _sbatch(script: str, answer: Path, *options: str, files: Sequence[IO[str]] = ()) -> str:
-    """Submit a batch script and return the job's number; sbatch writes it into `answer`.
-
-    sbatch inherits the locks of `files`, which so end with it even if this process is killed.
-    """
-    answer.with_suffix(".sh").write_text(f"{script}\n", encoding="utf-8")
-    with answer.open("w", encoding="utf-8") as output:
-        done = subprocess.run(
-            ["sbatch", *options, str(answer.with_suffix(".sh"))],
-            stdout=output,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            pass_fds=[file.fileno() for file in files],
-        )
-    if done.returncode:
-        reasons = re.sub(r"^sbatch: error: ", "", done.stderr, flags=re.M).split("\n")
-        raise UsageError(
-            f"sbatch refuses {answer.with_suffix('.sh')}: {'; '.join(filter(None, reasons))}"
-        )
-    job = submitted_job(answer)
-    if job is None:
-        raise UsageError(f"sbatch has named no job; {answer} has its answer")
-    return job
-
-
-def _new_file(name: str) -> Path:
-    """Create an empty file for sbatch's answer, under a name that no earlier array has."""
-    ARRAYS.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        path = ARRAYS / f"{name}-{number}.job"
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            number += 1
-        else:
-            return path
-
-
-def limit_line(launcher: RunLauncher, runs: Sequence[PlannedRun]) -> str:
-    """Return a sentence with the GPU hours that these runs take at most by --time; '' without it.
-
-    A run that saves at the limit and is requeued takes more.
-    """
-    limit = time_limit(launcher.options.get("--time", ""))
-    if limit is None or "--np" in launcher.options or not runs:
-        return ""
-    gpus = sum(launcher.fit(run.recipe)[0] for run in runs)
-    return (
-        f"cost by --time {launcher.options['--time']}: at most {gpus * limit / 3600:,.1f} GPU "
-        f"hours, if no run is requeued"
-    )

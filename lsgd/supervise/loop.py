@@ -13,7 +13,7 @@ from lsgd.supervise.folder import (
     run_folder,
 )
 from lsgd.supervise.hosts import fill_placeholders, reachable_hosts
-from lsgd.supervise.logbook import open_logbook
+from lsgd.supervise.logbook import Logbook, open_logbook
 from lsgd.supervise.start import run_job
 from lsgd.supervise.verdict import restart_obstacle
 
@@ -36,18 +36,8 @@ def supervise_job(options: argparse.Namespace) -> int:
         deaths = restarts = lost = 0
         last = None
         while True:
-            hosts = reachable_hosts(options.hosts)
-            slots = options.processes or sum(hosts.values())
-            size = max(slots - lost, options.min_processes) if slots else None
-            command = fill_placeholders(options.command, size, hosts)
+            command, size = _next_command(options, lost, logbook)
             before = newest_checkpoint(folder)
-            if len(hosts) < len(options.hosts):
-                logbook.log_event(
-                    "hosts", f"no answer from {', '.join(options.hosts.keys() - hosts)}"
-                )
-            logbook.log_event(
-                "start", f"starts {' '.join(command)}", processes=size, command=command
-            )
             ending = run_job(
                 command, logbook, signals, stall_timeout=options.stall_timeout, grace=options.grace
             )
@@ -83,3 +73,20 @@ def supervise_job(options: argparse.Namespace) -> int:
             last = ending.code
             if ending.lost and size and size > options.min_processes:
                 lost += 1
+
+
+def _next_command(
+    options: argparse.Namespace, lost: int, logbook: Logbook
+) -> tuple[list[str], int | None]:
+    """Return the next command to start and its number of processes, if known; log both.
+
+    They are those of the hosts that answer now, less the processes that were lost.
+    """
+    hosts = reachable_hosts(options.hosts)
+    slots = options.processes or sum(hosts.values())
+    size = max(slots - lost, options.min_processes) if slots else None
+    command = fill_placeholders(options.command, size, hosts)
+    if len(hosts) < len(options.hosts):
+        logbook.log_event("hosts", f"no answer from {', '.join(options.hosts.keys() - hosts)}")
+    logbook.log_event("start", f"starts {' '.join(command)}", processes=size, command=command)
+    return command, size

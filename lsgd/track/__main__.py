@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from lsgd import paths, track
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
-from lsgd.recipe import TRACKERS
+from lsgd.recipe.settings import TRACKERS
 from lsgd.run.trackers import check_installed
 from lsgd.track.upload import follow_run, send_run
 

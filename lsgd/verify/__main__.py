@@ -443,8 +443,10 @@ def main(argv: Sequence[str]) -> int:
             tolerance=options.tolerance,
         )
         if verification is not None:
+            # Before the file: a folder that cannot be written to must not cost the work.
+            print(f"\n{report(verification)}", flush=True)
             write_verification(verification, out)
-            print(f"\n{report(verification)}\nwritten to {out}")
+            print(f"written to {out}")
             code = int(not verification.is_confirmed)
 
     return run_command(command) or code

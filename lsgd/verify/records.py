@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from lsgd.run.folder import shorter_recipe
 from lsgd.run.read import Run
 from lsgd.run.rows import MEASURED, Row
 from lsgd.untrusted_files import read_bounded
-from lsgd.verify.evidence import Evidence
+from lsgd.verify.evidence import MOST_SHOWN, Evidence
 
 
 def check_fingerprint(run: Run, evidence: Evidence) -> None:
@@ -111,7 +111,7 @@ def _check_gaps(recipe: Recipe, rows: list[Row], evidence: Evidence) -> None:
     change. A crash may lose the last ones before a start, but none that others follow.
     """
     epochs = [row["epoch"] for row in rows if row["kind"] == "epoch"]
-    for epoch in sorted({*range(1, max(epochs, default=0))}.difference(epochs)):
+    for epoch in _missing(range(1, max(epochs, default=0)), epochs):
         evidence.differ(f"epoch row of epoch {epoch}: it is missing, and later ones are not")
     starts = [i for i, row in enumerate(rows) if row["kind"] == "start"]
     for start, end in pairwise([*starts, len(rows)]):
@@ -123,8 +123,14 @@ def _check_gaps(recipe: Recipe, rows: list[Row], evidence: Evidence) -> None:
         if end == len(rows) and recipe.epochs in epochs:
             last = recipe.total_steps
         first = rows[start]["step"] // every * every + every
-        for step in sorted({*range(first, last + 1, every)}.difference(steps)):
+        for step in _missing(range(first, last + 1, every), steps):
             evidence.differ(f"train row of step {step}: it is missing, and others are not")
+
+
+def _missing(expected: range, there: list[int]) -> Iterator[int]:
+    """Yield the first numbers that are not there; a stranger's recipe may have a billion steps."""
+    known = {*there}
+    return islice((number for number in expected if number not in known), MOST_SHOWN)
 
 
 def checkpoints(folder: Path, evidence: Evidence) -> Iterator[tuple[Path, Checkpoint]]:

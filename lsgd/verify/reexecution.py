@@ -163,12 +163,13 @@ def execute(
     job make the same calls.
     """
     done = ExecutedSteps(learner.next_step, learner.next_step, [_row("start", learner.next_step)])
+    execution = _Execution(learner, inputs, last, logged, kept, progress, done)
     try:
-        _evaluate_restored(learner, inputs, done, progress)
+        execution.evaluate_restored()
         for epoch, steps in learner.remaining_epochs():
             if steps and steps[0] >= last:
                 break
-            _execute_epoch(learner, inputs, epoch, steps, last, logged, kept, done, progress)
+            execution.execute_epoch(epoch, steps)
     except DivergedError as error:
         done.divergence = str(error)
     done.last = learner.next_step
@@ -180,105 +181,92 @@ def _row(kind: str, step: int, **values: Any) -> Row:
     return {"kind": kind, "step": step} | {key: to_writable(each) for key, each in values.items()}
 
 
-def _evaluate_restored(
-    learner: Learner, inputs: Inputs, done: ExecutedSteps, progress: Progress
-) -> None:
-    epoch = max(learner.epoch_metrics, default=0)
-    if done.first and learner.recipe.first_step(epoch) == done.first:
+@dataclass(frozen=True)
+class _Execution:
+    """An execution of steps by a learner, with the arguments of `execute` and what is done."""
+
+    learner: Learner
+    inputs: Inputs
+    last: int
+    logged: Collection[int]
+    kept: Collection[int]
+    progress: Progress
+    done: ExecutedSteps
+
+    def evaluate_restored(self) -> None:
+        """Evaluate a restored model where the run was evaluated after the same step."""
+        learner, first = self.learner, self.done.first
+        epoch = max(learner.epoch_metrics, default=0)
+        if first and learner.recipe.first_step(epoch) == first:
+            learner.strategy.synchronize()
+            metrics = self._evaluated(learner.evaluation_sets_after(epoch - 1))
+            self._add_row("epoch", first, epoch=epoch, **metrics)
+        if first in learner.evaluations:
+            self._evaluate_within_epoch()
+
+    def execute_epoch(self, epoch: int, steps: list[int]) -> None:
+        """Execute the steps of one epoch before step `last`, and evaluate if they end the epoch."""
+        learner, meter = self.learner, None
+        chosen = [step for step in steps if step < self.last]
+        *parts, after = learner.split_at_evaluations(epoch, chosen)
+        for part in parts:
+            meter = self._execute_steps(epoch, part, meter)
+            self._evaluate_within_epoch()
+        self._execute_steps(epoch, after, meter)
         learner.strategy.synchronize()
-        sets = learner.evaluation_sets_after(epoch - 1)
-        metrics = _evaluated(learner, inputs, sets, progress)
-        done.rows.append(_row("epoch", done.first, epoch=epoch, **metrics))
-    if done.first in learner.evaluations:
+        if len(chosen) < len(steps):
+            return
+        step = learner.next_step
+        self._keep_state(step)  # the run may have been preempted in the evaluation, and saved this
+        metrics = learner.scores(learner.summed_counts()).with_prefix("train")
+        metrics |= self._evaluated(learner.evaluation_sets_after(epoch))
+        learner.end_epoch(epoch, metrics)
+        self._add_row("epoch", step, epoch=epoch + 1, **metrics)
+        self._keep_state(step)
+
+    def _execute_steps(self, epoch: int, steps: list[int], before: Meter | None) -> Meter:
+        """Execute steps of an epoch up to an evaluation; return their meter, as in lsgd.train."""
+        learner = self.learner
+        tasks, ahead = tee(learner.strategy.tasks(epoch, steps))
+        loaded = self.inputs.train(each for task in ahead for each in task.micro_batches)
+        batches = TimedBatches(self.progress.watch_batches(loaded))
+        meter = Meter(learner, learner.summed_counts(), batches, before)
+        end = learner.recipe.first_step(epoch + 1)
+        for task in tasks:
+            train_step(learner, task, batches)
+            learner.strategy.poll()
+            self.progress.end_step()
+            step, values = learner.next_step, learner.step_metrics()
+            norm = values["gradient_norm"]
+            assert isinstance(norm, float)
+            self.done.gradient_norms[step] = norm
+            if step in self.logged:
+                self._add_row("train", step, **values, **meter.read(learner.summed_counts()))
+            if step < end:
+                self._keep_state(step)
+        return meter
+
+    def _evaluate_within_epoch(self) -> None:
+        learner = self.learner
         learner.strategy.synchronize()
-        _evaluate_within_epoch(learner, inputs, done, progress)
+        metrics = self._evaluated(learner.workload.evaluation_sets)
+        learner.end_evaluation(metrics)
+        self._add_row("evaluation", learner.next_step, **metrics)
 
+    def _evaluated(self, sets: Sequence[str]) -> dict[str, float]:
+        """Evaluate a model on these evaluation sets, if any; return the metrics for a row."""
+        if not sets:
+            return {}
+        scores = evaluate(self.learner, self.inputs, sets, self.progress.watch_evaluation)
+        self.progress.end_evaluation()
+        return named_by_set(scores)
 
-def _evaluate_within_epoch(
-    learner: Learner, inputs: Inputs, done: ExecutedSteps, progress: Progress
-) -> None:
-    """Evaluate a model whose carried states are synchronized, and add the evaluation's row."""
-    metrics = _evaluated(learner, inputs, learner.workload.evaluation_sets, progress)
-    learner.end_evaluation(metrics)
-    done.rows.append(_row("evaluation", learner.next_step, **metrics))
+    def _add_row(self, kind: str, step: int, **values: Any) -> None:
+        self.done.rows.append(_row(kind, step, **values))
 
-
-def _evaluated(
-    learner: Learner, inputs: Inputs, sets: Sequence[str], progress: Progress
-) -> dict[str, float]:
-    """Evaluate a model on these evaluation sets, if any; return the metrics for a row."""
-    if not sets:
-        return {}
-    scores = evaluate(learner, inputs, sets, progress.watch_evaluation)
-    progress.end_evaluation()
-    return named_by_set(scores)
-
-
-def _execute_epoch(
-    learner: Learner,
-    inputs: Inputs,
-    epoch: int,
-    steps: list[int],
-    last: int,
-    logged: Collection[int],
-    kept: Collection[int],
-    done: ExecutedSteps,
-    progress: Progress,
-) -> None:
-    """Execute the steps of one epoch before step `last`, and evaluate if they end the epoch."""
-    strategy, meter = learner.strategy, None
-    chosen = [step for step in steps if step < last]
-    *parts, after = learner.split_at_evaluations(epoch, chosen)
-    for part in parts:
-        meter = _execute_steps(learner, inputs, epoch, part, meter, logged, kept, done, progress)
-        strategy.synchronize()
-        _evaluate_within_epoch(learner, inputs, done, progress)
-    _execute_steps(learner, inputs, epoch, after, meter, logged, kept, done, progress)
-    strategy.synchronize()
-    if len(chosen) < len(steps):
-        return
-    step = learner.next_step
-    if step in kept:  # the run may have been preempted in the evaluation, and saved this
-        done.states.append(deepcopy(learner.checkpoint()))
-    metrics = learner.scores(learner.summed_counts()).with_prefix("train")
-    metrics |= _evaluated(learner, inputs, learner.evaluation_sets_after(epoch), progress)
-    learner.end_epoch(epoch, metrics)
-    done.rows.append(_row("epoch", step, epoch=epoch + 1, **metrics))
-    if step in kept:
-        done.states.append(deepcopy(learner.checkpoint()))
-
-
-def _execute_steps(
-    learner: Learner,
-    inputs: Inputs,
-    epoch: int,
-    steps: list[int],
-    before: Meter | None,
-    logged: Collection[int],
-    kept: Collection[int],
-    done: ExecutedSteps,
-    progress: Progress,
-) -> Meter:
-    """Execute steps of an epoch up to an evaluation; return their meter, as in lsgd.train."""
-    tasks, ahead = tee(learner.strategy.tasks(epoch, steps))
-    loaded = inputs.train(each for task in ahead for each in task.micro_batches)
-    batches = TimedBatches(progress.watch_batches(loaded))
-    meter = Meter(learner, learner.summed_counts(), batches, before)
-    end = learner.recipe.first_step(epoch + 1)
-    for task in tasks:
-        train_step(learner, task, batches)
-        learner.strategy.poll()
-        progress.end_step()
-        step, values = learner.next_step, learner.step_metrics()
-        norm = values["gradient_norm"]
-        assert isinstance(norm, float)
-        done.gradient_norms[step] = norm
-        if step in logged:
-            values |= meter.read(learner.summed_counts())
-            done.rows.append(_row("train", step, **values))
-        if step in kept and step < end:
-            done.states.append(deepcopy(learner.checkpoint()))
-    return meter
+    def _keep_state(self, step: int) -> None:
+        if step in self.kept:
+            self.done.states.append(deepcopy(self.learner.checkpoint()))
 
 
 def compare_steps(

@@ -21,7 +21,7 @@ COPY constraints.txt hatch_build.py pyproject.toml README.md LICENSE ./
 COPY lsgd/__init__.py lsgd/
 RUN python -m venv .venv \
     && mkdir -p conf recipes data/digits \
-    && pip install --extra-index-url https://download.pytorch.org/whl/cpu '.[horovod,imagenet,report]' \
+    && pip install --extra-index-url https://download.pytorch.org/whl/cpu '.[horovod,imagenet,report,search]' \
     && pip uninstall -y lsgd
 COPY setup/horovod.sh setup/build.sh setup/cuda.sh setup/facts.py setup/cxx setup/
 RUN LSGD_REQUIRE=horovod setup/horovod.sh python

@@ -26,7 +26,7 @@ COPY constraints.txt hatch_build.py pyproject.toml README.md LICENSE ./
 COPY lsgd/__init__.py lsgd/
 RUN python -m venv .venv \
     && mkdir -p conf recipes data/digits \
-    && pip install '.[dali,horovod,imagenet,report]' \
+    && pip install '.[dali,horovod,imagenet,report,search]' \
     && pip uninstall -y lsgd
 COPY setup/horovod.sh setup/build.sh setup/cuda.sh setup/facts.py setup/cxx setup/
 ARG HOROVOD_BUILD_CUDA_CC_LIST=80,90,100

@@ -9,12 +9,13 @@ import pytest
 from helpers.audited import UPDATES, deviations, watched
 
 from lsgd.audit.facts import AuditedJob, observe, observe_gradient, script_recipe
-from lsgd.audit.processes import ScriptProcess
+from lsgd.audit.processes import ScriptProcess, one_job
 from lsgd.audit.watch.data import DataWatch
 from lsgd.audit.watch.record import Record
 from lsgd.check.papers import PAPERS, apply_script_rules
 
 SCRIPTS = Path(__file__).parent / "scripts"
+STYLED = SCRIPTS / "audited_styles.py"
 IMAGENET, TRAINER = SCRIPTS / "audited_imagenet.py", SCRIPTS / "audited_trainer.py"
 SGD, LOADER = "return torch.optim.SGD(", "loader = DataLoader("
 FOR, BACKWARD = "for i, (images, target) in enumerate(loader)", "scaler.scale(loss).backward()"
@@ -79,6 +80,24 @@ OF_TRAINER: list[tuple[str, dict[str, str], str]] = [
     ("own_average", {"averaging": "AveragedModel(self.model)"}, "an average of the weights"),
 ]
 
+STYLES: list[tuple[str, dict[str, str], str]] = [
+    *((style, {}, "") for style in (
+        "plain", "body_first", "head_first", "numpy", "fused", "teacher", "momentum_teacher",
+        "critic", "checkpointing", "keywords", "endless", "many_epochs", "accuracy",
+    )),
+    (
+        "value_clip",
+        {"gradient": "nn.utils.clip_grad_value_"},
+        "cut off at 0.001 in each element",
+    ),
+    (
+        "own_decay",
+        {"gradient": "scaler.scale(loss).backward()"},
+        "not the sum over its backward passes, as it is changed or cleared between",
+    ),
+]  # fmt: skip
+"""What scripts do besides a plain loop, without or with a deviation that is meant."""
+
 
 def assert_named(
     script: Path, mistake: str, rules: dict[str, str], says: str, *, processes: int, **own: int
@@ -128,6 +147,20 @@ def test_gradients_of_two_processes(difference: float, is_exchanged: bool) -> No
     [fact] = observe_gradient(job)
     is_mistake = not is_exchanged and difference > 0.1
     assert fact.observation.value is not is_mistake
+
+
+def test_of_several_trainings_one_is_asked() -> None:
+    """Two without a process group, and two jobs of two processes, one after the other."""
+
+    def process(pid: int, parent: int, size: int, updates: int) -> ScriptProcess:
+        line = {"kind": "process", "pid": pid, "parent": parent, "world_size": size, "rank": 0}
+        return ScriptProcess([line, *({"kind": "update"} for _ in range(updates))])
+
+    alone = [process(pid, 1, 1, updates) for pid, updates in ((7, 3), (8, 9))]
+    assert one_job(alone) == alone[1:]
+    jobs = [process(pid, parent, 2, 5) for pid, parent in ((1, 10), (2, 20), (3, 10), (4, 20))]
+    assert one_job(jobs) == [jobs[0], jobs[2]]
+    assert one_job(jobs[:2]) == jobs[:2]
 
 
 def test_the_order_is_unknown_after_a_hook_of_loaders_has_failed(tmp_path: Path) -> None:
@@ -227,6 +260,12 @@ def test_of_two_processes(mistake: str, rules: dict[str, str], says: str) -> Non
 @pytest.mark.parametrize(("mistake", "rules", "says"), OF_TRAINER, ids=lambda each: str(each)[:20])
 def test_of_a_trainer(mistake: str, rules: dict[str, str], says: str) -> None:
     assert_named(TRAINER, mistake, rules, says, processes=1, epochs=9)
+
+
+@pytest.mark.parametrize(("style", "rules", "says"), STYLES, ids=lambda each: str(each)[:20])
+def test_of_other_styles(style: str, rules: dict[str, str], says: str) -> None:
+    """Several optimizers or networks, own loaders and samplers, and gradients that are changed."""
+    assert_named(STYLED, style, rules, says, processes=1)
 
 
 @pytest.mark.parametrize("paper", PAPERS)

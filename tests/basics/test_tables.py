@@ -10,13 +10,13 @@ from lsgd.tables import MAX_PADDED_WIDTH, escape_markdown, markdown_table
 def test_columns_line_up_as_far_as_the_first_that_is_too_wide() -> None:
     """Behind a long cell nothing lines up anyway, and blanks would only make it longer."""
     long = "x" * (MAX_PADDED_WIDTH + 1)
-    assert markdown_table(["a", "what", "n"], [["long", long, "10"], ["b", "y|z", "9"]]).split(
+    assert markdown_table(["a", "what", "n"], [["long", long, "10"], ["b\nc", "y|z", "9"]]).split(
         "\n"
     ) == [
         "| a    | what | n |",
         "|------|---|--:|",
         f"| long | {long} | 10 |",
-        "| b    | y\\|z | 9 |",
+        "| b c  | y\\|z | 9 |",
     ]
 
 

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -79,6 +80,14 @@ def test_the_whole_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFix
     for text in (f"| {inputs.PLAIN} ", "bottleneck", "growth", "at least 1 times plain DataLoader"):
         assert text in readme
     assert sorted(path.name for path in out.iterdir()) == ["README.md", "inputs.json"]
+
+
+def test_the_copy_on_this_machine_is_read(root: Path, tmp_path: Path) -> None:
+    recipe = compose_recipe(*words(root))
+    staged = replace(recipe, data=replace(recipe.data, stage=str(tmp_path / "stage")))
+    common = loader_setting(staged)
+    assert common.root.is_relative_to(tmp_path / "stage")
+    assert (common.index.root, common.recipe.data.root) == (common.root, str(common.root))
 
 
 def test_every_loader_does_the_same_work(root: Path) -> None:

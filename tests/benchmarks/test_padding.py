@@ -12,7 +12,8 @@ from helpers.composed import compose_recipe
 from benchmarks import padding
 from benchmarks.padded_steps import PaddedSentences, PaddedSteps
 from lsgd.comm.single import SingleComm
-from lsgd.recipe import PADDINGS, Recipe
+from lsgd.recipe import Recipe
+from lsgd.recipe.settings import PADDINGS
 
 CONLL = "+recipe=conll_bilstm"
 SMALL = [

@@ -2,18 +2,20 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from helpers.composed import compose_recipe
 
-from lsgd import check, recipe
+from lsgd import check
 from lsgd.check import images, learning_rate, network, sampling, step
 from lsgd.check.__main__ import main, verdict
 from lsgd.check.learning_rate import LrCurve
 from lsgd.check.papers import PAPERS, stated
 from lsgd.errors import UsageError
+from lsgd.recipe import settings
 
 SMALL = ("model=small_resnet", "workers_per_pass=2", "data.val_examples=1000", "data.classes=10")
 """A network that is built in no time."""
@@ -81,7 +83,7 @@ def deviating(*words: str) -> set[str]:
 
 
 def test_every_paper_has_its_file() -> None:
-    assert tuple(PAPERS) == tuple(sorted(PAPERS)) == recipe.PAPERS
+    assert tuple(PAPERS) == tuple(sorted(PAPERS)) == settings.PAPERS
     for name, module in PAPERS.items():
         assert module.__name__ == f"lsgd.check.papers.{name}"
         assert module.TITLE
@@ -262,6 +264,14 @@ def test_sizes_and_rectangles_of_evaluated_images(recipe: str, word: str) -> Non
         asked = compose_recipe(f"+recipe={recipe}", *words)
         [crop] = check.apply_rules(asked, [images._evaluation_crop(asked)])
         assert crop.is_followed == (not words)
+
+
+def test_what_a_loader_of_ones_own_does_is_not_said_to_follow() -> None:
+    """It crops and normalises by code that a check does not see."""
+    recipe = compose_recipe("+recipe=bs256")
+    asked = replace(recipe, inputs=replace(recipe.inputs, loader="pkg.mod:Loader"))
+    [data] = check.apply_rules(asked, images.observe(asked))
+    assert not data.is_followed
 
 
 def test_evaluations_every_four_epochs_are_mlperfs() -> None:

@@ -113,7 +113,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (REPOSITORY / name).exists() and not name.startswith(("tests/fixtures", "tests/faults")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPOSITORY / name, folder / name)
-    with (folder / "lsgd/study/cost.py").open("a") as file:
+    with (folder / "lsgd/cost.py").open("a") as file:
         # Else each printed plan times a step in new processes, as it does in tests/study.
         file.write("\n\ndef _timed(trial, processes):\n    return 100.0\n")
     for path in filter(Path.is_file, folder.rglob("*")):

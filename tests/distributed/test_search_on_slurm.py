@@ -1,7 +1,6 @@
-"""A search whose trials are in the queue of a real Slurm, on two nodes."""
+"""A search whose trials are an array of jobs on a real Slurm of two nodes."""
 
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,51 +11,61 @@ from helpers.studies import wait_until
 
 from lsgd.run.rows import read_rows
 from lsgd.search.record import load_record
-from lsgd.search.trial import FINISHED, PRUNED
+from lsgd.search.trial import FINISHED
 
 pytestmark = pytest.mark.distributed
-WORDS = ["+search=small", "prune={rule: median, after_trials: 2, after_epochs: 2}"]
-OPTIONS = ["--launch", "slurm", "--nodes", "1", "--np", "1", "--jobs", "2"]
+WORDS = ["+search=small", "trials=4", "holdout_seeds=[5]"]
+OPTIONS = ["--launch", "slurm", "--np", "1", "--cpus", "1", "--jobs", "2"]
 
 
 @pytest.mark.slurm
-def test_trials_stay_in_the_queue_while_nobody_watches(
+def test_each_trial_is_a_job_of_an_array_and_a_requeued_one_goes_on(
     tmp_path: Path, slurm: SlurmCluster, installation: Path
 ) -> None:
-    """The search is told to stop, one of its jobs is queued again, and the same command ends it."""
+    """Two at a time on shared nodes; then the comparison, then the report, each by jobs."""
 
-    def search() -> "subprocess.Popen[str]":
-        return subprocess.Popen(
+    def search() -> tuple[int, str]:
+        done = subprocess.run(
             [sys.executable, "-m", "lsgd.search", *WORDS, *OPTIONS],
             cwd=tmp_path, env=slurm.environment | {"PYTHONPATH": str(installation)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            capture_output=True, text=True, timeout=600,
         )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
 
-    def queued() -> list[str]:
-        return slurm.ask("squeue", "--noheader", "--format=%i %T").splitlines()
+    def epochs() -> dict[str, list[int]]:
+        runs = (tmp_path / "runs/trials").glob("*[0-9a-f]/metrics.jsonl")
+        return {
+            path.parent.name: [row["epoch"] for row in read_rows(path) if row["kind"] == "epoch"]
+            for path in runs
+        }
 
-    first = search()
-    wait_until(lambda: sum("RUNNING" in line for line in queued()) == 2, seconds=1200)
-    first.send_signal(signal.SIGINT)
-    said, _ = first.communicate(timeout=600)
-    assert first.returncode == 75, said
-    assert len(queued()) == 2
-    assert "stopped; rerun the same command to resume it" in said
-    requeued = queued()[0].split()[0]
-    slurm.ask("scontrol", "requeue", requeued)
-    second = search()
-    rest, _ = second.communicate(timeout=1800)
-    assert second.returncode == 0, rest
-    # The other job goes on meanwhile, and may be through before anyone looks at it.
-    assert f"job {requeued} is already queued or running" in rest
+    code, said = search()
+    assert code == 75, said
+    numbers = [re.search(rf"job (\d+){what}", said) for what in (
+        ": 4 trials, processes of each: 1, 2 at a time", ": 2 comparisons", " will write the report"
+    )]  # fmt: skip
+    trials, comparisons, report = (found[1] for found in numbers)
+    code, said = search()
+    assert code == 75
+    assert f"jobs {trials}, {comparisons}, {report} of this search are pending or running" in said
+
+    wait_until(lambda: any(epochs().values()), seconds=1200)
+    running = slurm.ask("squeue", "--noheader", "--states=RUNNING", "--format=%i")
+    assert len(running.split()) <= 2
+    slurm.ask("scontrol", "requeue", f"{trials}_0")
+    # Slurm would let it wait two minutes.
+    slurm.ask("scontrol", "update", f"jobid={trials}_0", "starttime=now+2")
+    slurm.wait(report, "COMPLETED", "FAILED")
+    logs = "".join(path.read_text() for path in tmp_path.glob("runs/searches/*/jobs/*.log"))
+    for job in (f"{trials}_{n}" for n in range(4)):
+        assert slurm.state(job)["JobState"] == "COMPLETED", logs
     [folder] = (tmp_path / "runs/searches").iterdir()
-    points = load_record(folder).points
-    assert len(points) == 6
-    assert {point.state for point in points} <= {FINISHED, PRUNED}
-    assert len(set(re.findall(r"Submitted batch job (\d+)", said + rest))) == 6
-    # One that was given up is not queued again either.
-    wait_until(lambda: not queued(), seconds=600)
-    for run in (tmp_path / "runs/trials").glob("*[0-9a-f]/"):
-        rows = read_rows(run / "metrics.jsonl")
-        epochs = [row["epoch"] for row in rows if row["kind"] == "epoch"]
-        assert epochs == list(range(1, len(epochs) + 1))
+    record = load_record(folder)
+    assert [point.state for point in record.points] == [FINISHED] * 4, logs
+    assert (len(record.best), len(record.default)) == (1, 1), logs
+    assert len(epochs()) == 6
+    assert all(each == [1, 2, 3, 4] for each in epochs().values()), epochs()
+    code, said = search()
+    assert code == 0, said
+    assert "best: top-1 error" in said
+    assert slurm.ask("squeue", "--noheader") == ""

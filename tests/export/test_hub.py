@@ -101,6 +101,10 @@ def test_made_up_images_are_no_dataset(tmp_path: Path) -> None:
     assert "made-up images in place of imagenet" in text
     assert "The centre crop of 32 x 32 after the short side was resized to 37 (bilinear" in text
     assert ModelCard(text).data.datasets is None
+    made = replace(made, inputs=replace(made.inputs, loader="pkg.mod:Loader"))
+    text = model_card(replace(exported, recipe=made))
+    assert "Images of 32 x 32, as pkg.mod:Loader makes them." in text
+    assert "centre crop" not in text
 
 
 def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ def pngs() -> Iterator[tuple[str, bytes]]:
         yield f"palette of {bits} bits", encoded(photo().quantize(2**bits), "PNG", bits=bits)
         yield f"gray of {bits} bits", png(np.array(photo("L")), bits, 0)
     yield "palette transparent", encoded(photo("P"), "PNG", transparency=3)
+    yield "palette half transparent", encoded(photo("P"), "PNG", transparency=bytes([0, 128] * 25))
     yield "rgb transparent", encoded(photo(), "PNG", transparency=photo().getpixel((3, 3)))
     yield "gray transparent", encoded(photo("L"), "PNG", transparency=128)
     for colour, channels in ((0, 1), (2, 3), (4, 2), (6, 4)):

@@ -78,8 +78,6 @@ def run_on_threads(world_size: int, body: Callable[[ThreadComm], T]) -> list[T]:
 
     with ThreadPoolExecutor(world_size) as pool:
         futures = [pool.submit(process, rank) for rank in range(world_size)]
-    # It is the process's: evaluations that overlap put back what others of them have set.
-    torch.compiler.set_stance("default")
     # The original error is more useful than the BrokenBarrierError of the threads that waited.
     failures = [error for future in futures if (error := future.exception())]
     for error in sorted(failures, key=lambda e: type(e).__name__ == "BrokenBarrierError"):

@@ -1,5 +1,6 @@
 """Odd images are read alike by both loaders, or refused by both, with their names."""
 
+import io
 import re
 import warnings
 from dataclasses import replace
@@ -185,6 +186,15 @@ def test_pil_s_own_limit_neither_warns_nor_refuses(tmp_path: Path) -> None:
         files.decode(MicroBatch(None, np.array([0])), pixels)
         assert load_image(index, 0).size == (90_000, 1000)
     assert limit == Image.MAX_IMAGE_PIXELS
+
+
+def test_a_palette_with_transparency_is_read_without_a_warning_of_pil() -> None:
+    """Each decoding process would print one; the colours are those without the transparency."""
+    stored = encoded(photo("P"), "PNG", transparency=bytes([0, 128] * 25))
+    opaque = np.asarray(Image.open(io.BytesIO(stored)).convert("RGBA"))[..., :3]
+    with warnings.catch_warnings(action="error"):
+        image = decoding.convert_pixels(Image.open(io.BytesIO(stored)), 3)
+    np.testing.assert_array_equal(np.asarray(image), opaque)
 
 
 def test_an_image_of_another_size_than_indexed_is_not_decoded(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from lsgd.inputs import memory, open_inputs
+from lsgd.inputs import memory, open_inputs, prefetch_limit
 from lsgd.inputs.arrays import ImageArrays
 from lsgd.inputs.memory import MemoryInputs
 from lsgd.recipe import Data
@@ -106,6 +106,7 @@ def test_digits_of_the_shipped_configuration() -> None:
     recipe = compose_recipe("+recipe=digits")
     inputs = open_inputs(recipe, CPU)
     assert isinstance(inputs, MemoryInputs)
+    assert prefetch_limit(recipe) == 0
     everything = MicroBatch(0, np.arange(recipe.data.train_examples))
     ((images, _),) = inputs.train([everything])
     assert images.shape == (1442, 1, 8, 8)

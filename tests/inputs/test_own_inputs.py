@@ -81,6 +81,13 @@ def test_a_loader_of_other_data_is_refused(option: str, message: str) -> None:
         opened("inputs=own_inputs:Loader", f"inputs.options.{option}")
 
 
+def test_classes_are_not_balanced_by_labels_of_other_data() -> None:
+    """Those of data.name, which the images of the loader need not be."""
+    words = ["recipe=digits", "inputs=own_inputs:Loader", "data.balance=weights"]
+    with pytest.raises(UsageError, match=r"data\.balance=weights needs the labels of all training"):
+        load_recipe(words)
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

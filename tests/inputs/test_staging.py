@@ -98,6 +98,8 @@ def test_what_is_copied(root: Path, tmp_path: Path) -> None:
     )
     listed = contents(root)
     (root / "train.tar").write_bytes(b"the archive of the images")
+    # Of a further set that the recipe does not evaluate, and whose images are gone.
+    shutil.copy2(root / "val.index.npy", root / "v2.index.npy")
     for folder in (index, text / "a"):
         folder.mkdir(parents=True)
     for split in ("train", "val"):

@@ -3,7 +3,7 @@ import torch
 from helpers.composed import compose_recipe
 from helpers.micro_batches import evaluation_micro_batches
 
-from lsgd.inputs import open_inputs
+from lsgd.inputs import open_inputs, prefetch_limit
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.recipe import Data
 from lsgd.rules.sampler import MicroBatch
@@ -40,3 +40,4 @@ def test_another_seed_makes_other_images() -> None:
 def test_no_dataset_is_needed() -> None:
     recipe = compose_recipe("+recipe=bs8k", "inputs=synthetic", "data.root=nowhere")
     assert isinstance(open_inputs(recipe, CPU), SyntheticInputs)
+    assert prefetch_limit(recipe) == 0

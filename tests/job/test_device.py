@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from lsgd.errors import UsageError
-from lsgd.job.device import choose_kernels, cpu, device_name, preset
+from lsgd.job.device import (
+    choose_kernels,
+    cpu,
+    device_name,
+    preset,
+    run_compiled_modules_eagerly,
+)
 from lsgd.job.launcher import cores, detect_launch
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -71,3 +77,17 @@ def test_a_cpu_is_told_by_its_model_and_cores() -> None:
     name = device_name(torch.device("cpu"))
     assert name.startswith(f"{cpu()}, ")
     assert f"cores, threads per process: {torch.get_num_threads()}" in name
+
+
+def test_contexts_that_overlap_leave_the_compilers_stance_as_it_was() -> None:
+    """As evaluations in two threads: the first to end put back what the other had set, for good."""
+    from torch._dynamo import eval_frame
+
+    before = eval_frame._stance.stance
+    first, second = run_compiled_modules_eagerly(), run_compiled_modules_eagerly()
+    for context in (first, second):
+        context.__enter__()
+    first.__exit__(None, None, None)
+    assert eval_frame._stance.stance == "force_eager"
+    second.__exit__(None, None, None)
+    assert (eval_frame._stance.stance, before) == ("default", "default")

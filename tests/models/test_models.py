@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lsgd.models import initialise, make_model
-from lsgd.recipe import MODELS
+from lsgd.recipe.settings import MODELS
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.vision import models

@@ -37,7 +37,11 @@ def report(found: list[dict[str, Any]], drawn: int, words: dict[str, Any]) -> st
         (each for each in found if each["outcome"] in ("survived", "unreached")),
         key=lambda each: (each["outcome"], each["file"], each["line"]),
     )
-    options = " ".join(f"--{key} {value}" for key, value in words["asked"].items())
+    asked = words["asked"] | {"tests": words["tests"]}
+    options = " ".join(
+        f"--{key} {' '.join(value) if isinstance(value, list) else value}"
+        for key, value in asked.items()
+    )
     return f"""# Mutants: small changes of the code, by which some test should fail
 
     python tests/mutants {options}

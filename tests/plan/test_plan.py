@@ -173,6 +173,17 @@ def test_a_run_in_another_layout_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert says in usage_error(main, capsys, *words)
 
 
+def test_a_run_of_images_of_another_size_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A median over epochs of several sizes is the time of no image."""
+    run = run_folder(tmp_path / "run", processes=1)
+    with (run / "config.yaml").open("a") as config:
+        config.write("image_sizes: {points: [[0, 8.0]]}\n")
+    said = usage_error(main, capsys, *RUN, str(run), "precision=float64")
+    assert f"--run {run} trains on images of 8 pixels, and a plan needs the step time of" in said
+
+
 @pytest.mark.parametrize("layout", ["true", "false"])
 def test_a_run_with_auto_has_the_layout_of_its_log(tmp_path: Path, layout: str) -> None:
     made = compose_recipe("+recipe=fashion_bs1k", "channels_last=auto")

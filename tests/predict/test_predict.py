@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lsgd import train
+from lsgd.errors import InputFailedError, UsageError
 from lsgd.evaluate import evaluate_path
+from lsgd.predict import network
 from lsgd.predict.__main__ import main
 from lsgd.predict.network import load_classifier
 from lsgd.prepare.indexing import index_folder
@@ -96,6 +99,22 @@ def test_images_are_judged_as_in_the_evaluation(trained: Path) -> None:
     assert lowest == sorted(lowest)
 
 
+def test_an_output_that_is_not_finite_is_no_prediction(trained: Path) -> None:
+    """An evaluation counts it as wrong; softmax and max take NaN for the largest value."""
+    classifier = load_classifier(trained / "run", [*HERE, f"data.root={trained / 'own'}"])
+    photo = trained / "own/val/cat/1.png"
+    with torch.no_grad():
+        for weight in classifier.trained.workload.average.weights:  # type: ignore[attr-defined]
+            weight.fill_(torch.nan)
+        for stored in classifier.trained.workload.average.stored:  # type: ignore[attr-defined]
+            stored.fill_(torch.nan)
+    [(_, outcome)] = classifier.predict([photo], 2)
+    assert isinstance(outcome, InputFailedError)
+    assert str(outcome) == f"{photo} has no prediction (the network's output is not finite)"
+    with pytest.raises(UsageError, match="is not finite for 12 of 12 validation images"):
+        classifier.predict_validation()
+
+
 def test_csv_and_json_have_the_same_predictions(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +178,25 @@ def test_a_wrong_command_is_one_sentence(
     assert main([str(trained / "run"), *given]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
+
+
+def test_images_of_a_loader_of_ones_own_are_not_prepared_by_another(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network was never shown images that are cropped and normalised as lsgd does."""
+    recipe, saved = network.load_trained(trained / "run", HERE, remedy="")
+    own = replace(recipe, inputs=replace(recipe.inputs, loader="pkg.mod:Loader"))
+    monkeypatch.setattr(network, "load_trained", lambda *_, **__: (own, saved))
+    with pytest.raises(UsageError, match=r"with inputs=pkg\.mod:Loader; give a run on"):
+        load_classifier(trained / "run", HERE)
+
+
+def test_a_run_that_does_not_exist_is_not_to_be_resumed(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(trained / "gone"), str(trained / "own/val")]) == 2
+    said = capsys.readouterr().err
+    assert "gone cannot be read (No such file or directory); give another checkpoint of" in said
 
 
 def test_names_of_an_older_run_come_from_the_index_or_are_numbers(

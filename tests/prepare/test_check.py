@@ -1,6 +1,7 @@
 """What cannot be decoded is found, wherever a file is cut, and what is odd is named."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image, ImageOps
 from PIL.ImageFile import ImageFile
 
 from lsgd.errors import UsageError
+from lsgd.inputs.index import MAX_FILE_BYTES
 from lsgd.prepare import check, dali_check, images
 from lsgd.prepare.__main__ import main
 from lsgd.prepare.check import ImageProblem, check_folder, write_skip_list
@@ -155,6 +157,15 @@ def test_an_image_above_the_limit_is_named_and_not_decoded(
     skipped = (tmp_path / "skip.txt").read_text().splitlines()[2:]
     why = "too large: 40 x 40 pixels, more than --max-pixels 1599"
     assert skipped == [f"{split}/a/x.JPEG  # {why}" for split in ("train", "val")]
+
+
+def test_a_file_that_no_loader_reads_is_found_before_a_run(tmp_path: Path) -> None:
+    """By its number of bytes, at which a loader stops in the middle of an epoch."""
+    path = save(tmp_path / "a.jpg")
+    os.truncate(path, MAX_FILE_BYTES + 1)  # a hole, which takes no space
+    assert usable_size(path) == (0, 0)
+    why = f"{MAX_FILE_BYTES + 1} bytes, more than the {MAX_FILE_BYTES} of a loader"
+    assert image_problems(path) == [("too large", why)]
 
 
 def test_an_unreachable_file_is_no_bad_image(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from lsgd import config
 from lsgd.prepare.__main__ import main as prepare
-from lsgd.prepare.split import validation_digests
+from lsgd.prepare.split import unsplit_classes, validation_digests
 
 CLASSES = ["cat", "dog"]
 EACH = 40
@@ -111,6 +111,26 @@ def test_copies_are_on_one_side(photos: Path, capsys: pytest.CaptureFixture[str]
     assert all(found[f"cat/{n}.png"] == found[f"cat/copy-{n}.png"] for n in range(EACH))
 
 
+def test_a_class_may_be_called_train(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Among vehicles, a flat folder has images of trains in it; images alone are no classes."""
+    (photos / "cat").rename(photos / "train")
+    (photos / "dog").rename(photos / "train/dog")
+    assert unsplit_classes(photos) == photos / "train"
+    (photos / "train/dog").rename(photos / "dog")
+    (photos / "dog").rename(hidden := photos.with_name("dog"))
+    assert unsplit_classes(photos) is None
+    hidden.rename(photos / "val")
+    assert unsplit_classes(photos) == photos
+    (photos / "val").rename(photos / "dog")
+    assert prepare(["folder", str(photos)]) == 2
+    said = capsys.readouterr().err
+    assert f"{photos}/train/CLASS does not exist, and {photos} has images of classes" in said
+    assert prepare(["folder", str(photos), "--split", "0.2"]) == 0
+    found = sides(Path(f"{photos}-split"))
+    assert {name.partition("/")[0] for name in found} == {"train", "dog"}
+    assert len(found) == 2 * EACH
+
+
 def test_both_sides_have_every_class() -> None:
     low, middle, high = bytes(32), b"\x80" + bytes(31), b"\xff" * 32
     assert validation_digests([high, middle], 0.1) == {middle}
@@ -127,6 +147,14 @@ def test_both_sides_have_every_class() -> None:
         (["--split", "0.2", "--out", "{photos}/dog/a"], "give a folder outside it"),
         (["--split", "0.2", "--out", "{photos}/.."], "give a folder outside it"),
         (["--split", "0.2", "--out", "{photos}/../notes"], "notes/a is not of an earlier --split"),
+        (
+            ["--split", "0.2", "--out", "{photos}/../notes/a"],
+            "notes/a cannot be written; write --out",
+        ),
+        (
+            ["--split", "0.2", "--out", "{photos}/../notes/a/b"],
+            "notes/a/b cannot be written; write --out",
+        ),
     ],
 )
 def test_a_wrong_command_is_one_sentence(

@@ -9,7 +9,6 @@ from helpers.composed import compose_recipe
 
 from lsgd import config
 from lsgd.errors import UsageError
-from lsgd.recipe import PAPERS
 from lsgd.recipe.published_points import (
     DISPLAYED_LABELS,
     JUDGED_LABELS,
@@ -17,6 +16,7 @@ from lsgd.recipe.published_points import (
     check_points,
     points_of_paper,
 )
+from lsgd.recipe.settings import PAPERS
 from lsgd.rules.metric import METRICS
 
 MLPERF = config.load_points("mlperf_resnet")

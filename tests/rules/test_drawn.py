@@ -46,6 +46,13 @@ def test_the_mask_is_of_the_uniform_numbers() -> None:
     assert torch.equal(mask, torch.from_numpy(uniforms >= 0.3))
 
 
+def test_the_masks_are_those_of_all_earlier_versions() -> None:
+    """Of a layer that a micro-batch calls twice."""
+    layer = begun(CounterBasedDropout(0.5, layer=0, seed=1), [5])
+    kept = [layer(torch.ones(1, 16)).nonzero()[:, 1].tolist() for _ in range(2)]
+    assert kept == [[0, 1, 5, 8, 9, 10, 12, 14, 15], [0, 1, 5, 6, 7, 8, 10]]
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_an_example_meets_the_same_in_any_pass(whole: bool) -> None:
     layer = CounterBasedDropout(0.5, layer=0, seed=1, per_example=whole)

@@ -4,33 +4,15 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from helpers.layerwise import over, parameter, step
 from torch import Tensor, nn
 
 from lsgd.recipe import Optim
 from lsgd.rules import optim
-from lsgd.rules.lamb import ADAPTED_DECAY
 
 LAMB = Optim(name="lamb", nesterov=False, weight_decay=0.1, eps=1e-6, bias_correction=False)
 CORRECTED = replace(LAMB, bias_correction=True)
 GRADIENTS = ((0.3, 0.4), (0.4, -0.3), (-0.3, 0.4))
-
-
-def over(weight: Tensor, settings: Optim, adapted: bool = True) -> torch.optim.Optimizer:
-    """LAMB over one tensor, which is scaled and decays, or neither."""
-    decay = {ADAPTED_DECAY: settings.weight_decay} if adapted else {}
-    groups = [{"params": [weight], "weight_decay": 0.0, **decay}]
-    shared = optim.shared_settings(asdict(settings))
-    return optim.optimizer_over_groups(groups, norm=lambda: weight.grad.norm(), **shared)
-
-
-def parameter(*values: float) -> nn.Parameter:
-    return nn.Parameter(torch.tensor(values, dtype=torch.float64))
-
-
-def step(optimizer: torch.optim.Optimizer, weight: Tensor, gradient: Tensor, lr: float) -> None:
-    weight.grad = gradient.clone()
-    optim.set_lr(optimizer, lr)
-    optimizer.step()
 
 
 @pytest.mark.parametrize(
@@ -155,21 +137,6 @@ def test_which_tensors_are_scaled_and_which_decay(
             or (gradients and each.flatten()[0].item() == pytest.approx(2 - 0.1 * 2, abs=1e-9))
         }
         assert moved == {*found}
-
-
-@pytest.mark.parametrize("settings", [LAMB, CORRECTED])
-@pytest.mark.parametrize("adapted", [False, True])
-def test_no_tensor_is_made_as_large_as_the_model(settings: Optim, adapted: bool) -> None:
-    """The direction of the update is computed where the gradient is."""
-    weight = nn.Parameter(torch.ones(1000, 1000))
-    optimizer = over(weight, settings, adapted)
-    optimizer.found_inf = torch.zeros(())
-    step(optimizer, weight, torch.ones(1000, 1000), 0.1)
-    # torch 2.11 warns without acc_events that it forgets earlier cycles, of which there are none.
-    with torch.profiler.profile(profile_memory=True, acc_events=True) as profiled:
-        optimizer.step()
-    largest = max(abs(event.self_cpu_memory_usage) for event in profiled.events())
-    assert largest < weight.nbytes / 100
 
 
 def test_in_float32_the_direction_has_all_its_digits() -> None:

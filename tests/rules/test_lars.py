@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from helpers.layerwise import over, parameter, step
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -16,24 +17,6 @@ from lsgd.rules.lamb import ADAPTED_DECAY
 
 LARS = Optim(name="lars", nesterov=False, equation=10, weight_decay=0.1, eps=0.0, decay_bias=False)
 GRADIENTS, LRS = ((0.6, 0.8), (0.8, -0.6), (-0.6, 0.8)), (1.0, 2.0, 0.5)
-
-
-def over(weight: Tensor, settings: Optim) -> torch.optim.Optimizer:
-    """LARS over one tensor."""
-    group = {
-        "params": [weight], "weight_decay": 0.0, ADAPTED_DECAY: settings.weight_decay,
-    }  # fmt: skip
-    return optim.optimizer_over_groups([group], **optim.shared_settings(asdict(settings)))
-
-
-def parameter(*values: float) -> nn.Parameter:
-    return nn.Parameter(torch.tensor(values, dtype=torch.float64))
-
-
-def step(optimizer: torch.optim.Optimizer, weight: Tensor, gradient: Tensor, lr: float) -> None:
-    weight.grad = gradient.clone()
-    optim.set_lr(optimizer, lr)
-    optimizer.step()
 
 
 @pytest.mark.parametrize(
@@ -170,23 +153,6 @@ def test_a_bias_may_decay_and_everything_may_be_adapted() -> None:
     assert (len(found["adapted 0.1"]), len(found["adapted 0"])) == (11, 21)
     assert not found["plain 0.1"]
     assert not found["plain 0"]
-
-
-@pytest.mark.parametrize(
-    "changes", [{"equation": 9}, {}, {"momentum_correction": True, "nesterov": True}]
-)
-def test_no_tensor_is_made_as_large_as_the_model(changes: dict[str, object]) -> None:
-    """Norms are numbers, and gradients and momentum are changed where they are."""
-    weight = nn.Parameter(torch.ones(1000, 1000))
-    optimizer = over(weight, replace(LARS, **changes))
-    optimizer.found_inf = torch.zeros(())
-    step(optimizer, weight, torch.ones(1000, 1000), 0.1)  # makes the momentum
-    optim.set_lr(optimizer, 0.2)
-    # torch 2.11 warns without acc_events that it forgets earlier cycles, of which there are none.
-    with torch.profiler.profile(profile_memory=True, acc_events=True) as profiled:
-        optimizer.step()
-    largest = max(abs(event.self_cpu_memory_usage) for event in profiled.events())
-    assert largest < weight.nbytes / 100
 
 
 def test_in_a_model_the_decay_is_scaled_with_the_gradient() -> None:

@@ -50,6 +50,10 @@ def test_who_guesses_is_right_once_in_so_many(classes: int) -> None:
     assert math.exp(loss) == pytest.approx(perplexity) == classes
     assert 100 - top1 == pytest.approx(100 / classes)
     assert 100 - top5 == pytest.approx(min(100, 500 / classes))
+    for name in ("token_error", "fine_error", "node_error"):
+        assert METRICS[name].chance_level(classes) == top1
+    assert METRICS["binary_error"].chance_level(classes) == 50
+    assert METRICS["f1_error"].chance_level(classes) == 100
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=list(METRICS))
@@ -59,6 +63,8 @@ def test_a_rate_has_one_name_everywhere(metric: Metric) -> None:
     assert metric.key.partition("_") == ("val", "_", metric.name)
     assert metric.plural.startswith(metric.noun[:-1])
     assert metric.label_on("test").replace("test ", "") == metric.label
+    assert (metric.unit == "%") == metric.name.endswith("_error")
+    assert metric.last_epochs == (5 if metric.name in ("top1_error", "top5_error") else 1)
 
 
 def test_counts_to_a_rate_are_one_metric_for_runs_of_any_batch() -> None:

@@ -128,13 +128,17 @@ def test_lines_of_progress_where_nothing_else_is_printed(
     """In a long epoch, step or evaluation, and none beside the rows of short steps."""
     clock = [0.0]
     monkeypatch.setattr(console_module.time, "monotonic", lambda: clock[0])
-    console = Console(0, 900, TOP1)
 
     def after(seconds: float) -> str:
         """The line that was printed before this, and so many seconds more."""
         clock[0] += seconds
         return capsys.readouterr().out
 
+    first = Console(7, 900, TOP1)
+    assert after(QUIET) == ""
+    first.show_training(7.25, 0.2)
+    assert after(0) == "step 7/900  epoch 0.20  and 25 % of the next\n"
+    console = Console(0, 900, TOP1)
     assert after(QUIET / 2) == ""
     console.show_training(3.5, 0.1)
     assert after(QUIET / 2) == ""

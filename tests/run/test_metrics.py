@@ -210,6 +210,36 @@ def test_rows_behind_a_damaged_line_are_set_aside_and_told_of(
         path.unlink()
 
 
+def test_rows_that_the_disk_has_lost_are_written_again_from_the_checkpoint(tmp_path: Path) -> None:
+    """After a power failure it may be newer; a run without them would never count as finished."""
+    recipe = compose_recipe("+recipe=digits")
+    ends = [recipe.first_step(epoch) for epoch in (1, 2, 3)]
+    run = progress(ends[2])
+    run.recipe = recipe
+    run.epoch_metrics = {epoch: {"val_loss": epoch / 7} for epoch in (1, 2, 3)}
+    run.evaluations = {ends[0] + 1: {"val_loss": 2.0}}
+    path = tmp_path / "metrics.jsonl"
+    (tmp_path / "config.yaml").write_text("")
+    kinds = [("start", 0), ("train", 5), ("epoch", ends[0]), ("start", ends[0]), ("train", ends[1])]
+    rows = [{"kind": kind, "step": step} for kind, step in kinds]
+    rows[2]["epoch"] = 1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '["of", "others"]\n')
+    with RunLog(run, tmp_path) as log:
+        assert "lost the rows of 3 epochs and evaluations" in log.damage
+        assert "is damaged in line 6" in log.damage
+    first, again = (
+        {"kind": "epoch", "step": ends[epoch], "epoch": epoch + 1, "lr": recipe.lr(ends[epoch] - 1),
+         "val_loss": (epoch + 1) / 7}
+        for epoch in (1, 2)
+    )  # fmt: skip
+    evaluated = {"kind": "evaluation", "step": ends[0] + 1, "epoch": recipe.epoch(ends[0] + 1)}
+    expected = [*rows[:4], evaluated | {"val_loss": 2.0}, rows[4], first, again]
+    assert read_rows(path) == expected
+    with RunLog(run, tmp_path) as log:
+        assert not log.damage
+    assert read_rows(path) == expected
+
+
 class ReadRow(dict[str, Any]):
     """A row that can be counted while it is in memory."""
 

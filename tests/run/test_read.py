@@ -115,6 +115,20 @@ def test_nothing_is_shown_of_what_a_configuration_points_to(tmp_path: Path) -> N
     assert "a-secret" not in str(refused.value)
 
 
+def test_starts_are_those_that_have_finished_an_epoch(tmp_path: Path) -> None:
+    """And the latest one alone if none has."""
+    folder = write_run(tmp_path / "a", "+recipe=fashion_bs64", errors=[30.0, 20.0])
+    start, one, two = read_run(folder).rows
+    first, second, third = (start | {"host": host} for host in "abc")
+    for rows, starts in (
+        ([first, one, second, third, two], [first, third]),
+        ([first, second, one, two, third], [second]),
+        ([first, second], [second]),
+    ):
+        write(folder, rows)
+        assert read_run(folder).starts == starts
+
+
 def test_a_rehearsal_is_never_finished(tmp_path: Path) -> None:
     words = ("+recipe=fashion_bs64", "rehearse=true")
     run = read_run(write_run(tmp_path / "a", *words, errors=[30.0] * 9))

@@ -33,7 +33,7 @@ def test_it_is_said_once_and_not_of_a_short_run(
     clock = [0.0]
     monkeypatch.setattr(slowness.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(system, "SCHEDULE", tmp_path / "schedstat")
-    checks = [SlownessCheck(), SlownessCheck()]
+    checks, unknown = [SlownessCheck(), SlownessCheck()], SlownessCheck()
     for now, waiting in ((0, 5), (PATIENCE / 2, 20), (PATIENCE + 1, 29), (90, 60)):
         clock[0] = now
         (tmp_path / "schedstat").write_text(f"7 {waiting * 10**9} 3\n")
@@ -41,6 +41,9 @@ def test_it_is_said_once_and_not_of_a_short_run(
             check.reason(0.0, left, "cpu") for check, left in zip(checks, (1e4, 60), strict=True)
         )
         assert short == ""
+        # Where the time left is known late, the check waits for it.
+        known = unknown.reason(0.0, 1e4 if now == 90 else None, "cpu")
+        assert known.startswith("slow: for 61 % of the time no core") is (now == 90)
         assert long.startswith("slow: for 77 % of the time no core") is (now == PATIENCE + 1)
 
 

@@ -190,16 +190,16 @@ def test_killed_at_thirty_random_moments(
         ("--report a", "takes only --out FOLDER, the folder of the page"),
         ("--report a --out b", "a has no points.json of a search; write the folder of a search"),
         ("+search=small --out b", "--out is for --report"),
+        ("+search=small --report-only", "runs/searches/small has no trial to report on"),
+        ("+search=small --launch slurm --array 0-2", "and --jobs N for the number of"),
+        ("+search=small --launch slurm --gpus 0", "--np N is for processes without GPUs"),
     ],
 )
 def test_what_makes_no_sense_is_said_in_a_sentence(
-    words: str, sentence: str, installation: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
+    words: str, sentence: str, inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert sentence in usage_error(main, capsys, *words.split())
-    assert not list(tmp_path.iterdir())
+    assert not list(inside.iterdir())
 
 
 def test_a_search_that_was_changed_since_is_told_from_the_old(
@@ -219,16 +219,13 @@ def test_a_search_that_was_changed_since_is_told_from_the_old(
 
 
 def test_what_is_printed_leaves_nothing(
-    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    inside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Neither a folder where there is none, nor a line in the journal of a search that is there."""
     monkeypatch.setattr(SearchSpace, "check", lambda _: None)  # which takes seconds
-    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
-    monkeypatch.chdir(tmp_path)
     assert main(["+search=small", "--print"]) == 0
     assert capsys.readouterr().out == "# runs/searches/small: 6 trials, 0 of them started\n"
-    assert not [*tmp_path.iterdir()]
+    assert not [*inside.iterdir()]
 
     FOLDER.mkdir(parents=True)
     engine = OptunaStudy(config.load_search("small"), FOLDER)

@@ -13,7 +13,6 @@ import pytest
 from helpers.composed import compose_recipe
 from helpers.studies import wait_until
 
-from lsgd import paths
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.job.launcher import Launch, detect_launch
 from lsgd.job.system import has_ended
@@ -42,13 +41,11 @@ SPARK = "+search=small --launch spark"
     ],
 )
 def test_what_cannot_begin(
-    words: str, sentence: str, installation: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    words: str, sentence: str, inside: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Without what it needs, it says in a sentence what to type, and has begun nothing."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(inside))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     missing, _, rest = words.partition(" ")
     monkeypatch.setitem(sys.modules, "pyspark", None if missing == "pyspark" else SimpleNamespace())
@@ -59,7 +56,7 @@ def test_what_cannot_begin(
     assert said.startswith("lsgd: ")
     assert sentence in said
     assert said.count("\n") == 1
-    assert not [*tmp_path.iterdir()]
+    assert not [*inside.iterdir()]
 
 
 def test_a_master_that_does_not_answer_is_named_at_once() -> None:

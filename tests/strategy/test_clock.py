@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lsgd.recipe.strategies import VirtualCluster
-from lsgd.rules import augmentation, sampler
-from lsgd.strategy.clock import SECONDS, Timeline, simulate, step_seconds
+from lsgd.strategy.clock import Timeline, simulate, step_seconds
 from lsgd.strategy.gate import AdmissionGate, BarrierGate, BoundedStalenessGate, Tickets
 from lsgd.strategy.network import SharedLink, Transfer
 from lsgd.strategy.order import EpochScript, play_orders
@@ -306,17 +305,6 @@ def test_an_epoch_ends_and_plays(
                 else:
                     pushed[event] += 1
                     assert pushed[event] - min(pushed.values()) <= slack + 1
-
-
-def test_no_other_draws_have_the_same_counters() -> None:
-    assert SECONDS not in {
-        sampler.ORDER_COUNTER,
-        augmentation.WINDOW,
-        augmentation.FLIP,
-        augmentation.SHIFT,
-        augmentation.JITTER,
-        augmentation.LIGHTING,
-    }
 
 
 def test_a_push_of_local_steps_takes_the_seconds_of_each() -> None:

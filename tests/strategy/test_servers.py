@@ -3,7 +3,6 @@
 Threads play the processes here; tests/distributed/test_trajectory.py has a job.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from helpers.server_runs import (
     difference_from_allreduce,
     make_learner,
     make_steps,
-    recipe,
     resume,
     resumed_differences,
     sync_servers,
@@ -120,12 +118,6 @@ def test_where_workers_and_servers_are(strategy, processes, hosted, homes) -> No
         return len(made.hosted), [server.home for server in made.servers]
 
     assert run_on_threads(processes, process) == [(count, homes) for count in hosted]
-
-
-def test_it_is_the_run_of_all_reduce() -> None:
-    made = recipe()
-    for strategy in CASES.values():
-        assert replace(made, strategy=strategy).fingerprint == made.fingerprint
 
 
 @pytest.mark.parametrize("strategy", [sync_servers(2), sync_servers(3, "colocated")])

@@ -141,11 +141,6 @@ def test_a_run_changes_between_rows_and_whole_gradients() -> None:
         assert max(distances.values()) < 1e-10
 
 
-def test_it_is_the_run_of_all_reduce() -> None:
-    made = sparse_row_runs.recipe("language")
-    assert replace(made, strategy=sparse_row_servers(3)).fingerprint == made.fingerprint
-
-
 def test_half_precision_is_on_the_wire_of_rows_too() -> None:
     word = "gradient_compression=fp16"
     sparse_row_runs.recipe("tagging", word)

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from helpers.run_folders import write_finished_run
 
-from lsgd.planned import RunLauncher
+from lsgd import cost
+from lsgd.config import load_recipe
+from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import HOLDS, claim_outcome
 from lsgd.report.findings import compute_findings
 from lsgd.report.looks import Looks
 from lsgd.report.run_folders import find_runs
 from lsgd.report.welch import sample_stats, welch_difference
-from lsgd.study import cost
 from lsgd.study.planned_runs import planned_runs
 from lsgd.study.power import claim_spread, detectable_difference, equivalence_margin, power_lines
 
@@ -84,6 +85,24 @@ def test_hours_are_those_of_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = compute_findings([], [], STUDY).groups
     [line] = cost.cost_lines(RunLauncher("local", {"--np": "2"}), runs, [], groups, 1)
     assert "6 runs to train, 36.0 CPU hours, 6 h 0 min one after another" in line
+
+
+def test_epochs_of_smaller_images_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In proportion to the multiply-adds: a quarter for half of the side.
+
+    The epochs that are left are the larger ones; a speed that was measured over all of them counts
+    by their mean size.
+    """
+    sizes = ["data.image_size=64", "image_sizes.points=[[1,32],[2,64]]", "image_sizes.multiple=32"]
+    words = [*sizes, "epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1"]
+    recipe = load_recipe(["recipe=digits", "inputs=synthetic", *words])
+    assert [recipe.training_size(epoch) for epoch in range(4)] == [32, 32, 64, 64]
+    trial = PlannedRun(recipe, words)
+    epoch = recipe.data.train_examples
+    assert cost._full_size_examples_left(trial) == pytest.approx(2.5 * epoch, rel=1e-3)
+    monkeypatch.setattr(PlannedRun, "epochs_done", 2)
+    assert cost._full_size_examples_left(trial) == 2 * epoch
+    assert cost.mean_work(recipe) == pytest.approx(0.625, rel=1e-3)
 
 
 def test_a_claims_power_is_of_the_spread_of_its_own_recipes(tmp_path: Path) -> None:

@@ -24,16 +24,13 @@ from lsgd.train import train
 
 
 def test_print_starts_nothing(
-    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
+    inside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PYTHON", sys.executable)
     monkeypatch.setattr("lsgd.study.__main__.cost_lines", lambda *_: [])  # which times a step
     assert main(["+study=small", "epochs=31", "seeds=[1]", "--np", "1", "--print"]) == 0
     said = capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
+    assert not list(inside.iterdir())
     lines = said.splitlines()
     assert lines[::2] == ["# digits, seed 1: not started", "# digits_unscaled, seed 1: not started"]
     python = re.escape(shlex.quote(sys.executable))
@@ -150,13 +147,10 @@ def test_a_study_that_cannot_be_read_stops_no_other(
     ],
 )
 def test_what_makes_no_sense_is_said_in_a_sentence(
-    words: str, sentence: str, installation: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
+    words: str, sentence: str, inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert sentence in usage_error(main, capsys, *words.split())
-    assert not list(tmp_path.iterdir())
+    assert not list(inside.iterdir())
 
 
 def test_a_queue_that_does_not_answer_is_no_reason_to_train_twice(

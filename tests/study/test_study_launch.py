@@ -41,12 +41,8 @@ def test_trials_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) ->
         assert os.environ.get("OMP_NUM_THREADS") == expected
 
 
-def test_each_has_a_name_of_its_own_on_kubernetes(
-    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
+@pytest.mark.usefixtures("inside")
+def test_each_has_a_name_of_its_own_on_kubernetes(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--kind", "mpijob", "--image", "a/b:1", "--claim", "c"]
     assert main(["+study=small", "seeds=[0,1]", "--launch", "k8s", *options, "--print"]) == 0
     said = capsys.readouterr().out

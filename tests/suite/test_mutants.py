@@ -20,6 +20,32 @@ HINT = "a blank makes it a text"
 def double(x: int | None) -> int:
     return 2 * x
 '''
+TESTS_OF_DOUBLE = '''\
+from functools import cache, partial
+
+import pytest
+
+from lsgd import alone, double, shared
+
+
+@cache
+def cached():
+    return shared.cached()
+
+
+@pytest.fixture(scope="module")
+def fixed():
+    return shared.fixed()
+
+
+def test_1(fixed):
+    assert double.double(1) == 2 and cached()
+
+
+def test_2(fixed):
+    """Fails by what runs in the first test alone."""
+    assert cached() == cache(partial(int, "3"))() == 3 and fixed == 4
+'''
 DECORATED = "class A:\n    @property\n    def one(self):\n        return 1\n"
 
 
@@ -77,9 +103,10 @@ def test_what_a_test_notices_is_killed_and_what_none_does_survives(tmp_path: Pat
     (tmp_path / "lsgd/__init__.py").write_text("")
     (tmp_path / "lsgd/double.py").write_text(DOUBLE.replace("HINT =", "# HINT ="))
     (tmp_path / "lsgd/alone.py").write_text("def alone():\n    return 1\n")
-    (tmp_path / "tests/test_double.py").write_text(
-        "from lsgd import alone, double\n\n\ndef test_1():\n    assert double.double(1) == 2\n"
+    (tmp_path / "lsgd/shared.py").write_text(
+        "def cached():\n    return 3\n\n\ndef fixed():\n    return 4\n"
     )
+    (tmp_path / "tests/test_double.py").write_text(TESTS_OF_DOUBLE)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     words = ["--jobs", "1", "--number", "9", "--work", "../work", "--out", "out"]
     command = [sys.executable, "tests/mutants", *words]
@@ -91,12 +118,15 @@ def test_what_a_test_notices_is_killed_and_what_none_does_survives(tmp_path: Pat
         "return 3 * x": "killed",
         "return 2 / x": "survived",
         "return 2": "unreached",
+        "return 4": "killed",
+        "return 5": "killed",
     }
-    assert [each["by"] for each in found if each["by"]] == ["tests/test_double.py::test_1"]
+    by = {each["file"]: each["by"].partition("::")[2] for each in found if each["by"]}
+    assert by == {"lsgd/double.py": "test_1", "lsgd/shared.py": "test_2"}
     assert "| lsgd/double.py | 1 | 0 | 1 | 0 | 50 % |" in (tmp_path / "out/README.md").read_text()
     assert "2 * x" in (tmp_path / "lsgd/double.py").read_text()
     again = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=900
     )
-    assert again.stdout.startswith("3 mutants, 3 of them tried")
+    assert again.stdout.startswith("5 mutants, 5 of them tried")
     assert "left)" not in again.stdout

@@ -38,7 +38,17 @@ def test_a_line_that_a_kill_has_cut_short_costs_none_after_it(tmp_path: Path) ->
     with open_logbook(tmp_path) as logbook:
         logbook.log_event("end", "it ends", code=1)
     assert [row["event"] for row in read_rows(tmp_path / SUPERVISOR_LOG)] == ["start", "end"]
-    assert has_failed(tmp_path)
+
+
+def test_a_start_has_failed_if_its_end_is_an_error(tmp_path: Path) -> None:
+    """Neither the end of training nor a preemption is one, and a job that runs has no end yet."""
+    assert not has_failed(tmp_path)
+    with open_logbook(tmp_path) as logbook:
+        for code, failed in ((1, True), (0, False), (75, False), (6, True)):
+            logbook.log_event("start", "it starts")
+            assert not has_failed(tmp_path)
+            logbook.log_event("end", "it ends", code=code)
+            assert has_failed(tmp_path) is failed
 
 
 @pytest.mark.parametrize("name", [folder.METRICS, folder.CHECKPOINT])

@@ -1,5 +1,6 @@
 """The confusion matrix of an evaluation: exact on any number of processes and in any batches."""
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,9 @@ from lsgd.inputs.sized import SizedInputs
 from lsgd.learner import Learner
 from lsgd.rules.sampler import MicroBatch
 from lsgd.run import checkpoint
+from lsgd.workloads import open_workload
 
+DIGITS = ["+recipe=digits", "precision=float64"]
 OLD = Path(__file__).parents[1] / "fixtures/0.1"
 PLAIN = [f"data.root={OLD / 'images'}", "inputs=torchvision", "inputs.decoders=0", "device=cpu"]
 
@@ -57,6 +60,24 @@ def test_every_image_is_counted_once(processes: int, batch: int) -> None:
     for matrix, right in run_on_threads(processes, lambda comm: confusion(comm, batch)):
         np.testing.assert_array_equal(matrix.counts, expected())
         assert np.trace(matrix.counts) == right
+
+
+def test_a_mirrored_evaluation_is_counted_by_the_mean_of_both_outputs() -> None:
+    """Catches counts of the image alone, or of its mirror image as one more image."""
+    trained = candidate(Model(), SingleComm(), EXAMPLES, 10)
+    recipe = compose_recipe(*DIGITS, "evaluation.mirror=true", f"data.val_examples={EXAMPLES}")
+    trained = replace(trained, workload=open_workload(recipe, trained.device))
+    with counting(trained, NamedImages(), CLASSES, mirrors=True) as (inputs, counts):
+        scores = evaluate(trained, inputs)["val"]
+    matrix = counts.matrix(SingleComm(), []).counts
+    assert matrix.sum() == EXAMPLES
+    assert np.trace(matrix) == scores.counts["top1"]
+    images = Images().images.double()
+    with torch.inference_mode():
+        model = Model().eval()
+        guesses = (model(images) + model(images.flip(-1))).argmax(1)
+    np.testing.assert_array_equal(matrix[:, :CLASSES].sum(0), np.bincount(guesses, minlength=7))
+    assert (matrix != expected()).any()
 
 
 def test_images_have_the_size_of_the_epoch() -> None:
@@ -107,6 +128,13 @@ def test_the_table_has_the_classes_of_the_highest_errors_first() -> None:
     assert many.table().endswith("\n5 classes of lower error are left out")
 
 
+def test_class_names_keep_their_bytes(tmp_path: Path) -> None:
+    """Such as a folder in Latin-1, whose name is not UTF-8."""
+    name = os.fsdecode(b"caf\xe9")
+    ConfusionMatrix(np.eye(2, 3, dtype=np.int64), [name, "a,b"]).write(tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_bytes().startswith(b'class,caf\xe9,"a,b",not finite\n')
+
+
 def test_the_command_prints_and_writes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +154,10 @@ def test_the_command_prints_and_writes_it(
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(OLD / "images-killed"), *PLAIN, "--confusion", str(tmp_path / "no/file.csv")]
     assert "no/file.csv is in a folder that does not exist" in usage_error(main, capsys, *words)
+    words[-1] = str(tmp_path)
+    assert f"--confusion {tmp_path} cannot be written as a file" in usage_error(
+        main, capsys, *words
+    )
     recipe = compose_recipe("+recipe=ptb_small", "inputs=synthetic", "model.width=8")
     checkpoint.write(Learner(recipe, SingleComm(), torch.device("cpu")).checkpoint(), tmp_path)
     refusal = usage_error(main, capsys, str(tmp_path), "--per-class")

@@ -19,6 +19,7 @@ from helpers.steps import train
 from helpers.threaded import run_on_threads, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import LBFGS
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -473,6 +474,11 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "weights": (
         lambda: of(network(), nn.CrossEntropyLoss(torch.ones(2))),
         "class weights.*use reduction='none'",
+    ),
+    "weights of NLL": (lambda: of(network(), nn.NLLLoss(torch.ones(2))), "class weights"),
+    "closure": (
+        lambda: virtual(net := network(), LBFGS(net.parameters()), workers=4, worker_batch=3),
+        "LBFGS computes the loss itself by the closure",
     ),
     "group": (lambda: of(network(), group="all"), "'all' is not a process group.*leave it out"),
     "batch": (

@@ -1,7 +1,7 @@
 import pytest
 
-from lsgd.recipe import MODELS
 from lsgd.recipe.checks import WORKLOAD_METRICS
+from lsgd.recipe.settings import MODELS
 from lsgd.rules.metric import METRICS
 from lsgd.workloads import Workload
 from lsgd.workloads.images import ImageClassification

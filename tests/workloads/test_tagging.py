@@ -18,7 +18,8 @@ from lsgd.errors import UsageError
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.learner import Learner
 from lsgd.models.tagger import TaggedBatch, Tagger
-from lsgd.recipe import PADDINGS, Recipe
+from lsgd.recipe import Recipe
+from lsgd.recipe.settings import PADDINGS
 from lsgd.rules import sentence_dropout
 from lsgd.step import train_step
 from lsgd.text.conll import Sentences

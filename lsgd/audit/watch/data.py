@@ -38,7 +38,9 @@ class LoaderEpoch:
         """The number of the whole dataset, and the updates before this epoch."""
         self.order = array("q")
         self.sizes: list[int] = []
-        self.last = 0
+        self.begin = 0
+        """The batches that the iterator has asked for before this epoch."""
+        self.last = self.given = 0
         self.trained = self.evaluated = 0
         self.is_gathered = False
         self.place = ""
@@ -62,7 +64,9 @@ def _sampler(loader: Any) -> Any:
     batches = loader.batch_sampler
     while isinstance(inner := getattr(batches, "batch_sampler", None), BatchSampler):
         batches = inner  # Accelerate's has those of one process
-    return getattr(batches, "sampler", batches)
+    sampler = getattr(batches, "sampler", batches)
+    # timm's and YOLO's loaders of many epochs repeat a batch sampler.
+    return sampler.sampler if isinstance(sampler, BatchSampler) else sampler
 
 
 class DataWatch:
@@ -78,7 +82,7 @@ class DataWatch:
         """The line that has made the first DataLoader of each dataset."""
         self.set_epochs: list[int] = []
         self.streams: list[dict[str, Any]] = []
-        self.by_iterator: dict[int, LoaderEpoch] = {}
+        self.by_iterator: dict[int, list[LoaderEpoch]] = {}
         self.current: LoaderEpoch | None = None
         self.is_beginning = False
 
@@ -124,16 +128,33 @@ class DataWatch:
 
     def _note_iterator(self, iterator: Any, loader: Any) -> None:
         if self.current is not None:
-            self.by_iterator[id(iterator)] = self.current
+            self.by_iterator[id(iterator)] = [self.current]
         self.is_beginning = False
 
-    def _epoch_of(self, iterator: Any) -> LoaderEpoch | None:
-        return self.current if self.is_beginning else self.by_iterator.get(id(iterator))
+    def _epochs_of(self, iterator: Any) -> list[LoaderEpoch]:
+        if self.is_beginning and self.current is not None:
+            return [self.current]
+        return self.by_iterator.get(id(iterator), [])
+
+    def _next_epoch(self, epochs: list[LoaderEpoch]) -> LoaderEpoch:
+        """Begin the next epoch of an iterator that goes on, whose sampler repeats itself."""
+        last = epochs[-1]
+        begun = LoaderEpoch(
+            last.loader, last.number, last.epoch + 1, last.where, last.root, self.record.updates
+        )
+        begun.begin = last.begin + len(last.sizes)
+        epochs.append(begun)
+        self.epochs.append(begun)
+        self.record.register_hooks()
+        return begun
 
     def _note_index(self, index: Any, iterator: Any) -> None:
-        epoch = self._epoch_of(iterator)
-        if epoch is None:
+        epochs = self._epochs_of(iterator)
+        if not epochs:
             return
+        epoch = epochs[-1]
+        if epoch.order and epoch.batches and len(epoch.sizes) >= epoch.batches:
+            epoch = self._next_epoch(epochs)
         many = index if isinstance(index, (list, tuple)) else [index]
         epoch.sizes.append(len(many))
         if len(epoch.order) < MAX_EXAMPLES:
@@ -143,11 +164,14 @@ class DataWatch:
                 return
 
     def _note_batch(self, _: Any, iterator: Any) -> None:
-        epoch = self._epoch_of(iterator)
-        if epoch is not None:
-            given = iterator._num_yielded
-            epoch.last = epoch.sizes[given - 1] if 0 < given <= len(epoch.sizes) else 0
-            self.record.loader = epoch
+        # Batches are asked for before they are given.
+        count = iterator._num_yielded
+        for epoch in reversed(self._epochs_of(iterator)):
+            given = epoch.given = count - epoch.begin
+            if given > 0:
+                epoch.last = epoch.sizes[given - 1] if given <= len(epoch.sizes) else 0
+                self.record.loader = epoch
+                return
 
     def _watch_accelerate(self, module: Any) -> None:
         self.record.wrap(module.Accelerator, "gather_for_metrics", after=self._note_gathering)

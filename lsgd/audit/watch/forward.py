@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.optim import swa_utils
 
 from .record import Pass, Record, is_call_of_library, place
 
@@ -27,7 +28,11 @@ class ForwardWatch:
         self.has_parameters: dict[int, bool] = {}
         self.norms: dict[tuple[Any, ...], int] = {}
         self.formats: set[str] = set()
-        self.evaluation: dict[tuple[bool, bool, bool], list[Any]] = {}
+        self.evaluation: dict[tuple[bool, bool, Any], list[Any]] = {}
+        self.unsized: Pass | None = None
+        """The current pass, if no tensor among its arguments has shown how many images it has."""
+        self.sets_statistics = False
+        """Whether the passes only compute BN's statistics anew, by torch's update_bn."""
         self.kinds: set[type[nn.Module]] = set()
         """The classes of networks whose calls are observed."""
 
@@ -40,8 +45,10 @@ class ForwardWatch:
         )
         self.see = record.guard(self._see)  # type: ignore[method-assign]
         self.see_scalar = record.guard(self._see_scalar)  # type: ignore[method-assign]
+        record.wrap(torch.autograd, "backward", before=self._begin_backward)
+        record.observe_calls = self._observe
         record.wrap(
-            torch.autograd, "backward", before=self._begin_backward, after=self._end_backward
+            swa_utils, "update_bn", before=self._begin_statistics, after=self._end_statistics
         )
         record.wrap(torch, "compile", before=self._note_compilation)
         record.wrap(nn.Module, "compile", before=lambda each, *_, **__: self._observe(type(each)))
@@ -70,12 +77,18 @@ class ForwardWatch:
         def observed(module: nn.Module, *arguments: Any, **settings: Any) -> Any:
             is_unseen = module is record.model and not record.handles
             if is_unseen or module._compiled_call_impl is not None:
-                see(module, arguments)
+                see(module, (arguments, settings))
             if own is not None:
                 return own(module, *arguments, **settings)
             return super(kind, module).__call__(*arguments, **settings)  # type: ignore[misc]
 
         kind.__call__ = observed  # type: ignore[method-assign]
+
+    def _begin_statistics(self, *_: Any, **__: Any) -> None:
+        self.sets_statistics = True
+
+    def _end_statistics(self, *_: Any, **__: Any) -> None:
+        self.sets_statistics = False
 
     def _see_call(self, module: nn.Module, inputs: Any) -> None:
         if not (self.losses or self.record.in_backward or torch.compiler.is_compiling()):
@@ -108,7 +121,8 @@ class ForwardWatch:
 
     def _see(self, module: nn.Module, inputs: Any) -> None:
         record = self.record
-        if record.in_backward:  # activation checkpointing computes a part again
+        # Activation checkpointing computes a part again in the backward pass.
+        if record.in_backward or self.sets_statistics:
             return
         if not record.updates:
             record.called.add(id(module))
@@ -116,8 +130,11 @@ class ForwardWatch:
             self._see_norm(module, inputs)
         elif isinstance(module, (nn.Linear, _ConvNd)) and record.updates < FORMAT_UPDATES:
             self._see_format(module.weight)
-        if len(self.losses) == 1 and self._is_network(module):
-            self._see_pass(module, inputs)
+        if len(self.losses) == 1:
+            if self._is_network(module):
+                self._see_pass(module, inputs)
+        elif self.unsized is not None and (images := first_size(inputs)):
+            self.unsized.images, self.unsized = images, None
 
     def _is_network(self, module: nn.Module) -> bool:
         found = self.has_parameters.get(id(module))
@@ -150,6 +167,9 @@ class ForwardWatch:
         train, grad = unwrapped(module).training, torch.is_grad_enabled()
         where = place() if record.handles or not (train and grad) else ""
         seen = Pass(module, images, record.loader, where, train=train, grad=grad)
+        seen.is_after_update = record.updated_by == (record.loader, seen.batch)
+        # A hook sees no arguments by name, but those of the layers inside.
+        self.unsized = None if images else seen
         if hasattr(module, "_orig_mod"):
             record.is_compiled = True
         if seen.grad:
@@ -158,7 +178,7 @@ class ForwardWatch:
             self._note_evaluation(seen)
 
     def _note_evaluation(self, seen: Pass) -> None:
-        key = (seen.train, seen.grad, seen.loader is not None)
+        key = (seen.train, seen.grad, seen.loader)
         entry = self.evaluation.setdefault(key, [0, 0, seen.place])
         entry[0] += 1
         entry[1] += seen.images
@@ -169,12 +189,18 @@ class ForwardWatch:
 
     def _begin_backward(self, *_: Any, **__: Any) -> None:
         record = self.record
-        record.in_backward = True
-        # With an evaluation that keeps gradients, passes of other loaders wait here too.
+        if record.in_backward:  # activation checkpointing has backward passes inside
+            return
+        if record.begin_after_other is not None:
+            record.begin_after_other()
+        batch = record.loader.given if record.loader else 0
+        # With an evaluation that keeps gradients, passes of other loaders wait here too, and those
+        # of an accuracy that a batch had after its update.
         for each in record.pending:
-            if each.loader is record.loader:
+            is_old = each.is_after_update and each.batch != batch
+            if each.loader is record.loader and not is_old:
                 record.passes.append(each)
-                if record.model is None:
+                if record.model is None and is_trainable(each.model):
                     record.model = each.model
                     self._observe(type(each.model))
                 if each.loader is not None:
@@ -182,9 +208,6 @@ class ForwardWatch:
             else:
                 self._note_evaluation(each)
         record.pending.clear()
-
-    def _end_backward(self, *_: Any, **__: Any) -> None:
-        self.record.in_backward = False
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the calls of BN layers, the number formats and the passes of evaluations."""
@@ -199,12 +222,19 @@ class ForwardWatch:
                 "momentum": momentum, "grad": grad, "place": where, "calls": calls,
             }  # fmt: skip
         yield {"kind": "formats", "names": sorted(self.formats)}
-        for (train, grad, has_loader), (calls, images, where) in self.evaluation.items():
+        for (train, grad, loader), (calls, images, where) in self.evaluation.items():
+            # A training step may call a teacher, a momentum encoder or a generator.
+            is_evaluated = loader is not None and not loader.trained
             yield {
                 "kind": "evaluation", "train": train, "grad": grad, "calls": calls,
-                "images": images, "place": where, "has_loader": has_loader,
+                "images": images, "place": where, "is_of_evaluation": is_evaluated,
             }  # fmt: skip
         yield {"kind": "compiled", "is_compiled": self.record.is_compiled}
+
+
+def is_trainable(module: nn.Module) -> bool:
+    """Return whether a network has a parameter that is trained, unlike a frozen teacher."""
+    return any(each.requires_grad for each in module.parameters())
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

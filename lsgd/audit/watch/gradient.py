@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +35,11 @@ class GradientWatch:
         self.is_unscaled = True
         self.clip: dict[str, Any] = {}
         self.clip_place = ""
+        self.value_clip: dict[str, Any] = {}
+        self.root: torch.Tensor | None = None
+        """The number that the current backward pass begins from."""
+        self.losses_of_other = 0
+        """The number of losses whose backward passes came before the update of another network."""
         self.backward_place = ""
         self.averages: list[str] = []
         self.exchange_place = ""
@@ -46,12 +52,16 @@ class GradientWatch:
             record.wrap(F, name, after=self._note_loss, is_counted=False)
         record.note_loss = self._note_criterion
         record.awaited["deepspeed.runtime.engine"] = record.guard(self._watch_deepspeed)
-        record.wrap(torch.autograd, "backward", before=self._note_backward, is_counted=False)
+        record.wrap(
+            torch.autograd, "backward", before=self._note_backward, after=self._note_other_terms,
+            is_counted=False,
+        )  # fmt: skip
         # nn.utils has the name twice, and scripts import it from either.
         from torch.nn.utils import clip_grad
 
         for owner in (clip_grad, nn.utils):
             record.wrap(owner, "clip_grad_norm_", after=self._note_clip)
+            record.wrap(owner, "clip_grad_value_", after=self._note_value_clip)
         scaler = torch.amp.GradScaler
         record.wrap(scaler, "scale", before=self._note_scale)
         record.wrap(scaler, "unscale_", after=self._note_unscale)
@@ -68,7 +78,11 @@ class GradientWatch:
         self.record.wrap(module, "clip_grad_norm_", after=self._note_clip)
 
     def begin(self) -> None:
-        """Choose the parameter whose gradient is sampled: the last weight of the network."""
+        """Choose the parameter whose gradient is sampled: the last weight of the network.
+
+        Called again, it takes that of another network.
+        """
+        self.parameter = None
         if is_sharded(self.record.model):
             return
         named = [
@@ -78,12 +92,13 @@ class GradientWatch:
         ]
         if not named:
             return
-        self.name, self.parameter = named[-1]
-        parameter, add = self.parameter, self.record.guard(self._add_local)
+        self.name, parameter = named[-1]
+        self.parameter, self.local, self.sum = parameter, None, None
+        add = self.record.guard(functools.partial(self._add_local, parameter))
         self.record.add_costly_hook(lambda: parameter.register_hook(add))
 
-    def _add_local(self, gradient: torch.Tensor) -> None:
-        if self.record.is_sampled:
+    def _add_local(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+        if self.record.is_sampled and parameter is self.parameter:
             part = sample(gradient)
             self.local = part if self.local is None else self.local + part
 
@@ -115,20 +130,42 @@ class GradientWatch:
             return
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             return
-        seen = settings | {"place": place(), "weight": None}
+        seen = settings | {"place": place(), "weight": None, "has_others": None}
         record.losses += 1
+        value = loss.detach()
 
         def note_weight(gradient: torch.Tensor) -> None:
             seen["weight"] = gradient.sum().detach()
+            seen["part"] = (gradient * value).sum().detach()
 
         loss.register_hook(record.guard(note_weight))
         self.losses.append(seen)
 
-    def _note_backward(self, *_: Any, **__: Any) -> None:
+    def _note_backward(self, tensors: Any, gradients: Any = None, *_: Any, **__: Any) -> None:
         record = self.record
+        if record.in_backward:
+            return
         self.backward_place = place()
         if record.model is not None and self.parameter is None and not record.updates:
             self.begin()
+        is_number = isinstance(tensors, torch.Tensor) and gradients is None
+        self.root = tensors.detach() if is_number else None
+
+    def _note_other_terms(self, *_: Any, **__: Any) -> None:
+        """Note whether the losses that were seen are all terms of what is differentiated.
+
+        Distillation and penalties have others, so that the gradient is not that of the losses seen.
+        """
+        if self.record.in_backward:
+            return
+        losses = [each for each in self.losses if "part" in each and each["has_others"] is None]
+        seen, root, self.root = sum(each["part"] for each in losses), self.root, None
+        if root is not None and losses:
+            # A loss beside others that are this small has nearly the same gradient.
+            rounding = max(1e-5, 4 * torch.finfo(root.dtype).eps)
+            rest = ((root - seen) / root).abs() > rounding
+            for each in losses:
+                each["has_others"] = rest
 
     def _note_clip(self, norm: Any, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         if math.isinf(float(max_norm)):
@@ -141,6 +178,9 @@ class GradientWatch:
             "is_scaled": not self.is_unscaled,
             "place": self.clip_place,
         }
+
+    def _note_value_clip(self, _: Any, parameters: Any, clip_value: float, *__: Any) -> None:
+        self.value_clip = {"most": float(clip_value), "place": place()}
 
     def _note_scale(self, scaler: Any, *_: Any, **__: Any) -> None:
         if scaler.is_enabled():
@@ -160,8 +200,26 @@ class GradientWatch:
     def _forget_skipped_update(self, *_: Any, **__: Any) -> None:
         """Forget the passes of an update that the scaler has left out, as it overflowed."""
         if self.record.updates == self.updates_when_scaled:
-            self.local, self.losses, self.clip, self.record.passes = None, [], {}, []
+            self.forget_update()
         self.updates_when_scaled = self.record.updates
+
+    def forget_update(self, losses: int | None = None) -> None:
+        """Forget the passes since the last update, and these first losses, by default all."""
+        kept = [] if losses is None else self.losses[losses:]
+        self._clear()
+        self.losses, self.record.passes = kept, []
+
+    def note_other_update(self) -> None:
+        """Note that another network was updated by itself, unless this one's update comes next."""
+        self.losses_of_other = len(self.losses)
+        self.record.begin_after_other = self._forget_other
+
+    def _forget_other(self) -> None:
+        self.forget_update(self.losses_of_other)
+
+    def _clear(self) -> None:
+        self.local, self.losses, self.clip, self.value_clip = None, [], {}, {}
+        self.record.begin_after_other = None
 
     def _note_average(self, *_: Any, **__: Any) -> None:
         where = place()
@@ -172,6 +230,7 @@ class GradientWatch:
         """Return the scale of an update's losses, and keep samples of its gradients."""
         found = {
             "losses": self.losses, "scale": 1.0, "clip": self.clip,
+            "value_clip": self.value_clip,
             "backward_place": self.exchange_place or self.backward_place,
         }  # fmt: skip
         if self.record.is_sampled:
@@ -181,7 +240,7 @@ class GradientWatch:
             if self.local is not None and self.record.updates < FULL_UPDATES:
                 self.sum = self.local if self.sum is None else self.sum + self.local
                 found["sum"] = self.sum
-        self.local, self.losses, self.clip = None, [], {}
+        self._clear()
         return found
 
     def lines(self) -> Iterator[dict[str, Any]]:

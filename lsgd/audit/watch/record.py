@@ -42,6 +42,10 @@ class Pass:
     ) -> None:
         self.model, self.images, self.loader, self.place = model, images, loader, place
         self.train, self.grad = train, grad
+        self.batch = loader.given if loader else 0
+        """The batches that the loader has given."""
+        self.is_after_update = False
+        """Whether the network has been updated by the same batch before."""
 
 
 class Record:
@@ -61,6 +65,8 @@ class Record:
         self.handles: list[Any] = []
         self.note_loss: Callable[[Any, Any, Any], None]
         """The watch of a loss that a library's own criterion computes."""
+        self.observe_calls: Callable[[type], None]
+        """Observe calls of networks of a class also where no hook sees them."""
         self.keeps_hooks = False
         """Whether no hook may be removed: in a compiled graph, that would compile it again."""
 
@@ -78,12 +84,20 @@ class Record:
         """Forward passes with gradients whose backward pass has not been seen yet."""
         self.passes: list[Pass] = []
         """Forward and backward passes since the last update."""
-        self.in_backward = False
+        self.begin_after_other: Callable[[], None] | None = None
+        """What the next backward pass has to forget, those for an update of another network."""
+        self.updated_by: tuple[Any, int] | None = None
+        """The loader and the number of the batch of the last update."""
         self.called: set[int] = set()
         """The ids of the modules that were called before the first update."""
         self.losses = 0
         """The losses that were seen so far."""
         self.is_compiled = False
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether this thread runs a backward pass, maybe inside of another one."""
+        return torch._C._current_graph_task_id() != -1
 
     def end_update(self) -> None:
         """Count an update, and register or remove the costly hooks for the next one."""
@@ -191,7 +205,7 @@ class Record:
                 if each in os.environ:
                     rank, size, by = int(os.environ[each]), int(os.environ.get(of, 1)), "launcher"
                     break
-        self.job = {"rank": rank, "world_size": size, "by": by}
+        self.job = {"rank": rank, "world_size": size, "by": by, "parent": os.getppid()}
 
     def write_at_exit(self) -> None:
         """Write the record when this process ends, also if multiprocessing has forked it."""
@@ -222,7 +236,7 @@ class Record:
         path = os.path.join(self.folder, name)
         try:
             with open(path + ".part", "w") as file:
-                file.writelines(json.dumps(line) + "\n" for line in lines)
+                file.writelines(json.dumps(line, default=_plain) + "\n" for line in lines)
             os.replace(path + ".part", path)
         except OSError:  # the audit says that a process has left no record
             pass
@@ -240,6 +254,14 @@ class Record:
                 break
             time.sleep(0.02)
         raise SystemExit(0)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON lacks, such as a number of numpy, as one that it has."""
+    try:
+        return value.item()
+    except (AttributeError, RuntimeError, ValueError):
+        return str(value)
 
 
 @functools.cache

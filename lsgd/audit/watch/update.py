@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -40,6 +41,12 @@ class UpdateWatch:
         self.untouched: dict[str, Any] = {}
         self.has_flat_copies = False
         """Whether the optimizer updates flat copies of the parameters, as ZeRO's does."""
+        self.held: set[int] = set()
+        """The ids of the parameters that the network's optimizers have."""
+        self.others: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+        """Whether each other optimizer that was met has parameters of the network."""
+        self.updated: dict[int, bool] = {}
+        """Whether each network that was called has some of these parameters, by its id."""
 
     def install(self) -> None:
         """Register torch's global hooks of optimizer steps."""
@@ -91,12 +98,21 @@ class UpdateWatch:
         """Observe an update once its gradients are there; of nested steps the innermost counts."""
         record = self.record
         if optimizer is not self.optimizer:
-            if self.optimizer is None or _count(optimizer) > _count(self.optimizer):
+            is_known = optimizer in self.others
+            if self.optimizer is None or (
+                not is_known and self._count(optimizer) > self._count(self.optimizer)
+            ):
                 self._begin(optimizer)
             if not _same_parameters(optimizer, self.optimizer):
-                return  # of another network, such as a critic
+                self._meet_other(optimizer)
+                return
+        if record.is_sampled and _is_skipped(optimizer):
+            self._gradients.forget_update()
+            return
         parameter = self._gradients.parameter
-        update: dict[str, Any] = {"lr": [float(group["lr"]) for group in optimizer.param_groups]}
+        update: dict[str, Any] = {
+            "lr": [_as_written(group["lr"]) for group in optimizer.param_groups]
+        }
         if record.is_sampled and parameter is not None:
             update["before"] = sample(parameter)
             if parameter.grad is not None:
@@ -110,14 +126,49 @@ class UpdateWatch:
         record = self.record
         if not record.updates:
             record.note_job()
+            self._choose_network(optimizer)
             if record.model is None:
                 return
             for watch in record.watches:
                 if isinstance(watch, InitialisationWatch):
                     watch.begin()
             self.started_with_state = bool(optimizer.state)
-        self.optimizer = optimizer
+        self.optimizer, self.held = optimizer, set[int]()
         self.groups = self._describe_groups(optimizer)
+
+    def _choose_network(self, optimizer: Any) -> None:
+        """Take the network that the first optimizer updates, of several with training passes.
+
+        A generator may be called before the critic that is updated first.
+        """
+        record, held = self.record, _ids(optimizer)
+        for each in record.passes:
+            if record.model is not None and not held.isdisjoint(_ids_of(record.model)):
+                return
+            if not held.isdisjoint(_ids_of(each.model)):
+                record.model = each.model
+                record.observe_calls(type(each.model))
+                self._gradients.begin()
+
+    def _count(self, optimizer: Any) -> tuple[int, int]:
+        """Return how many parameters of the network an optimizer has, and how many in all."""
+        held = _ids(optimizer)
+        own = _ids_of(self.record.model) if self.record.model is not None else set[int]()
+        return len(held & own), len(held)
+
+    def _meet_other(self, optimizer: Any) -> None:
+        """Observe the update of an optimizer besides that with the most of the network.
+
+        It has other parameters of the network, or those of another one, such as a generator.
+        """
+        if self.record.model is None or self.has_flat_copies:
+            return
+        if optimizer not in self.others:
+            self.others[optimizer] = bool(self._count(optimizer)[0])
+            if self.others[optimizer] and self.held.isdisjoint(_ids(optimizer)):
+                self.groups += self._describe_groups(optimizer)
+        if not self.others[optimizer] and self.begun is None:
+            self._gradients.note_other_update()
 
     def _describe_groups(self, optimizer: Any) -> list[dict[str, Any]]:
         model = self.record.model
@@ -131,20 +182,16 @@ class UpdateWatch:
                 kinds[id(parameter)] = (
                     "norms" if is_norm else "weights" if len(shape) > 1 else "biases"
                 )
-        groups, seen = [], set()
+        groups, seen, self.updated = [], self.held, {}
         for group in optimizer.param_groups:
-            settings = {key: group[key] for key in SETTINGS if key in group}
-            settings = {
-                key: value.item() if isinstance(value, torch.Tensor) else value
-                for key, value in settings.items()
-            }
+            settings = {key: _as_written(group[key]) for key in SETTINGS if key in group}
             counts: dict[str, int] = {}
             for parameter in group["params"]:
                 kind = kinds.get(id(parameter), "others")
                 counts[kind] = counts.get(kind, 0) + 1
                 seen.add(id(parameter))
             groups.append({"settings": settings, "counts": counts})
-        self.has_flat_copies = seen.isdisjoint(kinds)
+        self.has_flat_copies = seen.isdisjoint(kinds)  # in all groups met so far
         if self.has_flat_copies:
             seen |= kinds.keys()
             # It is not known which parameters a group has, unless it has all.
@@ -176,11 +223,11 @@ class UpdateWatch:
         self.begun = None
         gradients = self._gradients.observe_update()
         update |= gradients
+        passes = [each for each in record.passes if self._is_updated(each.model)]
         update["passes"] = [
-            {"images": each.images, "train": each.train, "place": each.place}
-            for each in record.passes
+            {"images": each.images, "train": each.train, "place": each.place} for each in passes
         ]
-        models = {id(each.model) for each in record.passes}
+        models = {id(each.model) for each in passes}
         update["models"] = len(models)
         if models != {id(record.model)}:
             record.keep_hooks()  # calls of other networks must be counted
@@ -193,11 +240,22 @@ class UpdateWatch:
         update["place"] = self.step_place = place() if record.is_sampled else self.step_place
         update["epoch"] = record.loader.epoch if record.loader is not None else 0
         record.passes = []
+        if record.loader is not None:
+            record.updated_by = record.loader, record.loader.given
         record.end_update()
         last = self.updates[-1]["epoch"] if self.updates else 0
         is_next = update["epoch"] == last
         record.updates_in_last_epoch = record.updates_in_last_epoch + 1 if is_next else 1
         self.updates.append(update)
+
+    def _is_updated(self, model: Any) -> bool:
+        """Return whether a network has parameters that are updated, unlike a frozen teacher."""
+        if self.has_flat_copies:
+            return True
+        found = self.updated.get(id(model))
+        if found is None:
+            found = self.updated[id(model)] = not self.held.isdisjoint(_ids_of(model))
+        return found
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the optimizer, then each update with its lr, gradients and losses."""
@@ -213,7 +271,8 @@ class UpdateWatch:
             }  # fmt: skip
         for update in self.updates:
             losses = [
-                {**each, "weight": _number(each["weight"])}
+                {key: each[key] for key in ("reduction", "examples", "smoothing", "place")}
+                | {"weight": _number(each["weight"]), "has_others": bool(each["has_others"])}
                 for each in update["losses"]
                 if each["weight"] is not None
             ]
@@ -228,6 +287,7 @@ class UpdateWatch:
                 "backward_place": update["backward_place"],
                 "losses": losses,
                 "clip": {**clip, "norm": _number(clip["norm"])} if clip else None,
+                "value_clip": update["value_clip"] or None,
                 **{
                     key: _list(update.get(key))
                     for key in ("local", "used", "sum", "before", "after")
@@ -239,12 +299,31 @@ def _number(value: Any) -> float:
     return float(value.item() if isinstance(value, torch.Tensor) else value)
 
 
+def _as_written(value: Any) -> Any:
+    """Return a setting as the script has it: 0.1 for a tensor or a float32 of numpy of 0.1."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return value
+    number = float(value)
+    return float(f"{number:.7g}") if dtype.itemsize <= 4 else number
+
+
 def _list(values: Any) -> list[float] | None:
     return None if values is None else [float(each) for each in values.tolist()]
 
 
-def _count(optimizer: Any) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
+def _ids(optimizer: Any) -> set[int]:
+    return {id(each) for group in optimizer.param_groups for each in group["params"]}
+
+
+def _ids_of(model: Any) -> set[int]:
+    return {id(each) for each in model.parameters()}
+
+
+def _is_skipped(optimizer: Any) -> bool:
+    """Return whether a fused optimizer is about to skip its update, as gradients are not finite."""
+    found: torch.Tensor | None = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found.detach().cpu().any())
 
 
 def _same_parameters(optimizer: Any, other: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Estimates of a study's training time, from earlier runs, a timed step or a plan."""
+"""Estimates of the cost of planned runs, from earlier runs, a timed step, a plan or a limit."""
 
 import statistics
 import time
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from lsgd.errors import UsageError
 from lsgd.job.launcher import cores, detect_launch, omp_num_threads
 from lsgd.launch.processes import gpus_per_machine
+from lsgd.launch.sbatch_options import time_limit
 from lsgd.override_syntax import format_override
 from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe import Recipe
@@ -29,7 +30,9 @@ def cost_lines(
 ) -> list[str]:
     """Return sentences that estimate the training time of these planned runs, with the sources.
 
-    `images_per_second` is the speed of one process, by which recipes without runs are estimated.
+    `images_per_second` is the speed of one process, by which recipes without runs are estimated. As
+    that of a timed step, it is of images of data.image_size; others take time in proportion to the
+    network's multiply-adds.
 
     `possible_runs` are those that are trained too if no claim is decided before the most seeds.
     The speed of a recipe is that of its existing runs. Without runs it is that of a timed step on
@@ -46,27 +49,24 @@ def cost_lines(
         if name in speeds:
             continue
         processes, _ = launcher.fit(trial.recipe)
-        if run_as[name].runs:
-            speeds[name] = _speed(trial, run_as[name], processes, on_gpus=gpus)
-            continue
-        if images_per_second is not None:
-            speeds[name] = processes * images_per_second, "--images-per-second"
+        if run_as[name].runs or images_per_second is not None:
+            speeds[name] = speed(launcher, trial, run_as[name], images_per_second)
             continue
         # Recipes that differ in no field that affects the speed are timed once.
         alike = _per_example(trial.recipe, processes)
         if alike not in timed:
-            timed[alike] = _speed(trial, run_as[name], processes, on_gpus=gpus)
+            timed[alike] = speed(launcher, trial, run_as[name])
         speeds[name] = timed[alike]
     sources: dict[str, list[str]] = {}
-    for name, (speed, source) in speeds.items():
-        if speed is not None:
+    for name, (rate, source) in speeds.items():
+        if rate is not None:
             sources.setdefault(source, []).append(name)
-    unknown = [name for name, (speed, _) in speeds.items() if speed is None]
+    unknown = [name for name, (rate, _) in speeds.items() if rate is None]
     if not sources:
         return [f"cost: how fast {', '.join(unknown)} would be trained is unknown"]
     how = "; ".join(f"{', '.join(names)} by {source}" for source, names in sources.items())
     aside = f", without {', '.join(unknown)}, whose speed is unknown" if unknown else ""
-    known = {name: speed for name, (speed, _) in speeds.items() if speed is not None}
+    known = {name: rate for name, (rate, _) in speeds.items() if rate is not None}
     lines = [f"cost: {_cost(launcher, pending_runs, known, jobs, gpus=gpus)}{aside} ({how})"]
     if possible_runs:
         every = [*pending_runs, *possible_runs]
@@ -86,10 +86,10 @@ def _cost(
     seconds = hours = 0.0
     for trial in runs:
         if trial.recipe.name in speeds:
-            taken = trial.examples_left / speeds[trial.recipe.name]
+            taken = _full_size_examples_left(trial) / speeds[trial.recipe.name]
             processes, _ = launcher.fit(trial.recipe)
             seconds += taken
-            hours += taken * processes * (1 if gpus else _threads(processes, jobs)) / 3600
+            hours += taken * processes * (1 if gpus else threads(processes, jobs)) / 3600
     at_once = f", {jobs} at a time" if jobs > 1 else ""
     return (
         f"{format_count(len(runs), 'run')} to train, {hours:,.1f} {'GPU' if gpus else 'CPU'} "
@@ -98,7 +98,34 @@ def _cost(
     )
 
 
-def _threads(processes: int, jobs: int) -> int:
+def _full_size_examples_left(trial: PlannedRun) -> float:
+    """Return the images of data.image_size that take as long as the examples that a run has left.
+
+    Where images have one size, it is the number of these examples.
+    """
+    recipe = trial.recipe
+    if not recipe.image_sizes.points:
+        return trial.examples_left
+    done = trial.epochs_done
+    return (recipe.epochs - done) * recipe.data.train_examples * mean_work(recipe, done)
+
+
+def mean_work(recipe: Recipe, epoch: int = 0) -> float:
+    """Return the mean work of an example from an epoch on, relative to one of data.image_size."""
+    if not recipe.image_sizes.points or epoch >= recipe.epochs:
+        return 1.0
+    # A slow import, as it imports torch.
+    from lsgd.plan.phases import relative_work
+
+    try:
+        work = relative_work(recipe)
+    except Exception:  # of a library's network, which may not be installed or takes one size
+        return 1.0
+    epochs = range(epoch, recipe.epochs)
+    return statistics.fmean(work[recipe.training_size(each)] for each in epochs)
+
+
+def threads(processes: int, jobs: int) -> int:
     """Return the CPU threads of each process of a run, of `jobs` on a machine like this one."""
     return omp_num_threads() or max(1, cores(detect_launch()) // (processes * jobs))
 
@@ -115,15 +142,40 @@ def _per_example(recipe: Recipe, processes: int) -> str:
     return repr((*kinds, recipe.worker_batch, in_pass, processes))
 
 
-def _speed(
-    trial: PlannedRun, group: RecipeRuns, processes: int, *, on_gpus: bool
+def speed(
+    launcher: RunLauncher,
+    trial: PlannedRun,
+    group: RecipeRuns,
+    images_per_second: float | None = None,
 ) -> tuple[float | None, str]:
-    """Estimate a run's examples/s on `processes` processes, or None; return it and its source."""
-    if (speed := _of_runs(group, processes)) is not None:
-        return speed, "existing runs"
-    if on_gpus:
+    """Estimate a run's examples/s with this launcher, or None; return it with its source.
+
+    It is that of images of data.image_size. `group` has the existing runs of the recipe, and
+    `images_per_second` is the speed of one process of a recipe without runs.
+    """
+    processes, _ = launcher.fit(trial.recipe)
+    if (measured := _of_runs(group, processes)) is not None:
+        return measured * mean_work(trial.recipe), "existing runs"
+    if images_per_second is not None:
+        return processes * images_per_second, "--images-per-second"
+    if gpus_per_machine(launcher.name, launcher.options) is not None:
         return _planned(trial, processes), "lsgd.plan, on P100s"
     return _timed(trial, processes), "a step timed now"
+
+
+def limit_line(launcher: RunLauncher, runs: Sequence[PlannedRun]) -> str:
+    """Return a sentence with the GPU hours that these runs take at most by --time; '' without it.
+
+    A run that saves at the limit and is requeued takes more.
+    """
+    limit = time_limit(launcher.options.get("--time", ""))
+    if limit is None or "--np" in launcher.options or not runs:
+        return ""
+    gpus = sum(launcher.fit(run.recipe)[0] for run in runs)
+    return (
+        f"cost by --time {launcher.options['--time']}: at most {gpus * limit / 3600:,.1f} GPU "
+        f"hours, if no run is requeued"
+    )
 
 
 def _of_runs(group: RecipeRuns, processes: int) -> float | None:

@@ -1,0 +1,102 @@
+"""The submission of batch scripts to Slurm's queue, and the questions whether jobs are still there.
+
+sbatch's answer goes into a file, next to the script, from which the job's number is read later.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from lsgd.errors import UsageError, converting_disk_full
+
+MOST_JOBS = 500
+"""The maximum number of jobs of an array: clusters allow 1000 unless their MaxArraySize is less."""
+
+
+def find_sbatch() -> None:
+    """Raise UsageError if this machine has no sbatch."""
+    if shutil.which("sbatch") is None:
+        raise UsageError(
+            "sbatch is not installed; submit where Slurm is, or leave out --launch slurm to train "
+            "on this machine"
+        )
+
+
+def most_array_jobs() -> int:
+    """Return the number of jobs that an array may have on this machine's cluster."""
+    try:
+        done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return MOST_JOBS
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.M)
+    # 0 means no arrays, which sbatch itself refuses.
+    return min(MOST_JOBS, int(found[1]) or MOST_JOBS) if found else MOST_JOBS
+
+
+def new_answer_file(folder: Path, name: str) -> Path:
+    """Create an empty file for sbatch's answer, under a name that no earlier submission has."""
+    with converting_disk_full(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = folder / f"{name}-{number}.job"
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def sbatch(script: str, answer: Path, *options: str, files: Sequence[IO[str]] = ()) -> str:
+    """Submit a batch script and return the job's number; sbatch writes it into `answer`.
+
+    sbatch inherits the locks of `files`, which so end with it even if this process is killed.
+    Raises UsageError if sbatch refuses the script.
+    """
+    path = answer.with_suffix(".sh")
+    path.touch(mode=0o600)  # a search's command may have the password of its database
+    path.write_text(f"{script}\n", encoding="utf-8")
+    with answer.open("w", encoding="utf-8") as output:
+        done = subprocess.run(
+            ["sbatch", *options, str(path)],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=[file.fileno() for file in files],
+        )
+    if done.returncode:
+        reasons = re.sub(r"^sbatch: error: ", "", done.stderr, flags=re.M).split("\n")
+        raise UsageError(f"sbatch refuses {path}: {'; '.join(filter(None, reasons))}")
+    job = submitted_job(answer)
+    if job is None:
+        raise UsageError(f"sbatch has named no job; {answer} has its answer")
+    return job
+
+
+def submitted_job(answer: Path) -> str | None:
+    """Return the number of the job that sbatch names in its answer; None if it names none."""
+    text = answer.read_text("utf-8", "replace") if answer.exists() else ""
+    found = re.search(r"Submitted batch job (\d+)", text)
+    return found[1] if found else None
+
+
+def is_active(job: str) -> bool:
+    """Return whether a job, or any job of an array, is pending or running.
+
+    Raises UsageError, with the reason alone, if squeue cannot answer.
+    """
+    question = ["squeue", "--noheader", "--format=%T", "--jobs", job]
+    try:
+        queue = subprocess.run(question, capture_output=True, text=True, errors="replace")
+    except FileNotFoundError:
+        raise UsageError("squeue is not installed here") from None
+    if queue.returncode == 0:
+        return bool(queue.stdout.strip())
+    if "Invalid job id" in queue.stderr:
+        return False
+    raise UsageError(f"squeue fails: {queue.stderr.strip()}")
