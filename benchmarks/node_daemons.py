@@ -1,12 +1,11 @@
-"""A real Slurm and a real Ray on the nodes of a virtual cluster.
+"""A real Slurm on the nodes of a virtual cluster.
 
-Their daemons are processes of the nodes, so they end with the cluster.
+Its daemons are processes of the nodes, so they end with the cluster.
 """
 
 import secrets
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.virtual_nodes import VirtualCluster
@@ -14,11 +13,6 @@ from lsgd.errors import UsageError
 
 LIMIT = 300.0
 """The seconds within which all nodes have to be ready."""
-RAY_PORT = 6379
-ATTEMPTS = 3
-"""The starts of a node of Ray, which gives itself 30 seconds; a busy machine may need more."""
-OBJECT_STORE = 8 * 10**7
-"""The bytes of a node's object store, which carries the output of its process only."""
 
 SLURM_CONF = """\
 ClusterName=lsgd
@@ -80,43 +74,6 @@ def start_slurm(cluster: VirtualCluster) -> dict[str, str]:
 
     _wait_until(is_idle, [log, *folder.glob("*.log")])
     return environment
-
-
-def start_ray(cluster: VirtualCluster) -> dict[str, str]:
-    """Start Ray with a core on each node, the first as its head; return the variables that join it.
-
-    Returns when all nodes have joined.
-    """
-    folder, nodes = cluster.folder / "ray", cluster.names
-    folder.mkdir()
-    ray = str(Path(sys.executable).with_name("ray"))
-    address = f"{cluster.addresses[nodes[0]]}:{RAY_PORT}"
-    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
-    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": address}
-    for name in nodes:
-        place = [f"--address={address}"]
-        if name == nodes[0]:
-            place = ["--head", f"--port={RAY_PORT}", f"--temp-dir={folder}"]
-            place += ["--include-dashboard=false"]
-        size = ["--num-cpus=1", f"--object-store-memory={OBJECT_STORE}"]
-        command = [ray, "start", "--block", f"--node-ip-address={cluster.addresses[name]}"]
-        # The others look for the head once, so it has to run.
-        _start_ray_node(cluster, name, [*command, *place, *size], environment)
-    return environment
-
-
-def _start_ray_node(
-    cluster: VirtualCluster, name: str, command: Sequence[str], environment: Mapping[str, str]
-) -> None:
-    """Start Ray on a node and wait until it runs; raise UsageError if no attempt succeeds."""
-    log = cluster.folder / f"ray-{name}.log"
-    for _ in range(ATTEMPTS):
-        daemon = cluster.start(name, command, log, environment)
-        while daemon.poll() is None:
-            if log.exists() and "Ray runtime started" in log.read_text():
-                return
-            time.sleep(0.5)
-    raise UsageError(f"Ray does not start on {name}:\n{log.read_text()[-2000:]}")
 
 
 def _wait_until(is_ready: Callable[[], bool], logs: Sequence[Path]) -> None:

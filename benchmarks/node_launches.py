@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.node_daemons import start_ray, start_slurm
+from benchmarks.node_daemons import start_slurm
 from benchmarks.node_failures import is_training
 from benchmarks.nodes import planned_seconds
 from benchmarks.virtual_nodes import (
@@ -36,13 +36,13 @@ ABOUT = f"""\
 Do jobs over several nodes make the same run as one process, whoever launches them?
 
 On each launcher's nodes, network namespaces of this machine as those of benchmarks.nodes, its
-launch script trains digits in float64, a process on each node: torchrun, mpirun and horovodrun, a
-Slurm with a daemon on each node, and a Ray that joins them. The rows of each run are compared with
+launch script trains digits in float64, a process on each node: torchrun, mpirun, horovodrun, and a
+Slurm with a daemon on each node. The rows of each run are compared with
 those of one process, and the time that a step waits for the others with the plan's for an
 all-reduce. Root is needed. There are 2 to {MAXIMUM} nodes.
 
   python -m benchmarks.node_launches
-  … --over slurm,ray --nodes 3 --mbits 20
+  … --over slurm,mpirun --nodes 3 --mbits 20
 """
 
 OVERRIDES = (
@@ -50,7 +50,7 @@ OVERRIDES = (
     *("log_steps=1", "hardware=none", "device=cpu"),
 )
 SCRIPTS = Path(__file__).resolve().parents[1] / "launch"
-LAUNCHERS = ("torchrun", "slurm", "mpirun", "horovodrun", "ray")
+LAUNCHERS = ("torchrun", "slurm", "mpirun", "horovodrun")
 TOLERANCE = 1e-10
 """The relative difference between rows that the order of sums may make in float64."""
 
@@ -84,7 +84,7 @@ def node_launches(argv: Sequence[str]) -> None:
     ):
 
         def measure() -> None:
-            result: Result = environment_facts(torch.device("cpu"), "horovod", "ray")
+            result: Result = environment_facts(torch.device("cpu"), "horovod")
             result["versions"] |= launcher_versions()
             result |= {"nodes": options.nodes, "mbits": options.mbits, "runs": {}}
             result |= {"latency": options.latency / 1000, "slow_link": options.slow_link}
@@ -143,9 +143,6 @@ def start_launcher(
     if launcher == "slurm":
         environment |= start_slurm(cluster) | {"SBATCH_WAIT": "1"}
         script += ["--nodes", count, "--np", count]
-    elif launcher == "ray":
-        environment |= start_ray(cluster)
-        script += ["--np", count]
     else:
         # Open MPI waits by polling, and there are more nodes than cores.
         environment |= {"OMPI_MCA_mpi_yield_when_idle": "1"}

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import node_sums
-from benchmarks.node_daemons import start_ray, start_slurm
+from benchmarks.node_daemons import start_slurm
 from benchmarks.virtual_nodes import MAXIMUM, NodeProcess, VirtualCluster, run_isolated
 from lsgd.bench import results
 from lsgd.bench.job import parse_numbers
@@ -31,8 +31,8 @@ Do all-reduces over several nodes take as long as lsgd plan says?
 
 The nodes are network namespaces of this machine with a link each to one switch, whose bandwidth and
 latency are set. A process on each node sums tensors: a fork of this command, or one that srun of a
-Slurm over the nodes or a Ray over them starts, over torch.distributed; or one that mpirun or
-horovodrun starts, over Horovod. The plan's figure is that of a ring (lsgd.plan.allreduce) with the
+Slurm over the nodes starts, over torch.distributed; or one that mpirun or horovodrun starts, over
+Horovod. The plan's figure is that of a ring (lsgd.plan.allreduce) with the
 bandwidth of the slowest link, and the latency that a message over it was measured to have; for
 Horovod, the latency that was set. Root is needed; nothing of it stays on this machine, however the
 command ends. There are 2 to {MAXIMUM} nodes.
@@ -45,7 +45,7 @@ command ends. There are 2 to {MAXIMUM} nodes.
 PORT = 29500
 FAST = 10_000
 """The Mbit/s of a link that does not limit a job here."""
-LAUNCHERS = ("fork", "slurm", "ray", "mpirun", "horovodrun")
+LAUNCHERS = ("fork", "slurm", "mpirun", "horovodrun")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,7 +77,7 @@ def nodes(argv: Sequence[str]) -> None:
     with results.open_record("nodes", line.prog, argv, options.out) as record:
 
         def measure() -> None:
-            result: Result = environment_facts(torch.device("cpu"), "horovod", "ray")
+            result: Result = environment_facts(torch.device("cpu"), "horovod")
             result |= {"latency": options.latency / 1000, "slow_link": options.slow_link}
             result["measured"] = []
             for launcher, count in product(launchers, counts):
@@ -134,9 +134,6 @@ def start_job(
     if launcher == "slurm":
         environment |= start_slurm(cluster)
         command = ["srun", "--nodes", count, "--ntasks", count, "--cpu-bind=none"]
-    elif launcher == "ray":
-        environment |= start_ray(cluster)
-        command = [sys.executable, "-m", "lsgd.supervise.ray", count, "--"]
     elif launcher == "mpirun":
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         command = ["mpirun", "--bind-to", "none", "-np", count, "-H", hosts, "-x", "PYTHONPATH"]

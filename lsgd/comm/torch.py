@@ -158,8 +158,8 @@ class TorchComm(GroupComm):
 def _remind(who: str, address: str, seconds: float) -> None:
     """Print why a process may still wait for the connections of its process group."""
     print(
-        f"lsgd: {who} has met the others at {address}, and waits for their connections for "
-        f"all-reduce since {seconds:g} s; a firewall may drop them: open all ports between the "
+        f"lsgd: {who} has met the others at {address}, and has waited {seconds:g} s for their "
+        "connections for all-reduce; a firewall may drop them: open all ports between the "
         "machines, or set GLOO_SOCKET_IFNAME to a network without one",
         file=sys.stderr,
         flush=True,

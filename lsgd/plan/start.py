@@ -6,10 +6,12 @@ LOOKED_UP = 45_000
 """The names that a process looks up, with those of folders and of files that do not exist."""
 READ_GB = 0.65
 """The size of the opened files, which the processes of a server share once they are in memory."""
-ADDRESS_BYTES = 680
-"""The bytes that process 0 sends to each process for each, so that gloo connects all of them.
+ADDRESS_BYTES, CONNECTION_BYTES = 170, 8
+"""The bytes of a process's address, and of the number of each of its connections.
 
-All counts: results/2026-11-27-many-processes."""
+Process 0 sends both to each process for each, so that gloo connects all of them. All counts:
+results/2026-11-27-many-processes.
+"""
 
 
 def start_line(servers: int, processes: int) -> str:
@@ -18,13 +20,14 @@ def start_line(servers: int, processes: int) -> str:
     >>> print(start_line(2, 16))
     Start: 16 processes look up 720 thousand names and open 49.6 thousand files of Python, torch \
 and lsgd; 2 servers read 1.3 GB of them, from a shared file system if they are there. Each process \
-has 15 connections, and process 0 sends 174 kB of addresses (counted with 64 processes).
+has 15 connections, and process 0 sends 76.3 kB of addresses (counted with 64 processes).
     """
     looked_up = _rounded(processes * LOOKED_UP, "thousand", "million", "billion")
     opened = _rounded(processes * OPENED, "thousand", "million", "billion")
     read = _rounded(servers * READ_GB * 1e9, "kB", "MB", "GB", "TB")
     reading = "1 server reads" if servers == 1 else f"{servers} servers read"
-    addresses = _rounded(processes**2 * ADDRESS_BYTES, "kB", "MB", "GB", "TB")
+    address = ADDRESS_BYTES + CONNECTION_BYTES * processes
+    addresses = _rounded(processes**2 * address, "kB", "MB", "GB", "TB", "PB")
     return (
         f"Start: {processes} processes look up {looked_up} names and open {opened} files of "
         f"Python, torch and lsgd; {reading} {read} of them, from a shared file system "

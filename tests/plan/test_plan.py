@@ -47,7 +47,7 @@ def test_the_cluster_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert "60.3 min for 90 epochs" in text
     assert "Bottleneck: compute" in text
     assert "in 161 all-reduces" in text
-    assert "Each process has 255 connections, and process 0 sends 44.6 MB of addresses" in text
+    assert "Each process has 255 connections, and process 0 sends 145 MB of addresses" in text
     for gpus in (8, 256, 352, 65536):
         assert text.count(f"\n| {gpus:<5} ") == 2
     for constant in ("network bandwidth", "spread", "its backward pass"):
