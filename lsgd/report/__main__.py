@@ -17,7 +17,7 @@ from pathlib import Path
 from lsgd import config, paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
-from lsgd.report.folder import STUDIES, check_libraries, report
+from lsgd.report.folder import STUDIES, check_libraries, check_no_file, report
 from lsgd.report.ladder import write_ladder
 from lsgd.report.look_record import read_looks
 from lsgd.report.results import write_table
@@ -43,7 +43,9 @@ def write(argv: Sequence[str]) -> int:
         return 0
     if options.ladder:
         check_libraries()
-        print(write_ladder(options.out or Path("runs/ladder")))
+        out = options.out or Path("runs/ladder")
+        check_no_file(out)
+        print(write_ladder(out))
         return 0
     if not options.runs:
         raise UsageError("no run is given; write run folders, or folders that contain some")

@@ -117,10 +117,15 @@ def _replace(out: Path, earlier: Sequence[str], written: Mapping[str, files.File
     files.write_files(out, written)
 
 
-def _check(out: Path, runs: Sequence[Path]) -> list[str]:
-    """Return the files of an earlier report in `out`; raise UsageError for any other contents."""
+def check_no_file(out: Path) -> None:
+    """Raise UsageError if a folder to write is a file."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file; write a folder")
+
+
+def _check(out: Path, runs: Sequence[Path]) -> list[str]:
+    """Return the files of an earlier report in `out`; raise UsageError for any other contents."""
+    check_no_file(out)
     # A report that was killed at its first file leaves a temporary one.
     if not out.exists() or all(is_leftover(path.name) for path in out.iterdir()):
         return []

@@ -383,6 +383,8 @@ def test_a_report_overwrites_nothing_but_a_report(tmp_path: Path) -> None:
         given = out / run.name if where is out else trials
         with pytest.raises(UsageError, match=why):
             report([given], None, where)
+    with pytest.raises(UsageError, match="is a file"):
+        command.write(["--ladder", "--out", str(tmp_path / "mine/README.md")])
     assert content(tmp_path) == before
 
 
