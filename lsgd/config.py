@@ -438,7 +438,10 @@ def _convert_lists(values: DictConfig) -> DictConfig:
     for key, entry in all_fields(Recipe):
         if get_origin(entry.type) is not list:
             continue
-        rows = OmegaConf.select(values, key, throw_on_missing=False)
+        # A reference to what does not exist is refused later.
+        rows = OmegaConf.select(
+            values, key, throw_on_missing=False, throw_on_resolution_failure=False
+        )
         if isinstance(rows, DictConfig):
             refuse_type(key, OmegaConf.to_container(rows))
         if entry.type not in (list[list[int]], list[list[float]]):

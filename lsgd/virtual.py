@@ -569,7 +569,8 @@ def _do_nothing(_: Tensor) -> None:
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for parameters that are not the model's, and for a step with a closure."""
     try:
-        inspect.signature(optimizer.step).bind()
+        # Of the class, since a scheduler has replaced the instance's.
+        inspect.signature(type(optimizer).step).bind(optimizer)
     except TypeError:
         raise UsageError(
             f"{type(optimizer).__name__} computes the loss itself by the closure that its step "

@@ -214,14 +214,21 @@ class Reducer:
             part = part * self.loss_scale.scale
         part.backward()
 
+    def start_sums(self) -> None:
+        """Start the all-reduce of the buckets for which no backward pass has started it.
+
+        These are all buckets of a single process, or of one that had no examples. Each bucket has
+        its gradients then.
+        """
+        for bucket in self.buckets[self._launched :]:
+            self._launch(bucket)
+
     def finish(self) -> None:
         """Wait until `.grad` of every parameter is the summed gradient of the whole step.
 
         A process that had no examples and ran no backward pass calls it too.
         """
-        # Buckets that no backward pass has filled: all of them, if this process had no examples.
-        for bucket in self.buckets[self._launched :]:
-            self._launch(bucket)
+        self.start_sums()
         norms: list[Tensor] = []
         inverse = self.loss_scale.inverse() if self.loss_scale else None
         for bucket in self.buckets:

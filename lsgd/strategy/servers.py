@@ -225,6 +225,7 @@ class SyncServers(AllReduce):
     def _push(self) -> None:
         """Send this process's gradient slices to the servers; receive those for its own servers."""
         rank, waits = self.comm.rank, []
+        self.reducer.start_sums()
         gradients = [take_gradient(table) for table in self.tables.values()]
         sends = [each for each in self.servers if rank in self.pushing and each.home != rank]
         for server in [*self.at_home, *sends]:

@@ -40,9 +40,9 @@ def losses(text: str) -> list[str]:
 def test_torchrun_has_the_same_losses_to_the_bit(capfd: pytest.CaptureFixture[str]) -> None:
     """And each of its two processes is watched, though the launcher imports torch as well."""
     code = main(["--updates", "5", "--json", "--", *TORCHRUN, str(SCRIPT), "no_set_epoch"])
-    audited = capfd.readouterr().out
+    printed_json, audited = capfd.readouterr()
     plain = "".join(printed(SCRIPT, ["no_set_epoch"], processes=2))
-    found = json.loads(audited[audited.index("{\n") :])
+    found = json.loads(printed_json)
     assert (code, found["processes"], found["updates"], found["minibatch"]) == (1, 2, 5, 64)
     [fact] = [each for each in found["facts"] if not each["is_followed"]]
     line = int(fact["place"].rpartition(":")[2])
