@@ -179,7 +179,7 @@ def count_job(folder: Path, processes: int) -> Result:
 
 
 def count_null_step(folder: Path, processes: int) -> Result:
-    """Return the counts of processes that join and train nothing."""
+    """Count the system calls of a job whose processes join, add up one number, and end."""
     return {"start": count_ranks(folder, processes, ())}
 
 

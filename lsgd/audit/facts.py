@@ -377,24 +377,10 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
                 f"not exchanged: each of {count} processes uses its own gradient",
                 first["backward_place"],
             )
-    if ratio is None and first["value_clip"]:
-        clip = first["value_clip"]
-        return f"cut off at {clip['most']:g} in each element", clip["place"]
     if ratio is None:
         sums = [each["sum"] for each in updates]
-        if index and all(sums) and _ratio(used[0], factor * np.mean(sums, axis=0)) is not None:
-            return (
-                "also that of earlier updates: it is not set to zero between updates",
-                first["backward_place"],
-            )
-        if index:
-            return None  # accumulated over updates of unequal factors, for instance
-        if count > 1:
-            return "not a multiple of the mean over all processes", first["backward_place"]
-        return (
-            "not the sum over its backward passes, as it is changed or cleared between",
-            first["backward_place"],
-        )
+        holds_earlier = all(sums) and _ratio(used[0], factor * np.mean(sums, axis=0)) is not None
+        return _changed_gradient(first, index, count, holds_earlier=bool(index) and holds_earlier)
     if count > 1 and abs(ratio - 1) > TOLERANCE:
         summed = abs(ratio / count - 1) < TOLERANCE
         return (
@@ -421,6 +407,26 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
         place = first["losses"][0]["place"] if is_of_loss else first["backward_place"]
         return f"{scale:.3g} times the mean over all images{why}", place
     return "", first["losses"][0]["place"] if first["losses"] else first["backward_place"]
+
+
+def _changed_gradient(
+    update: Line, index: int, processes: int, *, holds_earlier: bool
+) -> tuple[str, str] | None:
+    """Return why a gradient is no multiple of that of its backward passes, and the line.
+
+    `holds_earlier` says that it is one of the sum since the first update. Returns None if it cannot
+    be judged.
+    """
+    if clip := update["value_clip"]:
+        return f"cut off at {clip['most']:g} in each element", clip["place"]
+    place = update["backward_place"]
+    if holds_earlier:
+        return "also that of earlier updates: it is not set to zero between updates", place
+    if index:
+        return None  # accumulated over updates of unequal factors, for instance
+    if processes > 1:
+        return "not a multiple of the mean over all processes", place
+    return "not the sum over its backward passes, as it is changed or cleared between", place
 
 
 def _ratio(vector: Any, base: Any) -> float | None:

@@ -166,7 +166,7 @@ class ImageClassifier:
 
 
 def _finite(path: Path, outcome: Prediction | InputFailedError) -> Prediction | InputFailedError:
-    """Replace a prediction of an image by an error if its probabilities are not finite."""
+    """Return an image's prediction, or an error if its probabilities are not finite."""
     if isinstance(outcome, InputFailedError) or math.isfinite(outcome.probabilities[0]):
         return outcome
     return InputFailedError(f"{path} has no prediction (the network's output is not finite)")

@@ -84,24 +84,7 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
     overrides, launcher = (
         _on_spark(options, rest) if on_spark else read_launcher(parser, options, rest)
     )
-    names, of_search, of_recipe = [], [], []
-    for word in map(canonical, overrides):
-        key, equals, value = word.partition("=")
-        field = key.partition(".")[0]
-        if not equals and not word.startswith("~"):
-            how = f"write search={word}" if word in config.search_names() else parser.how(word)
-            how = how or "write for example epochs=3"
-            raise UsageError(f"'{word}' is not of the form key=value; {how}")
-        if key == "+search":
-            names.append(value)
-        elif field in SAID:
-            of_search.append(word)
-        elif field in SEARCH_FIELDS and field != "recipe":
-            raise UsageError(
-                f"'{word}' is a field of a search file; write your own file, and search=./mine.yaml"
-            )
-        else:
-            of_recipe.append(word)
+    names, of_search, of_recipe = _divide_overrides(parser, overrides)
     recipes = [value for key, value in map(key_and_value, of_recipe) if key == "recipe"]
     if not names and len(recipes) == 1:
         search, of_recipe = _search_over(recipes[0], of_search, of_recipe)
@@ -128,6 +111,34 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
         options.array_job,
         step,
     )
+
+
+def _divide_overrides(
+    parser: Parser, overrides: Sequence[str]
+) -> tuple[list[str], list[str], list[str]]:
+    """Divide overrides into the names of searches, those of search fields, and of the recipe.
+
+    Raises UsageError for what is no override, or of a field that only a search file may set.
+    """
+    names, of_search, of_recipe = list[str](), list[str](), list[str]()
+    for word in map(canonical, overrides):
+        key, equals, value = word.partition("=")
+        field = key.partition(".")[0]
+        if not equals and not word.startswith("~"):
+            how = f"write search={word}" if word in config.search_names() else parser.how(word)
+            how = how or "write for example epochs=3"
+            raise UsageError(f"'{word}' is not of the form key=value; {how}")
+        if key == "+search":
+            names.append(value)
+        elif field in SAID:
+            of_search.append(word)
+        elif field in SEARCH_FIELDS and field != "recipe":
+            raise UsageError(
+                f"'{word}' is a field of a search file; write your own file, and search=./mine.yaml"
+            )
+        else:
+            of_recipe.append(word)
+    return names, of_search, of_recipe
 
 
 def _search_over(

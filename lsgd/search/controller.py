@@ -69,9 +69,9 @@ class Controller:
         *,
         most_trials: int | None = None,
     ) -> None:
-        """Prepare to train a search's trials; a process that is one of many takes `most_trials`.
+        """Prepare to train the trials of a search, or only `most_trials` of them if that is given.
 
-        The others, which train the rest, are then not waited for.
+        Other processes train the rest then, and are not waited for.
         """
         self.space, self.engine, self.place = space, engine, place
         self.folder, self.signals = folder, signals

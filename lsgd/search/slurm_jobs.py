@@ -1,4 +1,4 @@
-"""A search as arrays of Slurm jobs: their scripts, their submission, and what one job does.
+"""A hyper-parameter search on Slurm: job arrays that train its trials, and a job that reports.
 
 A job of the first array takes a trial that another job has left or the next one of the sampler, so
 that a trial learns from all that have ended before it. The jobs of the second array compare the

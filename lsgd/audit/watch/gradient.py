@@ -204,7 +204,7 @@ class GradientWatch:
         self.updates_when_scaled = self.record.updates
 
     def forget_update(self, losses: int | None = None) -> None:
-        """Forget the passes since the last update, and these first losses, by default all."""
+        """Forget the forward passes since the last update, and the first `losses` losses, or all."""
         kept = [] if losses is None else self.losses[losses:]
         self._clear()
         self.losses, self.record.passes = kept, []

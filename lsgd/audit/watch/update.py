@@ -151,7 +151,7 @@ class UpdateWatch:
                 self._gradients.begin()
 
     def _count(self, optimizer: Any) -> tuple[int, int]:
-        """Return how many parameters of the network an optimizer has, and how many in all."""
+        """Count the parameters of an optimizer: those of the audited network, and all of them."""
         held = _ids(optimizer)
         own = _ids_of(self.record.model) if self.record.model is not None else set[int]()
         return len(held & own), len(held)
