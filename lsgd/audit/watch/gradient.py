@@ -204,7 +204,8 @@ class GradientWatch:
         self.updates_when_scaled = self.record.updates
 
     def forget_update(self, losses: int | None = None) -> None:
-        """Forget the forward passes since the last update, and the first `losses` losses, or all."""
+        """Forget the forward passes since the last update, and the first `losses` losses seen."""
+        # None stands for all losses.
         kept = [] if losses is None else self.losses[losses:]
         self._clear()
         self.losses, self.record.passes = kept, []
