@@ -230,6 +230,7 @@ def test_restarted_processes_do_not_read_what_the_earlier_ones_left(
         store.set("missing", "0")
 
 
+@pytest.mark.horovod
 def test_what_horovod_would_abort_or_crash_at_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address where nobody answers, and a hostname without one."""
     for name, value in {"RANK": 1, "SIZE": 2, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items():
