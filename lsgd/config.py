@@ -106,7 +106,11 @@ examples:
 """
 OTHER_SEED = 987_654_321_987
 """The seed with which a recipe is kept whose text is read or written for several seeds."""
-SEED_LINE = re.compile(r"^seed: (?P<seed>0|[1-9][0-9]{0,8})$", re.MULTILINE)
+OTHER_RUN_DIR = "other/987654321987"
+"""The run folder with which a recipe is kept whose text is read for several run folders."""
+SEED_LINE = re.compile(r"^seed: (?P<value>0|[1-9][0-9]{0,8})$", re.MULTILINE)
+# A plain scalar with a slash is a string in YAML, whatever else it contains.
+RUN_DIR_LINE = re.compile(r"^run_dir: (?P<value>[\w.]*/[\w./=+-]*)$", re.MULTILINE | re.ASCII)
 HEAD_COMMENTS = re.compile(r"(#[ -~]*\n)*")
 CACHED = 256
 """The maximum number of recipes that are kept as read or written, whatever their seed or folder."""
@@ -551,18 +555,42 @@ def _check_choices(values: DictConfig) -> None:
 def read_recipe(path: Path) -> Recipe:
     """Read the recipe from the config.yaml of a run folder of any version; raises UsageError."""
     text = _read_text(path, follow=False)  # a link may point to any other file
-    if (only := SEED_LINE.search(text)) and not SEED_LINE.search(text, only.end()):
-        head = HEAD_COMMENTS.match(text)
-        begin, end = only.span("seed")
-        other = f"{text[head.end() if head else 0 : begin]}{OTHER_SEED}{text[end:]}"
-        with suppress(UsageError):
-            recipe = _recipe_of_text(other)
-            # Else that line is part of another value.
-            if recipe.seed == OTHER_SEED and str(OTHER_SEED) not in text:
-                recipe = replace(recipe, seed=int(only["seed"]))
-                check_recipe(recipe)
-                return recipe
+    with suppress(UsageError):
+        if recipe := _with_seed_and_folder(text):
+            return recipe
     return from_saved(_parse_yaml(text, path.name))
+
+
+def _with_seed_and_folder(text: str) -> Recipe | None:
+    """Read a recipe from a config.yaml that may be known but for its seed and run folder.
+
+    Returns None if these are not plain lines of their own; raises UsageError.
+    """
+    seed, other = _replaced_line(SEED_LINE, text, str(OTHER_SEED))
+    run_dir, other = _replaced_line(RUN_DIR_LINE, other, OTHER_RUN_DIR)
+    if seed is None:
+        return None
+    head = HEAD_COMMENTS.match(other)
+    recipe = _recipe_of_text(other[head.end() if head else 0 :])
+    # Else such a line is part of another value.
+    if recipe.seed != OTHER_SEED or (run_dir and recipe.run_dir != OTHER_RUN_DIR):
+        return None
+    recipe = replace(recipe, seed=int(seed), run_dir=run_dir or recipe.run_dir)
+    check_recipe(recipe)
+    return recipe
+
+
+def _replaced_line(line: re.Pattern[str], text: str, value: str) -> tuple[str | None, str]:
+    """Return the value of the only line of this form, and the text with another one there.
+
+    The value is None, and the text is unchanged, without that line, with several, or if the text
+    contains the other value.
+    """
+    only = line.search(text)
+    if only is None or line.search(text, only.end()) or value in text:
+        return None, text
+    begin, end = only.span("value")
+    return only["value"], f"{text[:begin]}{value}{text[end:]}"
 
 
 @lru_cache(maxsize=CACHED)

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import Field, fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from lsgd.recipe import BatchGrowth, Optim, Recipe, Schedule
 from lsgd.recipe.fields import (
     AUTO,
     WORKLOAD,
+    FieldLimit,
     all_fields,
     applies_to,
     as_override,
@@ -70,15 +71,23 @@ def check_recipe(recipe: Recipe) -> None:
 
 def _check_limits(group: Any, workload: str, above: str = "") -> None:
     """Raise UsageError for a field beyond its limits, or set though the workload lacks it."""
-    for entry in fields(group):
+    for entry, applies, its_limits in _fields_with_limits(type(group), workload):
         key, value = above + entry.name, getattr(group, entry.name)
-        if not applies_to(entry, workload):
+        if not applies:
             entry.metadata[f"only_for {WORKLOAD}"].enforce(key, value, default(entry), workload)
             continue
-        for limit in limits(entry):
+        for limit in its_limits:
             limit.enforce(key, value)
         if is_dataclass(value):
             _check_limits(value, workload, f"{key}.")
+
+
+@lru_cache(maxsize=256)
+def _fields_with_limits(
+    kind: type, workload: str
+) -> list[tuple[Field[Any], bool, list[FieldLimit]]]:
+    """Return the fields of a group, whether they exist for the workload, and their limits."""
+    return [(entry, applies_to(entry, workload), limits(entry)) for entry in fields(kind)]
 
 
 def _check_relevance(recipe: Recipe) -> None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import lru_cache
 from typing import Any, get_args
 
 from lsgd.errors import UsageError
@@ -531,17 +532,23 @@ def trajectory(group: Any, workload: str) -> dict[str, Any]:
     whose remaining fields all mean that. Fields of other workloads are left out.
     """
     values = {}
-    for entry in fields(group):
-        if not applies_to(entry, workload):
-            continue
-        value = getattr(group, entry.name)
+    for name, as_before in _trajectory_fields(type(group), workload):
+        value = getattr(group, name)
         if is_dataclass(value):
             value = trajectory(value, workload)
-        came_later = "as_before" in entry.metadata
-        if "execution" in entry.metadata or (came_later and value == entry.metadata["as_before"]):
-            continue
-        values[entry.name] = value
+        if as_before is MISSING or value != as_before:
+            values[name] = value
     return values
+
+
+@lru_cache(maxsize=256)
+def _trajectory_fields(kind: type, workload: str) -> list[tuple[str, Any]]:
+    """Return the names of a group's trajectory fields, with what means "as before", or MISSING."""
+    return [
+        (entry.name, entry.metadata.get("as_before", MISSING))
+        for entry in fields(kind)
+        if applies_to(entry, workload) and "execution" not in entry.metadata
+    ]
 
 
 def as_before_values(kind: type) -> dict[str, Any]:

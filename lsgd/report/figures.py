@@ -223,7 +223,8 @@ def _curve(name: str, group: RecipeRuns, baseline: RecipeRuns | None, metric: Me
         axes.set_xlim(left=0)
         axes.set_xlabel("epochs")
         axes.set_ylabel(metric.base_metric.axis_label(metric.base_metric.label))
-        axes.figure.legend(loc="outside lower center", ncols=2)
+        if axes.get_legend_handles_labels()[0]:  # a run may have diverged in its first epoch
+            axes.figure.legend(loc="outside lower center", ncols=2)
 
     against = f" against {baseline.label}" if baseline else ""
     return draw_figure(

@@ -116,8 +116,8 @@ def _predicted(findings: Findings) -> list[tuple[Run, ValidationPredictions | st
         except ValueError as error:
             found.append((run, str(error)))
             continue
-        known = (run.recipe.fingerprint, run.recipe.earlier_fingerprint)
         if predictions:
+            known = (run.recipe.fingerprint, run.recipe.earlier_fingerprint)
             is_of_run = predictions.fingerprint in known
             found.append((run, predictions if is_of_run else "it is of another run"))
     return found

@@ -480,14 +480,15 @@ def test_a_saved_recipe_points_to_nothing(group: str, value: dict[str, object]) 
     assert os.environ["HOME"] not in str(caught.value)
 
 
-def test_recipes_that_differ_in_their_seed_alone_are_composed_once(
+def test_recipes_that_differ_in_seed_and_folder_alone_are_composed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read and written as each would be by itself, but OmegaConf sees the first only."""
     recipe = config.load_recipe(["+recipe=digits", "label_smoothing=0.125"])
     seeds = (0, 7, 123456789, 2**64 - 1)
-    texts = [config.to_yaml(replace(recipe, seed=seed)) for seed in seeds]
-    bodies = {re.sub(r"(?m)^(seed: .*|# fingerprint.*)$", "", text) for text in texts}
+    recipes = [replace(recipe, seed=seed, run_dir=f"runs/{seed}") for seed in seeds]
+    texts = [config.to_yaml(each) for each in recipes]
+    bodies = {re.sub(r"(?m)^(seed: .*|run_dir: .*|# fingerprint.*)$", "", text) for text in texts}
     assert len(bodies) == 1
     path = tmp_path / "config.yaml"
     path.write_text(texts[0])
@@ -495,11 +496,11 @@ def test_recipes_that_differ_in_their_seed_alone_are_composed_once(
     parses: list[str] = []
     parse = config._parse_yaml
     monkeypatch.setattr(config, "_parse_yaml", lambda *a: parses.append(a[0]) or parse(*a))
-    for seed, text in zip(seeds, texts, strict=True):
-        assert f"\nseed: {seed}\n" in text
+    for each, text in zip(recipes, texts, strict=True):
+        assert f"\nseed: {each.seed}\n" in text
         path.write_text(text)
         read = config.read_recipe(path)
-        assert read == replace(recipe, seed=seed)
+        assert read == each
         assert read.fingerprint in text
     assert len(parses) == 1, "of the seed that is no short number"
 
@@ -530,9 +531,17 @@ def test_recipes_that_differ_in_their_folder_alone_are_written_as_each_by_itself
         "seed: 5\ncluster: {seed: 987654321987}",
         "seed: 18446744073709551616",
         "",
+        "seed: 5\nrun_dir: runs/a",
+        "seed: 5\nrun_dir: runs/a\nrun_dir: runs/b",
+        "seed: 5\nrun_dir: /",
+        "seed: 5\nrun_dir: 2026/11/27",
+        "seed: 5\nrun_dir: runs/a # the first",
+        "run_dir: |\n  run_dir: runs/a\nseed: 5",
+        'run_dir: "a\nrun_dir: runs/a\n  b"\nseed: 5',
+        "seed: 5\nrun_dir: other/987654321987",
     ],
 )
-def test_a_seed_is_read_as_yaml_has_it(tmp_path: Path, line: str) -> None:
+def test_seed_and_folder_are_read_as_yaml_has_them(tmp_path: Path, line: str) -> None:
     """Whether the recipe is kept from another seed or not, it or the refusal is the same."""
     text = config.to_yaml(config.load_recipe(["+recipe=digits"]))
     text = text.replace("run_dir: null\n", "")
