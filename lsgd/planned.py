@@ -321,13 +321,22 @@ def _attempt(
 
 def failure_reason(trial: PlannedRun, ending: ExitSummary) -> str:
     """Return why a job exited before its run was finished: exit code, cause and last log line."""
-    return f"exit code {ending.code}, {ending.cause}; {last_log_line(trial.log_path)}"
+    why = f"exit code {ending.code}, {ending.cause}"
+    line = _last_line(trial.log_path).removeprefix("lsgd: ")
+    is_said = line and line in ending.cause
+    return f"{why}; see {trial.log_path}" if is_said else f"{why}; {last_log_line(trial.log_path)}"
 
 
 def last_log_line(log: Path) -> str:
     """Return a log file's path with its last line that the supervisor did not write, as text."""
+    line = _last_line(log)
+    return f"{log} ends with: {line}" if line else f"nothing is in {log}"
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log that the supervisor did not write; empty if there is none."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     # The supervisor's own line repeats the exit code and the cause.
     lines = [line for line in lines if line.strip() and " supervise: " not in line]
     # Launchers and libraries write to the log too, so the line may hold control characters.
-    return sanitize(f"{log} ends with: {lines[-1].strip()}") if lines else f"nothing is in {log}"
+    return sanitize(lines[-1].strip()) if lines else ""

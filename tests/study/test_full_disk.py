@@ -1,4 +1,4 @@
-"""Trials on a full disk: nothing is said about one, and the same command goes on."""
+"""Trials that fail, and on a full disk, of which none is said to have failed."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +24,20 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlannedRun:
 
 def ends(monkeypatch: pytest.MonkeyPatch, ending: ExitSummary) -> None:
     monkeypatch.setattr(module, "run_job", lambda *_, **__: ending)
+
+
+def test_the_reason_of_a_failure_is_given_once(trial: PlannedRun) -> None:
+    """The supervisor has it from the process, whose log ends with the same sentence."""
+    trial.log_path.parent.mkdir(parents=True)
+    trial.log_path.write_text("lsgd: no index\n10:00:00 supervise: process 0 ended\n")
+    told = module.failure_reason(
+        trial, ExitSummary(2, "process 0 reported a usage error: no index")
+    )
+    assert told == f"exit code 2, process 0 reported a usage error: no index; see {trial.log_path}"
+    killed = module.failure_reason(trial, ExitSummary(137, "process 0 was killed"))
+    assert (
+        killed == f"exit code 137, process 0 was killed; {trial.log_path} ends with: lsgd: no index"
+    )
 
 
 def test_a_run_that_could_not_save(trial: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
