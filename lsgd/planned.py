@@ -9,13 +9,16 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from threading import Lock
 
 from lsgd.errors import NotSavedError, UsageError, converting_disk_full
 from lsgd.job.command import Parser, integer_from
-from lsgd.job.launcher import cores, detect_launch, omp_num_threads
+from lsgd.job.launcher import FIRST_GPU, cores, detect_launch, omp_num_threads
 from lsgd.launch.k8s import check_options, longest_name
 from lsgd.launch.options import LAUNCHERS, Request, option_words, read_options
 from lsgd.launch.processes import count_processes, gpus_per_machine, python
@@ -43,6 +46,9 @@ VALUES_PER_GPU = 32 * 3 * 224 * 224
 
 Runs of small images in a queue get one GPU each, of which more would be idle.
 """
+_taken_slots: set[int] = set()
+"""The numbers of the runs that this process trains at the moment."""
+_slots_lock = Lock()
 
 
 @dataclass(frozen=True)
@@ -314,9 +320,37 @@ def _attempt(
         processes, _ = launcher.fit(trial.recipe)
         say(f"{begins}, processes: {processes}")
         logbook.log_event("start", shlex.join(command), command=command)
-        ending = run_job(command, logbook, signals, output=output)
+        with _free_slot() as slot:
+            environment = gpus_of_slot(launcher, slot)
+            ending = run_job(command, logbook, signals, output=output, environment=environment)
         logbook.log_event("end", ending.cause, code=ending.code)
         return ending
+
+
+@contextmanager
+def _free_slot() -> Iterator[int]:
+    """Take the lowest number that no other run of this process has, until this one has ended."""
+    with _slots_lock:
+        slot = next(number for number in count() if number not in _taken_slots)
+        _taken_slots.add(slot)
+    try:
+        yield slot
+    finally:
+        _taken_slots.discard(slot)
+
+
+def gpus_of_slot(launcher: RunLauncher, slot: int) -> dict[str, str]:
+    """Return the environment in which the run of a slot takes other GPUs than those before it.
+
+    Concurrent runs take the GPUs of this machine in turn, one for each process, and share them once
+    all are taken. It is empty for the first slot, whose GPUs begin with the first one, and where a
+    queue or several machines decide.
+    """
+    if not slot or launcher.name == "spark" or LAUNCHERS[launcher.name].submits:
+        return {}
+    if launcher.options.keys() & {"--hosts", "--nodes"}:
+        return {}
+    return {FIRST_GPU: str(slot * count_processes(launcher.name, launcher.options))}
 
 
 def failure_reason(trial: PlannedRun, ending: ExitSummary) -> str:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, get_num_threads
 
 from lsgd.errors import UsageError
-from lsgd.job.launcher import cores, detect_launch
+from lsgd.job.launcher import FIRST_GPU, cores, detect_launch
 from lsgd.job.numa import bind_near_device, pci_address
 from lsgd.job.system import bind_to, peak_memory, usable_cores
 from lsgd.metric_sums import widest_float
@@ -79,7 +79,8 @@ def pick_device(name: str, *, numa: bool = False) -> torch.device:
             "GPU (a process hosts as many workers as it takes)",
             is_local=True,
         )
-    device = torch.device(kind, 0 if own else launch.local_rank)
+    first = int(os.environ.get(FIRST_GPU, "0"))
+    device = torch.device(kind, 0 if own else (first + launch.local_rank) % gpus)
     torch.accelerator.set_device_index(device)
     if numa and kind == "cuda":
         bind_near_device(pci_address(torch.cuda.get_device_properties(device)))

@@ -18,6 +18,11 @@ DEFAULT_PORT = 29500
 """The rendezvous port, if the launcher does not number its jobs."""
 LIFE = "LSGD_LIFE"
 """The variable in which a launcher that restarts single processes counts the earlier starts."""
+FIRST_GPU = "LSGD_FIRST_GPU"
+"""The variable with the GPU of local rank 0, if several jobs share the GPUs of a machine.
+
+The GPUs are counted around: of 4, a first one of 6 means number 2.
+"""
 
 
 @dataclass(frozen=True)

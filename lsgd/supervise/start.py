@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -32,18 +32,20 @@ def run_job(
     stall_timeout: float | None = None,
     grace: float = SAVING,
     output: IO[str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> ExitSummary:
     """Run a job's launch command once, stop its leftover processes here, and summarize its exit.
 
     `signals` are the numbers of the signals that this process receives meanwhile; the job is
-    stopped at each. The command's output goes to `output`, by default to this process's own.
+    stopped at each. The command's output goes to `output`, by default to this process's own, and it
+    gets the variables of `environment` in addition.
     """
     folder = run_folder(command)
     members.clear_records(folder)
     kills_before = memory_kills()
     # The helper inherits the lock, so that it is held until the job is stopped.
     with cleanup_process("-m", "lsgd.job.members", str(folder), keep=[logbook.lock_file.fileno()]):
-        launcher = _launched(command, folder, output)
+        launcher = _launched(command, folder, output, environment or {})
         with PeerMonitor(folder, launcher.pid) as watch:
             silent = _watch_to_the_end(watch, launcher, logbook, signals, stall_timeout, grace)
             code = launcher.poll()
@@ -64,12 +66,12 @@ def run_job(
 
 
 def _launched(
-    command: Sequence[str], folder: Path, output: IO[str] | None
+    command: Sequence[str], folder: Path, output: IO[str] | None, environment: Mapping[str, str]
 ) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(
             command,
-            env=os.environ | {JOB_TAG: str(folder)},
+            env={**os.environ, **environment, JOB_TAG: str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -288,6 +288,8 @@ def test_a_device_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 4)
     assert pick_device("cpu") == CPU
     assert pick_device("auto") == pick_device("cuda") == torch.device("cuda", 3)
+    monkeypatch.setenv("LSGD_FIRST_GPU", "6")
+    assert pick_device("auto") == torch.device("cuda", 1), "6 + 3 around 4"
     gpus(monkeypatch, 3)
     with pytest.raises(UsageError, match="4 processes on a machine with 3 GPUs"):
         pick_device("auto")
