@@ -183,7 +183,8 @@ def report(result: Result) -> str:
         steps, waits = (statistics.median(found[f"{what} seconds"]) for what in ("step", "wait"))
         nodes = 1 if launcher == "one process" else result["nodes"]
         slowest = result["mbits"] * result["slow_link"]
-        planned = planned_seconds(found["bytes"], nodes, slowest, result["latency"])
+        of_run = found["machine"], found["bytes"], nodes
+        planned = planned_seconds(*of_run, slowest, result["latency"])
         ends = f", then {found['mismatch']}" if found["mismatch"] else ""
         rows.append(
             [
