@@ -11,7 +11,14 @@ from typing import Any
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import SEE_HELP, Parser, RecipeFolder
-from lsgd.launch.sbatch_options import FLAGS, OTHER_OPTIONS, SET_BY_LSGD, VALUED, gres_gpus
+from lsgd.launch.sbatch_options import (
+    FLAGS,
+    OTHER_OPTIONS,
+    SET_BY_LSGD,
+    SHORT,
+    VALUED,
+    gres_gpus,
+)
 from lsgd.override_syntax import expand_override_home, format_override, last_path
 from lsgd.suggestions import did_you_mean
 
@@ -110,6 +117,9 @@ TAINT = r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?"
 OBJECT = "[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
 """A regular expression of the name of an object of Kubernetes."""
 
+LABEL = r"[A-Za-z0-9][\w./-]*=([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?"
+"""A regular expression of a label of Kubernetes with its value."""
+
 QUANTITY = r"[\w./-]+=[0-9]+(\.[0-9]+)?([munkMGTPE]|[KMGTPE]i)?"
 """A regular expression of an amount of a resource of Kubernetes."""
 
@@ -134,7 +144,7 @@ FORMS = {
     ),
     "NAME:TAG": (r"[^\s\"'`$\\]+", "the name of an image, without spaces and quotes"),
     "NAME=VALUE,…": (r"[A-Za-z_][\w.-]*=.*", "variables, such as A=1,B=2"),
-    "KEY=VALUE,…": (r"[\w./-]+=[\w.-]*(,[\w./-]+=[\w.-]*)*", "labels, such as pool=h100"),
+    "KEY=VALUE,…": (f"{LABEL}(,{LABEL})*", "labels, such as pool=h100"),
     "TAINTS": (
         f"{TAINT}(,{TAINT})*",
         "taints, such as nvidia.com/gpu or pool=h100:NoSchedule",
@@ -296,6 +306,8 @@ def read_options(
             raise UsageError(
                 f"{name} is an option of {', '.join(takers)}, not {launcher}; {remedy}"
             )
+        if launcher == "slurm" and name in SHORT:
+            raise UsageError(f"{name} is not an option of lsgd; write {SHORT[name]}")
         if launcher == "slurm":
             remedy = OTHER_OPTIONS
         (caller or parser).reject_argument(unknown[0], argv, remedy, also=parser.known_options)
