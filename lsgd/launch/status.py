@@ -47,7 +47,7 @@ def print_status(arguments: Sequence[str]) -> int:
     if not record and not job and run is None:
         raise UsageError(
             f"{folder} has no run and no Slurm job; write the run_dir of a run, such as "
-            "runs/bs8k/slurm-4711"
+            "runs/bs8k/slurm-4711, or lsgd study study=NAME --status for all runs of a study"
         )
     print(f"run    {folder}: {run.state if run else 'has not begun'}")
     state = job.get("JobState", "")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lsgd.errors import UsageError
 from lsgd.launch.slurm import JOB_FILE, write_job_record
 from lsgd.launch.status import QueuedRun, job_table, print_status
 
@@ -73,6 +74,11 @@ def test_a_run_that_waits_for_its_job_of_an_array(
     assert print_status(["digits"]) == 0
     said = capsys.readouterr().out
     assert "job    1_[2-3,5%1] PENDING, waits for Resources" in said
+
+
+def test_a_study_is_no_folder(here: Path) -> None:
+    with pytest.raises(UsageError, match="or lsgd study study=NAME --status for all runs"):
+        print_status(["study=digits"])
 
 
 def test_a_step_of_a_search_has_one_log(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
