@@ -33,11 +33,11 @@ def rows(text: str) -> list[list[str]]:
 
 
 def test_each_run_has_the_job_that_was_submitted_for_it(here: Path) -> None:
-    runs = [QueuedRun(f"run {n}", here / f"r{n}", "", False, f"1_{n}") for n in (0, 2, 4)]
+    runs = [QueuedRun(f"run {n}", here / f"r{n}", "", False, f"1_{n}") for n in (0, 3, 4)]
     text, is_abandoned = job_table(runs, {}, runs_left=False)
     assert rows(text) == [
         ["run 0", "", "1_0", "RUNNING", "n[1-2]", "a/s-1_0.log"],
-        ["run 2", "", "1_2", "PENDING, waits for Resources", "", "a/s-1_2.log"],
+        ["run 3", "", "1_3", "PENDING, waits for Resources", "", "a/s-1_3.log"],
         ["run 4", "", "1_4", "unknown to Slurm by now", "", ""],
     ]
     assert is_abandoned
