@@ -1,18 +1,24 @@
-"""A real Slurm on the nodes of a virtual cluster.
+"""A real Slurm or Ray on the nodes of a virtual cluster.
 
-Its daemons are processes of the nodes, so they end with the cluster.
+Their daemons are processes of the nodes, so they end with the cluster.
 """
 
 import secrets
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.virtual_nodes import VirtualCluster
+from benchmarks.virtual_nodes import NodeProcess, VirtualCluster
 from lsgd.errors import UsageError
 
 LIMIT = 300.0
 """The seconds within which all nodes have to be ready."""
+
+RAY_PORT, RAY_STORE = 6379, 10**8
+"""The port of Ray's head, and the bytes of the object store on each node."""
+RAY_ATTEMPTS = 4
+"""The number of times that Ray is started on a node until it starts in time."""
 
 SLURM_CONF = """\
 ClusterName=lsgd
@@ -74,6 +80,48 @@ def start_slurm(cluster: VirtualCluster) -> dict[str, str]:
 
     _wait_until(is_idle, [log, *folder.glob("*.log")])
     return environment
+
+
+def start_ray(cluster: VirtualCluster) -> dict[str, str]:
+    """Start Ray, whose head is on the first node; return the variables of a job that joins it.
+
+    Each node has one CPU, so that each runs one process. Returns when all nodes have joined.
+    """
+    ray, folder = str(Path(sys.executable).with_name("ray")), cluster.folder / "ray"
+    first, address = cluster.names[0], f"{cluster.addresses[cluster.names[0]]}:{RAY_PORT}"
+    environment = {
+        **{"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"},
+        "RAY_AUTH_TOKEN": secrets.token_hex(),
+    }
+
+    def start(name: str, *options: str) -> None:
+        # Ray would ask the internet first, which these nodes cannot reach.
+        command = [ray, "start", f"--node-ip-address={cluster.addresses[name]}", "--block"]
+        command += ["--num-cpus=1", f"--object-store-memory={RAY_STORE}", *options]
+        # On a busy machine a node may exceed the 30 s that ray/_private/node.py gives it to start.
+        for attempt in range(RAY_ATTEMPTS):
+            log = cluster.folder / f"ray-{name}-{attempt}.log"
+            daemon = cluster.start(name, command, log, environment)
+
+            def has_started(log: Path = log) -> bool:
+                return log.exists() and "Ray runtime started" in log.read_text()
+
+            def is_over(daemon: NodeProcess = daemon) -> bool:
+                return has_started() or daemon.poll() is not None
+
+            _wait_until(is_over, [log])
+            if has_started():
+                return
+        raise UsageError(
+            f"Ray has not started on {name} in {RAY_ATTEMPTS} attempts:\n{log.read_text()[-2000:]}"
+        )
+
+    start(
+        first, "--head", f"--port={RAY_PORT}", f"--temp-dir={folder}", "--include-dashboard=false"
+    )
+    for name in cluster.names[1:]:
+        start(name, f"--address={address}")
+    return environment | {"RAY_ADDRESS": address}
 
 
 def _wait_until(is_ready: Callable[[], bool], logs: Sequence[Path]) -> None:

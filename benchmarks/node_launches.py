@@ -8,11 +8,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-from benchmarks.node_daemons import start_slurm
+from benchmarks.node_daemons import start_ray, start_slurm
 from benchmarks.node_failures import is_training
 from benchmarks.nodes import planned_seconds
 from benchmarks.virtual_nodes import (
@@ -37,9 +38,9 @@ Do jobs over several nodes make the same run as one process, whoever launches th
 
 On each launcher's nodes, network namespaces of this machine as those of benchmarks.nodes, its
 launch script trains digits in float64, a process on each node: torchrun, mpirun, horovodrun, and a
-Slurm with a daemon on each node. The rows of each run are compared with
-those of one process, and the time that a step waits for the others with the plan's for an
-all-reduce. Root is needed. There are 2 to {MAXIMUM} nodes.
+Slurm and a Ray with a daemon on each node. The rows of each run are compared with those of one
+process, and the time that a step waits for the others with the plan's for an all-reduce. Root is
+needed. There are 2 to {MAXIMUM} nodes.
 
   python -m benchmarks.node_launches
   … --over slurm,mpirun --nodes 3 --mbits 20
@@ -50,7 +51,7 @@ OVERRIDES = (
     *("log_steps=1", "hardware=none", "device=cpu"),
 )
 SCRIPTS = Path(__file__).resolve().parents[1] / "launch"
-LAUNCHERS = ("torchrun", "slurm", "mpirun", "horovodrun")
+LAUNCHERS = ("torchrun", "slurm", "ray", "mpirun", "horovodrun")
 TOLERANCE = 1e-10
 """The relative difference between rows that the order of sums may make in float64."""
 
@@ -143,6 +144,9 @@ def start_launcher(
     if launcher == "slurm":
         environment |= start_slurm(cluster) | {"SBATCH_WAIT": "1"}
         script += ["--nodes", count, "--np", count]
+    elif launcher == "ray":
+        environment |= start_ray(cluster)
+        script += ["--np", count]
     else:
         # Open MPI waits by polling, and there are more nodes than cores.
         environment |= {"OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -171,9 +175,10 @@ def describe_run(made: Run, alone: Run) -> Result:
 
 
 def launcher_versions() -> dict[str, str]:
-    """Return the versions of the launchers' programs that are not Python's packages."""
+    """Return the versions of the launchers that have a program of their own."""
     found = {"Slurm": run("slurmd", "-V"), "Open MPI": run("mpirun", "--version")}
-    return {name: text.splitlines()[0].split()[-1] for name, text in found.items()}
+    programs = {name: text.splitlines()[0].split()[-1] for name, text in found.items()}
+    return programs | {"Ray": version("ray")}
 
 
 def report(result: Result) -> str:
@@ -183,7 +188,8 @@ def report(result: Result) -> str:
         steps, waits = (statistics.median(found[f"{what} seconds"]) for what in ("step", "wait"))
         nodes = 1 if launcher == "one process" else result["nodes"]
         slowest = result["mbits"] * result["slow_link"]
-        planned = planned_seconds(found["bytes"], nodes, slowest, result["latency"])
+        of_run = found["machine"], found["bytes"], nodes
+        planned = planned_seconds(*of_run, slowest, result["latency"])
         ends = f", then {found['mismatch']}" if found["mismatch"] else ""
         rows.append(
             [

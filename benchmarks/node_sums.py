@@ -19,6 +19,8 @@ MESSAGES = 50
 """The round trips of which the latency is the median."""
 LINK_BYTES = 4 * 10**6
 """The bytes that are sent one way to find a link's bandwidth."""
+PAUSE = 0.5
+"""The seconds from the choice of an instant to begin at until all processes begin."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -73,18 +75,26 @@ def _exchange(comm: TorchComm, there: torch.Tensor, back: torch.Tensor) -> None:
 
 
 def measure_all_reduce(comm: Comm, size: int, rounds: int) -> list[float]:
-    """Return the seconds of each all-reduce of `size` bytes, those of the slowest process."""
-    tensor, start = torch.ones(size // 4), torch.zeros(1)
-    seconds = []
+    """Return the seconds of each all-reduce of `size` bytes, from the last start to the last end.
+
+    All processes begin at the same instant of the clock that they share, since the end of an
+    all-reduce or a broadcast reaches them one after the other, some latencies apart.
+    """
+    tensor = torch.ones(size // 4)
+    times: list[tuple[float, float]] = []
     for _ in range(rounds + 1):
         tensor.fill_(1)
-        all_reduce_(comm, start)  # all begin together
+        start = comm.broadcast_object(time.perf_counter() + PAUSE)
+        time.sleep(max(0.0, start - time.perf_counter()))
         begin = time.perf_counter()
         all_reduce_(comm, tensor)
-        seconds.append(time.perf_counter() - begin)
+        times.append((begin, time.perf_counter()))
         assert float(tensor.min()) == float(tensor.max()) == comm.world_size
-    of_all = comm.gather_objects(seconds[1:])  # the first one opens connections
-    return [max(each) for each in zip(*of_all, strict=True)]
+    of_all = comm.gather_objects(times[1:])  # the first one opens connections
+    return [
+        max(end for _, end in each) - max(begin for begin, _ in each)
+        for each in zip(*of_all, strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from lsgd.bench.job import parse_numbers
 from lsgd.bench.setting import Result, environment_facts, machine_lines
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_command
-from lsgd.plan.allreduce import NetworkLink, ring
+from lsgd.plan.allreduce import NetworkLink, gloo_ring, ring
 from lsgd.tables import markdown_table
 
 ABOUT = f"""\
@@ -32,10 +32,10 @@ Do all-reduces over several nodes take as long as lsgd plan says?
 The nodes are network namespaces of this machine with a link each to one switch, whose bandwidth and
 latency are set. A process on each node sums tensors: a fork of this command, or one that srun of a
 Slurm over the nodes starts, over torch.distributed; or one that mpirun or horovodrun starts, over
-Horovod. The plan's figure is that of a ring (lsgd.plan.allreduce) with the
-bandwidth of the slowest link, and the latency that a message over it was measured to have; for
-Horovod, the latency that was set. Root is needed; nothing of it stays on this machine, however the
-command ends. There are 2 to {MAXIMUM} nodes.
+Horovod. The plan's figure is that of gloo's ring (lsgd.plan.allreduce), or of a ring without its
+announcements over MPI, with the bandwidth of the slowest link, and the latency that a message over
+it was measured to have; for Horovod, the latency that was set. Root is needed; nothing of it stays
+on this machine, however the command ends. There are 2 to {MAXIMUM} nodes.
 
   python -m benchmarks.nodes
   … --nodes 2,8 --mbits 100 --over mpirun --bytes 1000000
@@ -143,9 +143,13 @@ def start_job(
     return [cluster.start(names[0], [*command, *python], log, environment)]
 
 
-def planned_seconds(size: int, nodes: int, mbits: float, latency: float) -> float:
-    """Return the seconds of an all-reduce by the plan's model of a ring."""
-    return ring(size, nodes, NetworkLink(latency, mbits * 1e6 / 8)).seconds
+def planned_seconds(library: str, size: int, nodes: int, mbits: float, latency: float) -> float:
+    """Return the seconds of an all-reduce by the plan's model of the library's ring.
+
+    `library` is named as by `Comm.library`, such as `torch.distributed (gloo)`.
+    """
+    modelled = gloo_ring if "gloo" in library.lower() else ring
+    return modelled(size, nodes, NetworkLink(latency, mbits * 1e6 / 8)).seconds
 
 
 def report(result: Result) -> str:
@@ -156,7 +160,8 @@ def report(result: Result) -> str:
         carried = job.get("bits_per_second", 0.0) / 1e6
         for size, seconds in job["seconds"].items():
             measured = statistics.median(seconds)
-            ring_of = partial(planned_seconds, int(size), job["processes"], latency=latency)
+            of_job = job["library"], int(size), job["processes"]
+            ring_of = partial(planned_seconds, *of_job, latency=latency)
             by_set, carried_ratio = ring_of(mbits=job["mbits"] * result["slow_link"]), ""
             if carried and result["slow_link"] == 1:
                 carried_ratio = f"{measured / ring_of(mbits=carried):.2f}"

@@ -18,7 +18,7 @@ from lsgd.recipe.own_files import own_names
 
 SHELLS = ("bash", "zsh", "fish")
 OF_RECIPES = ("--recipes", "--fields")
-OF_RUNS = ("--explain", "--launch", "--jobs", "--print")
+OF_RUNS = ("--explain", "--launch", "--jobs", "--print", "--status")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "audit": ("--explain", "--updates", "--rules", "--json"),
     "autotune": OF_RECIPES,

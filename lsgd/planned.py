@@ -23,7 +23,8 @@ from lsgd.launch.k8s import check_options, longest_name
 from lsgd.launch.options import LAUNCHERS, Request, option_words, read_options
 from lsgd.launch.processes import count_processes, gpus_per_machine, python
 from lsgd.launch.sbatch_options import with_gres_gpus
-from lsgd.launch.submission import is_active, submitted_job
+from lsgd.launch.status import QueuedRun, job_table
+from lsgd.launch.submission import is_active, job_path, planned_job
 from lsgd.override_syntax import expand_override_home, format_override
 from lsgd.recipe import Recipe
 from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
@@ -39,8 +40,6 @@ FORBIDDEN_KEYS = {
     "rehearse": "a dry run has no result; write python -m lsgd.train recipe=NAME dry_run=true",
 }
 """The keys that no override of planned runs may set, with the reason and the fix."""
-ARRAYS = Path("runs/arrays")
-"""The folder of the batch scripts, job numbers and logs of arrays of Slurm jobs."""
 VALUES_PER_GPU = 32 * 3 * 224 * 224
 """The input values of a step for which one more GPU pays off: the paper's 32 images per GPU.
 
@@ -82,7 +81,7 @@ class PlannedRun:
     @property
     def job_path(self) -> Path:
         """The path of the file with the launcher's output of the last submission to a queue."""
-        return self.folder.with_name(f"{self.folder.name}.job")
+        return job_path(self.folder)
 
     @property
     def saved_run(self) -> Run | None:
@@ -106,13 +105,8 @@ class PlannedRun:
 
     @property
     def job_id(self) -> str | None:
-        """The id of the Slurm job that was last submitted for this run, or None.
-
-        That of a job of an array is the array's id and its own number, such as 12_3.
-        """
-        task = re.fullmatch(r"job (\d+) of (\S+)\n", _text_of(self.job_path))
-        number = submitted_job(ARRAYS / task[2] if task else self.job_path)
-        return f"{number}_{task[1]}" if number and task else number
+        """The id of the Slurm job that was last submitted for this run, or None."""
+        return planned_job(self.folder)
 
     @property
     def active_job(self) -> str | None:
@@ -133,9 +127,26 @@ class PlannedRun:
         )
 
 
-def _text_of(path: Path) -> str:
-    """Return the text of a file, or an empty string if it does not exist."""
-    return path.read_text("utf-8", "replace") if path.exists() else ""
+def print_jobs(
+    runs: Mapping[str, PlannedRun],
+    submitted: Mapping[str, str] | None = None,
+    *,
+    runs_left: bool = False,
+) -> int:
+    """Print the progress and the Slurm job of planned runs, by their name; return the exit code.
+
+    `submitted` are jobs that choose their run as they start, with the name of what they train, and
+    `runs_left` is whether they have runs to choose. The exit code is 1 if a run has not ended and
+    no job is queued or running for it, else 0.
+    """
+    entries = []
+    for name, planned in runs.items():
+        run = planned.saved_run
+        state = run.state if run else "has not begun"
+        entries.append(QueuedRun(name, planned.folder, state, has_ended(run), planned.job_id))
+    table, is_abandoned = job_table(entries, submitted or {}, runs_left=runs_left)
+    print(table)
+    return int(is_abandoned)
 
 
 def has_ended(run: Run | None) -> bool:
@@ -255,6 +266,11 @@ def add_options(parser: Parser, *, more_launchers: str = "") -> None:
         "--print",
         action="store_true",
         help="print finished runs and the commands of the others, and start nothing",
+    )
+    parser.add_argument(
+        "--status",
+        action="store_true",
+        help="print the progress of each run and its Slurm job, with its nodes and log",
     )
 
 

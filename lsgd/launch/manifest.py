@@ -26,6 +26,8 @@ EVERY = "*"
 """The name of an item of a patch that is merged into every item of the manifest's list."""
 POD = "Pod"
 """The kind of a patch that is merged into all pods of a manifest."""
+GPU = "nvidia.com/gpu"
+"""The resource whose number --gpus sets."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 """The label by which Kueue queues a job."""
 
@@ -91,6 +93,12 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resources(options: Mapping[str, str]) -> dict[str, dict[str, str]]:
     found = {key: dict(_pairs(options.get(f"--{key}", ""))) for key in ("requests", "limits")}
+    for key, sizes in found.items():
+        if GPU in sizes:
+            raise UsageError(
+                f"--{key} {GPU}={sizes[GPU]} contradicts --gpus, the number of GPUs and processes "
+                f"of each pod; write --gpus {sizes[GPU]}"
+            )
     return _given(found)
 
 

@@ -11,7 +11,14 @@ from typing import Any
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import SEE_HELP, Parser, RecipeFolder
-from lsgd.launch.sbatch_options import FLAGS, OTHER_OPTIONS, SET_BY_LSGD, VALUED, gres_gpus
+from lsgd.launch.sbatch_options import (
+    FLAGS,
+    OTHER_OPTIONS,
+    SET_BY_LSGD,
+    SHORT,
+    VALUED,
+    gres_gpus,
+)
 from lsgd.override_syntax import expand_override_home, format_override, last_path
 from lsgd.suggestions import did_you_mean
 
@@ -70,9 +77,9 @@ OPTIONS = {
         "further folders A that the container sees, as B: paths in overrides it sees anyway",
     ),
     "--kind": ("KIND", "mpijob, pytorchjob, trainjob (Kubeflow's v1, v1 and v2), or jobset"),
-    "--image": ("IMAGE", "the container image with lsgd installed"),
+    "--image": ("NAME:TAG", "the container image with lsgd installed"),
     "--claim": (
-        "NAME",
+        "CLAIM",
         "the PersistentVolumeClaim with the data and the runs, mounted at /lsgd",
     ),
     "--name": ("NAME", "the job's name; default: the recipe's"),
@@ -81,7 +88,7 @@ OPTIONS = {
         "the cluster's name for its network cards, such as rdma/hca: each pod gets one, and may "
         "lock memory",
     ),
-    "--namespace": ("NAME", "the namespace of the job"),
+    "--namespace": ("NAMESPACE", "the namespace of the job"),
     "--env": ("NAME=VALUE,…", "environment variables of the pods, such as NCCL_DEBUG=INFO"),
     "--secret": ("NAMES", "Secrets whose keys become environment variables"),
     "--pull-secret": ("NAMES", "Secrets by which the image is pulled"),
@@ -90,7 +97,7 @@ OPTIONS = {
     "--requests": ("NAME=SIZE,…", "resources of each pod that trains, such as cpu=64,memory=500Gi"),
     "--limits": ("NAME=SIZE,…", "their limits"),
     "--ttl": ("N", "seconds after which a finished job is deleted"),
-    "--queue": ("NAME", "the LocalQueue of Kueue"),
+    "--queue": ("QUEUE", "the LocalQueue of Kueue"),
     "--patch": ("FILE", "a YAML file that is merged into the manifest by name"),
 }
 """The metavariable and the help of every option that a launcher may take."""
@@ -107,6 +114,15 @@ HOST = "[A-Za-z0-9_][A-Za-z0-9_.@-]*"
 TAINT = r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?"
 """A regular expression of a taint that pods tolerate."""
 
+OBJECT = "[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
+"""A regular expression of the name of an object of Kubernetes."""
+
+LABEL = r"[A-Za-z0-9][\w./-]*=([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?"
+"""A regular expression of a label of Kubernetes with its value."""
+
+QUANTITY = r"[\w./-]+=[0-9]+(\.[0-9]+)?([munkMGTPE]|[KMGTPE]i)?"
+"""A regular expression of an amount of a resource of Kubernetes."""
+
 FORMS = {
     "N": ("[1-9][0-9]*", "a number, 1 or more"),
     "TIME": (
@@ -121,16 +137,21 @@ FORMS = {
         r"/[^,:\s]*:/[^,:\s]*(:[a-z]+)?(,/[^,:\s]*:/[^,:\s]*(:[a-z]+)?)*",
         "like /scratch:/data",
     ),
-    "NAMES": (r"[a-z0-9.-]+(,[a-z0-9.-]+)*", "names of Kubernetes, such as a,b"),
+    "NAMES": (f"{OBJECT}(,{OBJECT})*", "names of Kubernetes, such as a,b"),
+    **dict.fromkeys(
+        ("NAMESPACE", "QUEUE", "CLAIM"),
+        (OBJECT, "a name of Kubernetes: lower-case letters, digits, dashes and dots"),
+    ),
+    "NAME:TAG": (r"[^\s\"'`$\\]+", "the name of an image, without spaces and quotes"),
     "NAME=VALUE,…": (r"[A-Za-z_][\w.-]*=.*", "variables, such as A=1,B=2"),
-    "KEY=VALUE,…": (r"[\w./-]+=[\w.-]*(,[\w./-]+=[\w.-]*)*", "labels, such as pool=h100"),
+    "KEY=VALUE,…": (f"{LABEL}(,{LABEL})*", "labels, such as pool=h100"),
     "TAINTS": (
         f"{TAINT}(,{TAINT})*",
         "taints, such as nvidia.com/gpu or pool=h100:NoSchedule",
     ),
     "NAME=SIZE,…": (
-        r"[a-z0-9./_-]+=[0-9.]+[A-Za-z]*(,[a-z0-9./_-]+=[0-9.]+[A-Za-z]*)*",
-        "resources, such as cpu=64,memory=500Gi",
+        f"{QUANTITY}(,{QUANTITY})*",
+        "resources in units of Kubernetes, such as cpu=64,memory=500Gi",
     ),
     "ADDRESS": (r"[^\s,@]+@[^\s,@]+", "the address of a person, such as me@example.org"),
     "SIZE": ("[0-9]+[KMGT]?", "a number of MB, or such as 64G; 0 for all memory"),
@@ -285,6 +306,8 @@ def read_options(
             raise UsageError(
                 f"{name} is an option of {', '.join(takers)}, not {launcher}; {remedy}"
             )
+        if launcher == "slurm" and name in SHORT:
+            raise UsageError(f"{name} is not an option of lsgd; write {SHORT[name]}")
         if launcher == "slurm":
             remedy = OTHER_OPTIONS
         (caller or parser).reject_argument(unknown[0], argv, remedy, also=parser.known_options)

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+from lsgd.errors import UsageError
+
 VALUED = frozenset(
     """
     --account --acctg-freq --array --bb --bbf --begin --cluster-constraint --clusters --comment
@@ -37,6 +39,12 @@ SET_BY_LSGD = {
     "--open-mode": "logs are appended to, so that a requeued job keeps them",
 }
 """The options of sbatch that the batch script needs for itself, with what to write instead."""
+SHORT = {
+    **{"-A": "--account", "-C": "--constraint", "-H": "--hold", "-J": "--job-name"},
+    **{"-N": "--nodes", "-a": "--array", "-c": "--cpus", "-d": "--dependency", "-n": "--np"},
+    **{"-p": "--partition", "-q": "--qos", "-t": "--time", "-w": "--nodelist", "-x": "--exclude"},
+}
+"""The options of one letter in sbatch's manual, and what lsgd takes in their place."""
 OTHER_OPTIONS = (
     "the options of sbatch's manual are passed on, and sbatch itself reads further ones from "
     "SBATCH_* variables, such as SBATCH_RESERVATION=NAME"
@@ -54,8 +62,16 @@ def gres_gpus(options: Mapping[str, str]) -> int | None:
     (4, None)
     >>> [gres_gpus({"--gres": gpus}) for gpus in ("gpu:1g.5gb:2", "gpu:a100-80gb", "gpu:8(S:0)")]
     [2, 1, 8]
+
+    Raises UsageError for GPUs without a number that is 1 or more.
     """
-    found = _GPU.search(options.get("--gres", ""))
+    text = options.get("--gres", "")
+    found = _GPU.search(text)
+    if re.search(r"(?<![^,])(gres:)?gpu(?![\w-])", text) and not (found and found[2] != "0"):
+        raise UsageError(
+            f"--gres {text} must have a number of GPUs, such as gpu:h100:8; --np N is for "
+            "processes without GPUs"
+        )
     return int(found[2] or 1) if found else None
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from lsgd.errors import UsageError
@@ -85,6 +86,12 @@ def slurm(request: Request) -> LaunchCommand:
                 f"seed={request.path_of('seed')} contradicts --array, whose numbers are the seeds; "
                 "leave out one of them"
             )
+        for first, last in re.findall(r"(\d+)-(\d+)", options["--array"]):
+            if int(first) > int(last):
+                raise UsageError(
+                    f"--array {options['--array']} must not have {first}-{last}, which has no "
+                    f"seed; write {last}-{first}"
+                )
         arguments = [word for word in arguments if not re.match(r"\+*run_dir=", word)]
         suffix = ' "seed=$SLURM_ARRAY_TASK_ID" "run_dir=$run_dir"'
     text = BATCH.format(
@@ -206,6 +213,24 @@ def _folder(request: Request) -> str:
 def _expanded(text: str) -> str:
     """Return a text for a shell with the shell's variables in place of Slurm's patterns."""
     return re.sub("%[jAa]", lambda found: PATTERNS[found[0]], text)
+
+
+def write_job_record(folder: Path, log: Path) -> None:
+    """Write the file of a run that a step of this process's Slurm job is to train into its folder.
+
+    The step's processes share the log.
+    """
+    job, task = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_TASK_ID")
+    record = {
+        "job": f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}" if task else job,
+        "nodes": os.environ.get("SLURM_JOB_NODELIST", ""),
+        "start": int(os.environ.get("SLURM_RESTART_COUNT", 0)) + 1,
+        "began": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "log": os.path.relpath(log, folder),
+        "process_logs": "",
+    }
+    (folder / JOB_FILE).parent.mkdir(parents=True, exist_ok=True)
+    (folder / JOB_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
 def _job_record(folder: str, log: str, *, is_array: bool) -> str:

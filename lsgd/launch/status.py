@@ -1,21 +1,27 @@
-"""The status of a run's Slurm job: `lsgd launch --status RUN`."""
+"""The status of Slurm jobs: of one run, `lsgd launch --status RUN`, and of a study or a search."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.launch.slurm import JOB_FILE
+from lsgd.launch.submission import planned_job
 from lsgd.paths import parse_path
 from lsgd.run.read import NotARunError, read_run
 from lsgd.sanitizing import sanitize
+from lsgd.tables import markdown_table
 
 ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED")
 """The states of Slurm's jobs that have not ended."""
+NO_TASK = "4294967294"
+"""The number that Slurm has for the task of an array's jobs that have not begun."""
 RECORD_KEYS = {"job", "nodes", "start", "began", "log", "process_logs"}
 """The keys of JOB_FILE, which a Slurm job writes into its run folder when it starts."""
 
@@ -34,22 +40,132 @@ def print_status(arguments: Sequence[str]) -> int:
     except NotARunError:
         run = None
     record = _last_start(folder)
-    job = _queued_job(folder) or (_job(record["job"]) if record else {})
+    jobs = _show()
+    job = _queued_job(jobs, folder)
+    for number in (planned_job(folder), record["job"] if record else None):
+        job = job or _find(jobs, number)
     if not record and not job and run is None:
         raise UsageError(
             f"{folder} has no run and no Slurm job; write the run_dir of a run, such as "
-            "runs/bs8k/slurm-4711"
+            "runs/bs8k/slurm-4711, or lsgd study study=NAME --status for all runs of a study"
         )
     print(f"run    {folder}: {run.state if run else 'has not begun'}")
     state = job.get("JobState", "")
     for line in _job_lines(job, record):
         print(line)
     if record:
-        print(f"logs   {(folder / record['log']).resolve()}")
-        print(f"       {folder / record['process_logs']}, one of each process")
-        if last := _last_line(folder / "logs/rank0.log"):
-            print(f"       process 0 ends with: {last}")
+        log = (folder / record["log"]).resolve()
+        print(f"logs   {log}")
+        if record["process_logs"]:
+            print(f"       {folder / record['process_logs']}, one of each process")
+            log = folder / "logs/rank0.log"
+        if last := _last_line(log):
+            print(f"       {'process 0' if record['process_logs'] else 'it'} ends with: {last}")
     return 0 if state in ACTIVE or (run and run.finished) else 1
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """A run of a study or a search, and the Slurm job that was submitted for it."""
+
+    name: str
+    folder: Path
+    state: str
+    has_ended: bool
+    job: str | None
+    """The id of the job, such as 12_3; None if the job chooses its run as it starts."""
+
+
+def job_table(
+    runs: Sequence[QueuedRun], submitted: Mapping[str, str], *, runs_left: bool
+) -> tuple[str, bool]:
+    """Return a table of runs with their Slurm jobs, and whether a run is left without a job.
+
+    `submitted` are the ids of jobs and arrays that choose their runs, with the name of what they
+    train; those that have not chosen one have rows of their own. `runs_left` is whether they still
+    have runs to choose.
+    """
+    jobs = _show()
+    rows, found, is_abandoned = list[list[str]](), list[dict[str, str]](), False
+    choosing = False
+    for run in runs:
+        record = _last_start(run.folder)
+        number = run.job or (record["job"] if record else "")
+        job = _find(jobs, number)
+        found += [job] if job else []
+        is_abandoned |= not run.has_ended and job.get("JobState") not in ACTIVE
+        nodes, log = _nodes(job), _log(job, number)
+        if record and record["job"] == number:
+            nodes, log = record["nodes"], os.path.relpath(run.folder / record["log"])
+        gone = "unknown to Slurm by now" if number else "none"
+        rows.append([run.name, run.state, number, _state(job) if job else gone, nodes, log])
+    for array, name in submitted.items():
+        of_array = [job for job in jobs if array in (job.get("ArrayJobId"), job["JobId"])]
+        for job in of_array:
+            if job["JobState"] in ACTIVE and job not in found:
+                number = _number(job)
+                choosing |= "ArrayJobId" in job  # and the job of the report is none
+                rows.append([name, "", number, _state(job), _nodes(job), _log(job, number)])
+    head = ["run", "progress", "job", "state of the job", "nodes", "log"]
+    table = markdown_table(head, [list(map(sanitize, row)) for row in rows])
+    return table, (is_abandoned or runs_left) and not choosing
+
+
+def _state(job: Mapping[str, str]) -> str:
+    """Return a job's state, with the reason why it waits."""
+    waits = job["JobState"] == "PENDING"
+    return f"PENDING, waits for {job.get('Reason', 'None')}" if waits else job["JobState"]
+
+
+def _nodes(job: Mapping[str, str]) -> str:
+    """Return the nodes of a job; an empty string before it has any."""
+    return job.get("NodeList", "").replace("(null)", "")
+
+
+def _log(job: Mapping[str, str], number: str) -> str:
+    """Return the path of a job's log relative to this folder, or an empty string."""
+    if not job.get("StdOut"):
+        return ""
+    # The log of an array's jobs that have not begun has a number that stands for none.
+    task = number.partition("_")[2]
+    path = job["StdOut"].replace(NO_TASK, task if task.isdigit() else "*")
+    return os.path.relpath(path)
+
+
+def _number(job: Mapping[str, str]) -> str:
+    """Return a job's id as Slurm's commands take it, such as 12, 12_3 or 12_[4-7%2]."""
+    if "ArrayTaskId" not in job:
+        return job["JobId"]
+    task = job["ArrayTaskId"]
+    return f"{job['ArrayJobId']}_{task if task.isdigit() else f'[{task}]'}"
+
+
+def _find(jobs: Sequence[Mapping[str, str]], number: str | None) -> dict[str, str]:
+    """Return the fields of the job with this id, maybe of an array; an empty mapping without it."""
+    array, _, task = (number or "").partition("_")
+    found = [job for job in jobs if job["JobId"] == array]
+    if task:
+        found = [
+            job
+            for job in jobs
+            if job.get("ArrayJobId") == array and int(task) in _tasks(job["ArrayTaskId"])
+        ]
+    return dict(found[-1]) if found else {}
+
+
+def _tasks(text: str) -> set[int]:
+    """Return the numbers in the ArrayTaskId of a job, or of all that have not begun.
+
+    >>> sorted(_tasks("1,4-6%2")), _tasks("3")
+    ([1, 4, 5, 6], {3})
+    """
+    ends = [part.partition("-") for part in text.partition("%")[0].split(",")]
+    return {
+        number
+        for first, _, last in ends
+        if first.isdigit()
+        for number in range(int(first), int(last or first) + 1)
+    }
 
 
 def _last_start(folder: Path) -> dict[str, Any] | None:
@@ -71,10 +187,8 @@ def _job_lines(job: Mapping[str, str], record: Mapping[str, Any] | None) -> list
             f"job    {record['job']} is unknown to Slurm by now{why}",
             f"       its start {record['start']} was at {record['began']} on {record['nodes']}",
         ]
-    state, number = job["JobState"], job["JobId"]
-    if "ArrayTaskId" in job:
-        number = f"{job['ArrayJobId']}_{job['ArrayTaskId']}"
-    lines = [f"job    {number} {state}"]
+    state = job["JobState"]
+    lines = [f"job    {_number(job)} {state}"]
     if state == "PENDING":
         lines[0] += f", waits for {job.get('Reason', 'None')}"
     else:
@@ -86,22 +200,16 @@ def _job_lines(job: Mapping[str, str], record: Mapping[str, Any] | None) -> list
     return lines
 
 
-def _queued_job(folder: Path) -> dict[str, str]:
+def _queued_job(jobs: Sequence[Mapping[str, str]], folder: Path) -> dict[str, str]:
     """Return the fields of a pending or running job whose log is that of the folder, or none."""
     log = str(folder.absolute()) + ".log"
-    found = [job for job in _show() if job["JobState"] in ACTIVE and job.get("StdOut") == log]
-    return found[-1] if found else {}
+    found = [job for job in jobs if job["JobState"] in ACTIVE and job.get("StdOut") == log]
+    return dict(found[-1]) if found else {}
 
 
-def _job(number: str) -> dict[str, str]:
-    """Return the fields of a job that Slurm still knows, or an empty mapping."""
-    found = _show(number)
-    return found[-1] if found else {}
-
-
-def _show(*number: str) -> list[dict[str, str]]:
-    """Return the fields of all jobs, or of one, as `scontrol show job` prints them."""
-    question = ["scontrol", "show", "job", "--oneliner", *number]
+def _show() -> list[dict[str, str]]:
+    """Return the fields of all jobs that Slurm knows, as `scontrol show job` prints them."""
+    question = ["scontrol", "show", "job", "--oneliner"]
     try:
         done = subprocess.run(question, capture_output=True, text=True, errors="replace")
     except FileNotFoundError:

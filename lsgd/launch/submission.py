@@ -12,6 +12,8 @@ from typing import IO
 
 from lsgd.errors import UsageError, converting_disk_full
 
+ARRAYS = Path("runs/arrays")
+"""The folder of the batch scripts, job numbers and logs of a study's arrays of Slurm jobs."""
 MOST_JOBS = 500
 """The maximum number of jobs of an array: clusters allow 1000 unless their MaxArraySize is less."""
 
@@ -83,6 +85,24 @@ def submitted_job(answer: Path) -> str | None:
     text = answer.read_text("utf-8", "replace") if answer.exists() else ""
     found = re.search(r"Submitted batch job (\d+)", text)
     return found[1] if found else None
+
+
+def planned_job(folder: Path) -> str | None:
+    """Return the id of the Slurm job that was last submitted for a planned run, or None.
+
+    `folder` is its run folder, with a file of the same name and .job beside it. The id of a job of
+    an array is the array's id and its own number, such as 12_3.
+    """
+    path = job_path(folder)
+    text = path.read_text("utf-8", "replace") if path.exists() else ""
+    task = re.fullmatch(r"job (\d+) of (\S+)\n", text)
+    number = submitted_job(ARRAYS / task[2] if task else path)
+    return f"{number}_{task[1]}" if number and task else number
+
+
+def job_path(folder: Path) -> Path:
+    """Return the file with the launcher's output of the last submission of a planned run."""
+    return folder.with_name(f"{folder.name}.job")
 
 
 def is_active(job: str) -> bool:

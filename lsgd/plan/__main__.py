@@ -226,7 +226,7 @@ def _command_line() -> RecipeParser:
         "--allreduce",
         choices=ALGORITHMS,
         metavar="ALGORITHM",
-        help="hierarchical, halving-doubling or ring (default: the preset's)",
+        help="hierarchical, halving-doubling, ring or gloo (default: the preset's)",
     )
     line.add_argument("--concurrent", type=_count, default=1, metavar="C", help=argparse.SUPPRESS)
     line.add_argument(

@@ -34,8 +34,9 @@ an array that compares the best trial, and a job that writes the report after th
 takes an abandoned trial or the next of the sampler as it starts, and resumes it when requeued. It
 gets as many GPUs as its steps fill, one for small images, within --nodes, or --gpus N. Without
 --jobs all are trained at a time if no trial depends on others (grid and random without pruning),
-else one. Rerun the command once they have ended to submit what is left. --print shows the scripts
-and the GPU hours, as does lsgd plan search=NAME.
+else one. --status prints the job of each run, with its nodes and log. Rerun the command once they
+have ended to submit what is left. --print shows the scripts and the GPU hours, as does lsgd plan
+search=NAME.
 
 exit code 0: every trial has ended; 1: all have failed, or the first ones before their first step,
 as where a machine is at fault; 2: the command or a run was refused; 6: a disk is full; 75: stopped
@@ -71,6 +72,7 @@ from lsgd.search.slurm_jobs import (
     cost_lines,
     pending_work,
     print_jobs,
+    print_status,
     run_array_job,
     submit_search,
 )
@@ -93,11 +95,13 @@ def search(argv: Sequence[str]) -> int:
     # Imported here, so that --help works without Optuna.
     from lsgd.search.optuna_study import OptunaStudy, load_trials
 
-    if request.is_dry_run or request.cost_only or request.report_only:
+    if request.is_dry_run or request.cost_only or request.report_only or request.status_only:
         folder = search_folder(request.space)
         check_folder(folder, request.space)
         search, definition = request.space.search, definition_hash(request.space)
         points = load_trials(search, folder, request.storage, definition=definition)
+        if request.status_only:
+            return print_status(request, points, folder)
         if request.report_only:
             report_only(request, points, folder)
         else:

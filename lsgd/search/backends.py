@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lsgd.errors import PreemptedError, UsageError
+from lsgd.errors import PreemptedError, UsageError, converting_disk_full
+from lsgd.launch.slurm import write_job_record
 from lsgd.override_syntax import format_override
 from lsgd.planned import PlannedRun, RunLauncher, attempt_run
 from lsgd.recipe import Recipe
@@ -80,6 +81,9 @@ class JobStepBackend(LocalBackend):
         self, trial: PlannedRun, stop: StopRequest, say: Callable[[str], None]
     ) -> ExitSummary | None:
         """Train a run to its end or until Slurm preempts the job; see TrialBackend.train."""
+        if "SLURM_JOB_ID" in os.environ:
+            with converting_disk_full(trial.folder):
+                write_job_record(trial.folder, trial.log_path)
         ending = super().train(trial, stop, say)
         if ending and ending.code == PreemptedError.exit_code and not stop:
             # Slurm signals the step alone before the time limit. The requeued job resumes the run.

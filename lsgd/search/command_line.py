@@ -43,6 +43,8 @@ class SearchRequest:
     """The speed of one GPU or process, by which the cost is estimated."""
     array_job: str | None
     """The kind of array of which this process is one job on Slurm; None outside of these arrays."""
+    status_only: bool
+    """Whether to print the state of each run and its Slurm job, and start none."""
     step: tuple[str, ...]
     """The command of the array's script that trains on its nodes, up to overrides of lsgd.train."""
 
@@ -109,6 +111,7 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
         options.report_only,
         options.images_per_second,
         options.array_job,
+        options.status,
         step,
     )
 
@@ -208,8 +211,8 @@ def _parser(about: str) -> Parser:
         "--report",
         nargs="+",
         type=paths.parse_path,
-        metavar="FOLDER",
-        help="write one page on these searches into --out",
+        metavar="F",
+        help="write one page on the searches in these folders into --out",
     )
     parser.add_argument(
         "--out", type=paths.parse_path, metavar="FOLDER", help="the folder of that page"

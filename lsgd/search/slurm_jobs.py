@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lsgd import planned
 from lsgd.cost import mean_work, speed, threads
 from lsgd.errors import NotSavedError, PreemptedError, UsageError
 from lsgd.launch.processes import gpus_per_machine
@@ -162,6 +163,28 @@ def print_jobs(request: SearchRequest, folder: Path, trials: Sequence[Trial]) ->
         print(report_script(request, folder), flush=True)
     for line in cost_lines(request, work, trials):
         print(f"# {line}")
+
+
+def print_status(request: SearchRequest, trials: Sequence[Trial], folder: Path) -> int:
+    """Print the progress and the Slurm job of each run of a search; return the exit code.
+
+    It is 1 if something is left to train and no job is queued or running for it, else 0.
+    """
+    space = request.space
+    runs = {
+        f"trial {trial.number + 1}, seed {run.recipe.seed}": run
+        for trial in trials
+        for run in space.planned_runs(trial.values, space.search.seeds)
+    }
+    for name, compared in comparison_runs(space, trials).items():
+        runs |= {f"{name}, seed {run.recipe.seed}": run for run in compared}
+    submitted = {
+        job: path.stem.rpartition("-")[0]
+        for path in sorted((folder / JOBS).glob("*.job"))
+        if (job := submitted_job(path))
+    }
+    work = pending_work(request, trials)
+    return planned.print_jobs(runs, submitted, runs_left=bool(work.trials or work.comparisons))
 
 
 def cost_lines(request: SearchRequest, work: PendingWork, trials: Sequence[Trial]) -> list[str]:

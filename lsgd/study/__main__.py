@@ -27,7 +27,8 @@ exit. If the study is killed, its runs are killed too. Two studies in one folder
 With slurm a study submits the runs that are not queued yet as one array, --jobs N at a time, and a
 job that writes the report after them, and exits. A run gets as many GPUs as its steps fill, one for
 small images, within --nodes; --gpus N gives N to each. Runs of different sizes make an array for
-each size. Rerun the command to submit again what has failed. With k8s only --print works, as the
+each size. --status prints each run's job, with its nodes and log. Rerun the command to submit again
+what has failed. With k8s only --print works, as the
 run folders are in the persistent volume claim.
 
 exit code 0: all runs are finished; 1: some have failed or diverged; 2: usage error; 6: a disk is
@@ -43,7 +44,7 @@ from lsgd.cost import cost_lines, limit_line
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.job.command import run_alone
 from lsgd.launch.options import LAUNCHERS
-from lsgd.planned import PlannedRun, has_ended, limit_threads
+from lsgd.planned import PlannedRun, has_ended, limit_threads, print_jobs
 from lsgd.report.claims import OPEN, Decision
 from lsgd.report.findings import Findings
 from lsgd.report.folder import check_libraries
@@ -66,6 +67,9 @@ def run_study(argv: Sequence[str]) -> int:
     if request.print_only or request.cost_only:
         print_plan(request)
         return 0
+    if request.status_only:
+        runs = [run for run in all_runs(request) if run.recipe.seed in request.seeds]
+        return print_jobs({str(run): run for run in runs})
     if request.launcher.name == "k8s":
         raise UsageError(
             "a study cannot follow jobs on Kubernetes, whose runs are in the claim; write "

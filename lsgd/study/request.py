@@ -37,6 +37,8 @@ class StudyRequest:
     """Whether to print what the runs cost, and start none."""
     images_per_second: float | None
     """The speed of one GPU or process, by which their cost is estimated."""
+    status_only: bool
+    """Whether to print the state of each run and its Slurm job, and start none."""
 
 
 def _keys() -> list[str]:
@@ -54,7 +56,7 @@ def _parser(about: str) -> Parser:
     parser.add_argument(
         "--until-decided",
         action="store_true",
-        help="add a seed to both recipes of each claim that is not resolved, again and again",
+        help="add seeds to both recipes of each claim until it is resolved",
     )
     parser.add_argument(
         "--max-seeds",
@@ -116,7 +118,7 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
     most = _most_seeds(options, study, seeds)
     return StudyRequest(
         study, seeds, run_overrides, launcher, options.jobs, most, options.print,
-        options.report_only, options.cost, options.images_per_second,
+        options.report_only, options.cost, options.images_per_second, options.status,
     )  # fmt: skip
 
 

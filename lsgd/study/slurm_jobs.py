@@ -9,13 +9,14 @@ from lsgd.errors import UsageError, converting_disk_full
 from lsgd.files import lock
 from lsgd.launch.slurm import slurm_array, slurm_task
 from lsgd.launch.submission import (
+    ARRAYS,
     MOST_JOBS,
     find_sbatch,
     most_array_jobs,
     new_answer_file,
     sbatch,
 )
-from lsgd.planned import ARRAYS, PlannedRun, RunLauncher
+from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.report.formatting import format_count
 
 

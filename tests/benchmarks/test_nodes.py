@@ -37,9 +37,11 @@ def test_calls_count_from_the_mark_by_what_they_are_for() -> None:
 
 
 def test_an_all_reduce_of_the_plan_takes_the_bytes_of_a_ring() -> None:
-    """Of two nodes each sends as many bytes as there are; a message takes its latency."""
-    assert planned_seconds(1_000_000, 2, 8, 0.0) == pytest.approx(1.0)
-    assert planned_seconds(1_000_000, 2, 8, 0.25) == pytest.approx(1.5)
+    """Of two nodes each sends as many bytes as there are; gloo announces each message before."""
+    for library, latencies in (("torch.distributed (gloo)", 4), ("Horovod (MPI)", 2)):
+        assert planned_seconds(library, 1_000_000, 2, 8, 0.0) == pytest.approx(1.0)
+        seconds = planned_seconds(library, 1_000_000, 2, 8, 0.125)
+        assert seconds == pytest.approx(1.0 + 0.125 * latencies)
 
 
 def test_sentences_are_those_of_lsgd_and_of_the_launchers_error() -> None:

@@ -24,9 +24,9 @@ def test_each_trial_is_a_job_of_an_array_and_a_requeued_one_goes_on(
 ) -> None:
     """Two at a time on shared nodes; then the comparison, then the report, each by jobs."""
 
-    def search() -> tuple[int, str]:
+    def search(*more: str) -> tuple[int, str]:
         done = subprocess.run(
-            [sys.executable, "-m", "lsgd.search", *WORDS, *OPTIONS],
+            [sys.executable, "-m", "lsgd.search", *WORDS, *OPTIONS, *more],
             cwd=tmp_path, env=slurm.environment | {"PYTHONPATH": str(installation)},
             capture_output=True, text=True, timeout=600,
         )  # fmt: skip
@@ -50,6 +50,11 @@ def test_each_trial_is_a_job_of_an_array_and_a_requeued_one_goes_on(
     assert f"jobs {trials}, {comparisons}, {report} of this search are pending or running" in said
 
     wait_until(lambda: any(epochs().values()), seconds=1200)
+    code, said = search("--status")
+    assert code == 0, said
+    trial = rf"^\| trial 1, seed 0 +\|.* {trials}_0 \| (RUNNING|COMPLETED) .*127.*digits-seed0-"
+    assert re.search(trial, said, re.M), said
+    assert re.search(rf"^\| report .* {report} \| PENDING, waits for Dep", said, re.M), said
     running = slurm.ask("squeue", "--noheader", "--states=RUNNING", "--format=%i")
     assert len(running.split()) <= 2
     slurm.ask("scontrol", "requeue", f"{trials}_0")

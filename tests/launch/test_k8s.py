@@ -226,18 +226,21 @@ def test_a_name_that_yaml_takes_for_no_text(kind: str, printed: Callable[..., st
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_value_is_no_line_of_the_manifest(kind: str, printed: Callable[..., str]) -> None:
-    """Whatever is in it: a line, a comment, a brace, or a field of the template."""
-    values = {
-        "--image": "i\n          hostNetwork: true #{{command}}",
-        "--claim": "c}, hostPath: {a",
-    }
-    words = [word for pair in values.items() for word in pair]
+    """Whatever is in it: a comment, a brace, a list, or a field of the template."""
+    image = "{i:#{{command}}},[*a"
+    words = ["--image", image, "--claim", "c"]
     own = [
         *yaml.safe_load_all(
             printed("k8s", "digits", "--kind", kind, "--image", "i", "--claim", "c")
         )
     ]
     job = [*yaml.safe_load_all(printed("k8s", "digits", "--kind", kind, *words))]
-    plain = json.dumps(own).replace('"image": "i"', f'"image": {json.dumps(values["--image"])}')
-    plain = plain.replace('"claimName": "c"', f'"claimName": {json.dumps(values["--claim"])}')
+    plain = json.dumps(own).replace('"image": "i"', f'"image": {json.dumps(image)}')
     assert json.dumps(job) == plain
+
+
+@pytest.mark.parametrize("option", ["--image", "--claim", "--namespace", "--queue"])
+def test_a_name_has_no_second_line(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["k8s", "digits", *options_of("jobset"), f"{option}=i\nhostNetwork: true", "--print"]
+    assert main(words) == 2
+    assert f"lsgd: {option} is 'i\\nhostNetwork: true', but must be" in capsys.readouterr().err

@@ -122,6 +122,7 @@ def test_a_folder_that_needs_quotes(word: str, printed: Printed, tmp_path: Path)
             "--comment is 'a\\n#SBATCH --wrap=id', but a batch",
         ),
         (["--array", "0-4", "seed=3"], "seed=3 contradicts --array"),
+        (["--array", "1,4-0"], "--array 1,4-0 must not have 4-0, which has no seed; write 0-4"),
         (["--array", "0-4 --wrap=id"], "--array is 0-4 --wrap=id, but must be seeds"),
         (
             ["--array", "0-4", "--check"],
