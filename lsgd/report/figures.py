@@ -195,9 +195,13 @@ def _log_ticks(metric: Metric, low: float, high: float) -> list[float]:
 
 
 def _curves(findings: Findings) -> list[Figure]:
-    """Draw a figure of curves for each recipe against the baseline, as the paper's 2 and 3."""
-    baseline = findings.baseline if findings.baseline and findings.baseline.runs else None
-    shown = [group for group in findings.groups if group.runs and group is not baseline]
+    """Draw a figure of curves for each recipe against the baseline, as the paper's 2 and 3.
+
+    A recipe all of whose runs diverged in their first epoch has no curve.
+    """
+    drawable = [group for group in findings.groups if any(run.epochs for run in group.runs)]
+    baseline = findings.baseline if findings.baseline in drawable else None
+    shown = [group for group in drawable if group is not baseline]
     names = Counter(group.recipe.name for group in shown)
     figures = []
     for index, group in enumerate(shown or ([baseline] if baseline else [])):
@@ -251,7 +255,8 @@ def _line(
         return
     x, mean, band = (np.array(column) for column in zip(*points, strict=True))
     width, dashes = (1.8, "-") if wide else (1.0, "--")
-    axes.plot(x, mean, color=colour, label=label, lw=width, ls=dashes)
+    dot = "." if len(points) == 1 else ""  # a line of one point is invisible
+    axes.plot(x, mean, color=colour, label=label, lw=width, ls=dashes, marker=dot)
     if wide:
         axes.fill_between(x, mean - band, mean + band, color=colour, alpha=0.2, lw=0)
 
