@@ -246,8 +246,10 @@ def _run(folder: Path) -> Run:
 def _compare(options: argparse.Namespace) -> int:
     """Print how the two runs of a command line differ; return 1 if their metrics do, else 0."""
     runs = _run(options.runs[0]), _run(options.runs[1])
+    # First, since runs of other steps have no row in common, and their recipes say why.
+    print(f"{recipes_report(runs)}\n", flush=True)
     metrics = compare_metrics(runs, options.tolerance)
-    print(f"{recipes_report(runs)}\n\n{metrics_report(runs, metrics)}")
+    print(metrics_report(runs, metrics))
     return int(metrics.first_mismatch is not None)
 
 

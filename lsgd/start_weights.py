@@ -87,6 +87,10 @@ def _read(recipe: Recipe) -> StartWeights:
             f"model.start={model.start} holds no weights ({why}); give a checkpoint of lsgd, or a "
             "state dict by torch.save or as safetensors"
         ) from None
+    # torch computes little in the narrow formats: it has neither isfinite nor sums of 8 bits.
+    for name, value in tensors.items():
+        if value.is_floating_point() and value.element_size() < 4:
+            tensors[name] = value.float()
     optimizer = _optimizer_state(saved, recipe) if model.start_optimizer else None
     summed = _sum_channels(tensors, recipe)
     _check_tensors(tensors, recipe)
@@ -252,6 +256,12 @@ def _check_tensors(tensors: dict[str, Tensor], recipe: Recipe) -> None:
         shapes = tuple(tensors[other[0]].shape), tuple(own[other[0]].shape)
         _refuse_network(model, f", whose {other[0]} is of shape {shapes[0]} and not {shapes[1]}")
     for name, value in tensors.items():
+        if own[name].is_floating_point() and not value.is_floating_point():
+            kind = str(value.dtype).removeprefix("torch.")
+            raise UsageError(
+                f"model.start={model.start} has values in {name} that are {kind}, and weights are "
+                "floating-point numbers; save them as such, those of a quantized network unpacked"
+            )
         if not torch.isfinite(value).all():
             raise UsageError(
                 f"model.start={model.start} has values in {name} that are not finite; give the "

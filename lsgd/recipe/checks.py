@@ -385,6 +385,12 @@ def _check_averaging(recipe: Recipe) -> None:
             f"bn_statistics=last belongs to the last weights, and averaging={averaging.name} "
             "evaluates other weights with their own statistics; leave it out"
         )
+    if averaging.every > recipe.total_steps:
+        raise UsageError(
+            f"averaging.every={averaging.every} is more than the {recipe.total_steps} steps of the "
+            "run, whose evaluations would all be of the initial weights; write "
+            f"averaging.every={recipe.total_steps} or less"
+        )
 
 
 def _check_bn_statistics(recipe: Recipe) -> None:

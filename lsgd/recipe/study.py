@@ -84,7 +84,8 @@ class Study:
     """The expected standard deviation over seeds, by which --print computes statistical power."""
     repeats: str = "first"
     """The rule by which several runs of one seed count, such as runs on other numbers of threads.
-    first: the first that ended; mean: by their mean, since they are no independent samples."""
+    first: the first that has ended, by the order and the names of the folders; mean: by their mean,
+    since they are no independent samples."""
     quick: list[str] = field(default_factory=list)
     """The recipes that `--quick` trains; none if the study has no such part."""
     quick_seeds: list[int] = field(default_factory=lambda: [0])

@@ -485,8 +485,8 @@ def _rules(findings: Findings) -> list[str]:
         (
             "Runs with the same recipe and seed count by their mean, whatever their ends."
             if by_mean
-            else "Of runs with the same recipe and seed the first that ended counts, whatever its "
-            "end."
+            else "Of runs with the same recipe and seed that have ended, the first one counts by "
+            "the order of the given folders, and within these by name, whatever its end."
         )
         + " One that is still to end does not count.",
     ]

@@ -195,9 +195,13 @@ def _log_ticks(metric: Metric, low: float, high: float) -> list[float]:
 
 
 def _curves(findings: Findings) -> list[Figure]:
-    """Draw a figure of curves for each recipe against the baseline, as the paper's 2 and 3."""
-    baseline = findings.baseline if findings.baseline and findings.baseline.runs else None
-    shown = [group for group in findings.groups if group.runs and group is not baseline]
+    """Draw a figure of curves for each recipe against the baseline, as the paper's 2 and 3.
+
+    A recipe all of whose runs diverged in their first epoch has no curve.
+    """
+    drawable = [group for group in findings.groups if any(run.epochs for run in group.runs)]
+    baseline = findings.baseline if findings.baseline in drawable else None
+    shown = [group for group in drawable if group is not baseline]
     names = Counter(group.recipe.name for group in shown)
     figures = []
     for index, group in enumerate(shown or ([baseline] if baseline else [])):
@@ -223,8 +227,7 @@ def _curve(name: str, group: RecipeRuns, baseline: RecipeRuns | None, metric: Me
         axes.set_xlim(left=0)
         axes.set_xlabel("epochs")
         axes.set_ylabel(metric.base_metric.axis_label(metric.base_metric.label))
-        if axes.get_legend_handles_labels()[0]:  # a run may have diverged in its first epoch
-            axes.figure.legend(loc="outside lower center", ncols=2)
+        axes.figure.legend(loc="outside lower center", ncols=2)
 
     against = f" against {baseline.label}" if baseline else ""
     return draw_figure(
@@ -252,7 +255,8 @@ def _line(
         return
     x, mean, band = (np.array(column) for column in zip(*points, strict=True))
     width, dashes = (1.8, "-") if wide else (1.0, "--")
-    axes.plot(x, mean, color=colour, label=label, lw=width, ls=dashes)
+    dot = "." if len(points) == 1 else ""  # a line of one point is invisible
+    axes.plot(x, mean, color=colour, label=label, lw=width, ls=dashes, marker=dot)
     if wide:
         axes.fill_between(x, mean - band, mean + band, color=colour, alpha=0.2, lw=0)
 

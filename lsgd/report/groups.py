@@ -31,7 +31,7 @@ class RecipeRuns:
     published: Recipe | None
     """The shipped recipe whose published number this recipe is compared with, if there is one."""
     runs: list[Run] = field(default_factory=list)
-    """The first run of each seed, finished or diverged, ordered by seed."""
+    """The first run of each seed by its folder, finished or diverged, ordered by seed."""
     repeats: list[Run] = field(default_factory=list)
     """Further runs of the same seeds, which are not independent."""
     failed_seeds: list[int] = field(default_factory=list)

@@ -49,7 +49,12 @@ from lsgd.report.claims import OPEN, Decision
 from lsgd.report.findings import Findings
 from lsgd.report.folder import check_libraries
 from lsgd.report.formatting import format_count
-from lsgd.report.look_record import note_added_seeds, plan_looks, read_added_seeds
+from lsgd.report.look_record import (
+    note_added_seeds,
+    plan_looks,
+    read_added_seeds,
+    read_looks,
+)
 from lsgd.report.looks import Looks
 from lsgd.study.planned_runs import check_sources, planned_runs, trained_seeds
 from lsgd.study.power import power_lines
@@ -162,9 +167,7 @@ def print_plan(request: StudyRequest) -> None:
     if on_slurm and not request.cost_only:
         print_scripts(request, [trial for trial in chosen if not has_ended(trial.saved_run)])
     findings = study_findings(request.study, request.overrides, everything)
-    seeds, had = len(request.study.seeds), findings.looks
-    looks = Looks(min(seeds, had.first), max(seeds, had.last, request.max_seeds or 0))
-    for line in power_lines(request.study, findings.groups, looks):
+    for line in power_lines(request.study, findings.groups, planned_looks(request, everything)):
         print(f"# {line}", flush=True)
     compared = {name for claim in request.study.claims for name in (claim.recipe, claim.other)}
     order = seed_order(request.study, request.max_seeds) if request.max_seeds else []
@@ -179,6 +182,21 @@ def print_plan(request: StudyRequest) -> None:
     )
     for line in filter(None, [*costs, limit_line(request.launcher, todo)]):
         print(f"# {line}")
+
+
+def planned_looks(request: StudyRequest, everything: Sequence[PlannedRun]) -> Looks:
+    """Return the recorded tests of a study's claims, and those after the requested seeds.
+
+    The runs of other seeds that have ended are tested too, if no recipe lacks them.
+    """
+    ended: dict[str, set[int]] = {trial.recipe.name: set() for trial in everything}
+    for trial in everything:
+        if has_ended(trial.saved_run):
+            ended[trial.recipe.name].add(trial.recipe.seed)
+    seeds = len(set(request.seeds).union(set.intersection(*ended.values())))
+    first = len(request.seeds) if request.max_seeds else seeds
+    had = read_looks(report_folder(request.study, everything)) or Looks(first, seeds)
+    return Looks(min(first, had.first), max(seeds, had.last, request.max_seeds or 0))
 
 
 def print_scripts(request: StudyRequest, todo: Sequence[PlannedRun]) -> None:

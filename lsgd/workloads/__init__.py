@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lsgd.comm import Comm
+from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
 from lsgd.inputs.staging import with_staged_data
 from lsgd.metric_sums import MetricSumsState
@@ -195,9 +196,14 @@ def is_finite_output(outputs: Tensor) -> Tensor:
 def compute_metrics(workload: Workload, state: MetricSumsState) -> Scores:
     """Convert the summed loss and counts of an evaluation or epoch into metrics by name.
 
-    The first count must be above 0.
+    Raises UsageError, on all processes, if the first count, which divides the loss, is 0.
     """
     counts = state["counts"].tolist()
+    if counts[0] == 0:
+        raise UsageError(
+            f"the loss counts 0 {workload.count_names[0]} in all examples of an epoch or an "
+            "evaluation set, and has no mean; give it examples with some"
+        )
     loss = state["loss"].item() / counts[0]
     named = dict(zip(workload.count_names, counts, strict=True))
     return Scores(

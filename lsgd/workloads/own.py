@@ -136,6 +136,7 @@ class OwnWorkload(ABC):
         Raises UsageError if it fails, or is no sum over the examples.
         """
         inputs = self.open_inputs()
+        _check_examples(self)
         _try_out(self, inputs)
         return inputs
 
@@ -199,6 +200,29 @@ def open_own_workload(recipe: Recipe, device: torch.device) -> OwnWorkload:
             f"which the first is {MAIN_SET!r}, such as ('val', 'test')"
         )
     return made
+
+
+def _check_examples(workload: OwnWorkload) -> None:
+    """Raise UsageError for an empty evaluation set, or for weights of other examples."""
+    override = f"data.workload={workload.recipe.data.workload}"
+    with refusing_errors(f"{override} fails in evaluation_examples"):
+        sizes = {split: workload.evaluation_examples(split) for split in workload.evaluation_sets}
+    for split, size in sizes.items():
+        if size < 1:
+            raise UsageError(
+                f"{override} has {size} examples in its evaluation set {split}, of which there is "
+                "no mean loss; return the number of examples from evaluation_examples, or leave "
+                f"{split} out of evaluation_sets"
+            )
+    weights, examples = workload.example_weights, workload.recipe.train_examples
+    if weights is None:
+        return
+    shape, dtype = getattr(weights, "shape", None), getattr(weights, "dtype", type(weights))
+    if shape != (examples,) or not np.issubdtype(dtype, np.integer) or weights.min() < 0:
+        raise UsageError(
+            f"{override} has example_weights of shape {shape} and {dtype}; write an int64 array of "
+            f"shape ({examples},), the weight of each training example, 0 or more"
+        )
 
 
 @torch.inference_mode()

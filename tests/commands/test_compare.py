@@ -168,9 +168,16 @@ def test_a_run_that_has_diverged_parts_from_one_that_goes_on(first: Run, tmp_pat
     assert compare_metrics((second, third), 0.0).first_mismatch is None
 
 
-def test_without_a_common_row_nothing_is_claimed(first: Run, tmp_path: Path) -> None:
+def test_without_a_common_row_only_the_recipes_are_compared(
+    first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = run(tmp_path / "second", start(0), train(7), seed=1)
     with pytest.raises(UsageError, match="have no row of the same kind and step"):
-        compare_metrics((first, run(tmp_path / "second", start(0), train(7))), 0.0)
+        compare_metrics((first, second), 0.0)
+    assert main([str(first.path), str(second.path)]) == 2
+    said = capsys.readouterr()
+    assert said.out.startswith("The recipes differ in 1 field, first in seed:\n")
+    assert "have no row of the same kind and step" in said.err
 
 
 def test_rows_are_read_in_pairs_and_not_kept(

@@ -10,7 +10,6 @@ from helpers.run_folders import write_finished_run, write_perplexity_run, write_
 
 from lsgd.errors import UsageError
 from lsgd.recipe.study import Claim, Entry, Study
-from lsgd.report import report
 from lsgd.report.batch_size_sweep import BatchSizeSweep
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.groups import RecipeRuns
@@ -83,13 +82,6 @@ def test_of_the_same_seed_twice_the_first_that_ended_counts(tmp_path: Path) -> N
     assert [run.path.relative_to(tmp_path).parts[0] for run in only.runs] == ["b", "d"]
     assert [run.final_metric for run in only.repeats] == [8.0, 16.0]
     assert (findings.counted, only.diverged) == (2, 1)
-
-
-def test_runs_that_diverged_in_their_first_epoch_alone_make_a_report(tmp_path: Path) -> None:
-    """Their figure of curves has no line, and so no legend, about which matplotlib would warn."""
-    write_run(tmp_path / "runs/a", "+recipe=fashion_bs64", errors=[], diverged=True)
-    page = report([tmp_path / "runs"], out=tmp_path / "out").joinpath("README.md").read_text()
-    assert "1 of them diverged" in page
 
 
 def test_a_diverged_run_counts_as_chance_in_claims_and_not_in_the_mean(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from lsgd import config, files
 from lsgd.errors import UsageError
 from lsgd.report import __main__ as command
 from lsgd.report import figures, report
-from lsgd.report.drawing import Figure, draw_figure
+from lsgd.report.drawing import BLUE, Figure, draw_figure
 from lsgd.report.run_archive import FILE, unpack
 from lsgd.run.read import read_run
 
@@ -317,6 +317,21 @@ def test_figures_are_there_and_show_something(made: Path) -> None:
         coloured = (np.ptp(pixels.astype(int), axis=2) > 60).sum()
         assert coloured > 500, name  # a line in a colour, not axes alone
         assert f"({name}.svg)" in (made / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_recipe_without_a_finished_epoch_has_no_curves(tmp_path: Path) -> None:
+    """And a single epoch is a dot, since a line of one point is invisible."""
+    trials = tmp_path / "trials"
+    for name, ends in (("digits", []), ("digits_unscaled", []), ("digits_no_warmup", [50.0])):
+        write_run(trials / name, f"recipe={name}", errors=ends, diverged=True)
+    out = report([trials / "digits", trials / "digits_unscaled"], None, tmp_path / "none")
+    assert [path.name for path in out.glob("*.svg")] == ["lr.svg"]
+    assert "by epoch (the paper" not in (out / "README.md").read_text(encoding="utf-8")
+    out = report([trials], None, tmp_path / "one")
+    assert [path.stem for path in out.glob("curves-*.svg")] == ["curves-digits_no_warmup"]
+    drawn = (out / "curves-digits_no_warmup.svg").read_text(encoding="utf-8")
+    dots = re.findall(r"<use [^>]*(#\w+)[^>]*/>", drawn)
+    assert dots.count(BLUE) >= 2, "training and validation"
 
 
 def test_figure_1_of_imagenet_has_the_papers_points_beside(tmp_path: Path) -> None:

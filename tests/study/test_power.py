@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.run_folders import write_finished_run
+from helpers.run_folders import write_finished_run, write_run
 
 from lsgd import cost
-from lsgd.config import load_recipe
+from lsgd.config import load_recipe, load_study
 from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import HOLDS, claim_outcome
@@ -16,8 +16,10 @@ from lsgd.report.findings import compute_findings
 from lsgd.report.looks import Looks
 from lsgd.report.run_folders import find_runs
 from lsgd.report.welch import sample_stats, welch_difference
+from lsgd.study.__main__ import all_runs, planned_looks
 from lsgd.study.planned_runs import planned_runs
 from lsgd.study.power import claim_spread, detectable_difference, equivalence_margin, power_lines
+from lsgd.study.request import read_request
 
 STUDY = Study(
     name="one", title="One", question="Is it?", source="nobody", baseline="digits",
@@ -57,6 +59,26 @@ def test_the_lines_say_what_the_seeds_resolve_and_by_which_spread() -> None:
     assert "a margin of 0.50 points to either side takes 6 seeds" in margin
     assert power_lines(replace(STUDY, claims=[]), groups, Looks(3, 3)) == []
     assert "write seeds=3" in power_lines(STUDY, groups, Looks(1, 1))[0]
+
+
+def test_the_planned_looks_are_of_the_seeds_asked_for_and_of_those_that_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study names four seeds; a seed that a recipe lacks is not tested."""
+    monkeypatch.chdir(tmp_path)
+
+    def looks(*arguments: str) -> Looks:
+        request = read_request("", ["study=digits", "--np", "1", *arguments])
+        return planned_looks(request, all_runs(request))
+
+    assert looks("seeds=2") == looks("seeds=[7,9]") == Looks(2, 2)
+    assert looks("seeds=6") == Looks(6, 6)
+    for trial in planned_runs(replace(load_study("digits"), seeds=[0, 1, 7]), []):
+        if (trial.recipe.name, trial.recipe.seed) != ("digits", 1):
+            words = [f"+recipe={trial.recipe.name}"]
+            write_run(trial.folder, *words, seed=trial.recipe.seed, errors=[2.0] * 30)
+    assert looks("seeds=[0,3]") == Looks(3, 3)
+    assert looks("seeds=4", "--until-decided", "--max-seeds", "6") == Looks(4, 6)
 
 
 def test_arms_that_differ_in_nothing_that_takes_time_are_timed_once(

@@ -120,6 +120,19 @@ def test_every_form_of_file_gives_the_same_weights(
     torch.testing.assert_close({name: ours[name] for name in weights}, weights, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.bfloat16])
+def test_weights_in_few_bits_are_widened(
+    dtype: torch.dtype, trained: dict[str, Tensor], tmp_path: Path
+) -> None:
+    narrow = {k: v.to(dtype) if v.is_floating_point() else v for k, v in trained.items()}
+    path = saved(tmp_path / "narrow.pth", narrow)
+    found = read_start_weights(recipe(f"model.start={path}"), SingleComm()).tensors
+    assert found.keys() == trained.keys()
+    for name, value in found.items():
+        assert value.dtype in (torch.float32, torch.int64), name
+        assert value.equal(narrow[name].to(value.dtype)), name
+
+
 def test_a_new_last_layer_is_that_of_the_seed(trained: dict[str, Tensor]) -> None:
     """And all others are those of the file, also with another number of classes."""
     for words in (["seed=9"], ["seed=9", "data.classes=7"]):
@@ -320,6 +333,14 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor], Path], bytes], str]] = {
     "diverged": (
         lambda tensors, _: _pickled(tensors | {"fc.bias": torch.full((10,), torch.nan)}),
         r"values in fc\.bias that are not finite",
+    ),
+    "integers": (
+        lambda tensors, _: _pickled(tensors | {"fc.bias": torch.ones(10, dtype=torch.int8)}),
+        r"values in fc\.bias that are int8, and weights are floating-point numbers; save",
+    ),
+    "complex": (
+        lambda tensors, _: _pickled(tensors | {"fc.bias": torch.ones(10, dtype=torch.complex64)}),
+        r"values in fc\.bias that are complex64, and weights",
     ),
 }  # fmt: skip
 

@@ -168,6 +168,10 @@ def test_a_network_without_bn_may_be_averaged() -> None:
         (("averaging.half_life=5",), "half_life=5 has no effect with averaging=none; leave it"),
         (("averaging=ema", "averaging.epochs=5"), "epochs=5 has no effect with averaging=ema"),
         (("averaging=ema", "averaging.half_life=0"), "averaging.half_life=0"),
+        (
+            ("averaging=ema", "averaging.every=151"),
+            "averaging.every=151 is more than the 150 steps .* write averaging.every=150 or less",
+        ),
     ],
 )
 def test_averages_of_nothing_are_refused(words: tuple[str, ...], message: str) -> None:

@@ -22,6 +22,7 @@ from lsgd.workloads.images import ImageClassification
 
 CPU = torch.device("cpu")
 MODULE = '''
+import numpy as np
 import torch
 from torch import nn
 from lsgd.parts import OwnWorkload
@@ -38,6 +39,12 @@ class Sums(OwnWorkload):
         self.kind, self.rows = kind, rows
         if kind == "no counts": self.count_names = ()
         if kind == "test set": self.evaluation_sets = ("test",)
+        if kind == "empty set": self.evaluation_sets = ("val", "test")
+        if kind == "shares": self.example_weights = np.full(recipe.train_examples, 0.5)
+        if kind == "few weights": self.example_weights = np.ones(3, np.int64)
+
+    def evaluation_examples(self, split):
+        return 0 if (split, self.kind) in (("test", "empty set"), ("val", "no set")) else 9
 
     def make_network(self):
         if self.kind == "no network": raise OSError("no disk")
@@ -54,6 +61,7 @@ class Sums(OwnWorkload):
         far = (model(batch).squeeze(1) - batch.sum(1)).square()
         loss = far.mean() if self.kind == "mean" else far if self.kind == "each" else far.sum()
         counts = torch.tensor([len(batch), int((far > 1).sum())])
+        if self.kind == "uncounted" and each.split == "train": counts[0] = 0
         return loss, counts.float() if self.kind == "floats" else counts
 
     def metrics(self, loss, counts):
@@ -222,6 +230,10 @@ def test_what_does_not_fit_the_workload_is_refused(words: list[str], message: st
     [
         ("no counts", r"has count_names=\(\); write a tuple"),
         ("test set", r"has evaluation_sets=\('test',\); write a tuple of .* first is 'val'"),
+        ("empty set", "has 0 examples in its evaluation set test, of .*; return the number of"),
+        ("no set", "has 0 examples in its evaluation set val, of which there is no mean loss"),
+        ("shares", r"has example_weights of shape \(64,\) and float64; write an int64 array of"),
+        ("few weights", r"has example_weights of shape \(3,\) and int64; .* of shape \(64,\)"),
         ("no network", r"fails in make_network \(OSError: no disk\); fix it"),
         ("volumes", "normalises by BatchNorm3d in 1, which may mix the examples"),
         ("fails", r"fails on the first 2 validation examples \(IndexError: too few\); fix it"),
@@ -238,6 +250,12 @@ def test_a_broken_workload_is_one_sentence(kind: str, message: str) -> None:
     recipe = sums(f"data.workload_options.kind='{kind}'")
     with pytest.raises(UsageError, match=f"data.workload=own_task:Sums {message}"):
         open_workload(recipe, CPU).inputs()
+
+
+def test_an_epoch_in_which_nothing_counts_has_no_mean_loss() -> None:
+    learner = learned(sums("data.workload_options.kind=uncounted"))
+    with pytest.raises(UsageError, match="the loss counts 0 numbers in all examples of an epoch"):
+        learner.scores(learner.summed_counts())
 
 
 def test_an_unfinished_workload_is_refused() -> None:
