@@ -2,9 +2,8 @@
 
 import copy
 import functools
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,7 +43,7 @@ def shipped(name: str) -> Recipe:
 
 
 def words(recipe: Recipe, names: Sequence[str]) -> str:
-    return json.dumps({name: asdict(recipe)[name] for name in names})
+    return repr([getattr(recipe, name) for name in names])
 
 
 TEXTS = {"ptb_small", "conll_bilstm", "conll_bilstm_crf", "sst_treelstm", "sst_childsum"}
