@@ -63,7 +63,7 @@ def test_it_is_what_a_real_step_holds(words: list[str]) -> None:
 def test_no_operator_computes_with_real_tensors(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's own fused SGD did, with those of ResNet-50: most seconds of a plan."""
+    """torch's own fused SGD did: a plan of ResNet-50 took twice the memory."""
     fake = partial(fake_steps.FakeTensorMode, allow_fallback_kernels=False)
     monkeypatch.setattr(fake_steps, "FakeTensorMode", fake)
     assert count_step(recipe(f"optim={optimizer}"), [1])
