@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsgd.comm.single import SingleComm
@@ -20,6 +20,8 @@ from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
+
+FUSED_SGD = torch.ops.aten._fused_sgd_.default
 
 
 class OperatorCounter(TorchDispatchMode):
@@ -35,7 +37,12 @@ class OperatorCounter(TorchDispatchMode):
         if function is torch.ops.aten._local_scalar_dense.default:
             return 0.0 if args[0].dtype.is_floating_point else 0
         kwargs = kwargs or {}
-        result = function(*args, **kwargs)
+        # For this operator, which has no result, torch has no implementation on fake tensors: it
+        # would make real ones of the same sizes, and compute with them.
+        if function is FUSED_SGD and isinstance(args[0][0], FakeTensor):
+            result = None
+        else:
+            result = function(*args, **kwargs)
         self.record_operator(function, args, kwargs, result)
         return result
 

@@ -138,8 +138,9 @@ def _count(learner: Learner, storages: LiveStorages, workers: int, batches: Any)
     # A third micro-batch needs no more memory than the second.
     task = fake_task(learner, workers, most=2)
     assert isinstance(strategy, AllReduce)
-    if not strategy.next_step:  # the first step creates the optimizer's state
-        train_step(learner, task, batches(task.micro_batches))
+    if not strategy.next_step:  # the first step creates the optimizer's state, of any batch
+        first = fake_task(learner, workers, most=1)
+        train_step(learner, first, batches(first.micro_batches))
     storages.reset_peak()
     train_step(learner, task, batches(task.micro_batches))
     storages.update_peak()

@@ -7,9 +7,9 @@ lsgd.recipe.checks refuses recipes that make no sense.
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -342,10 +342,11 @@ class Recipe(RunSettings):
         if self.schedule.per == "epoch":
             step = self.first_step(int(self.epoch(step)))
         left = 1.0 if self.schedule.decay in ("steps", "points") else self._decay_left(step)
-        epoch, rule = self.epoch(step), self._schedule_rule
+        epoch = self.epoch(step)
         if self.batch_schedule:
-            rule = rule | {"batch_size": self.stage(epoch).batch_size}
-        return schedule.learning_rate(epoch, remaining_decay=left, **rule)
+            size = self.stage(epoch).batch_size
+            return self._scheduled_lr(epoch, remaining_decay=left, batch_size=size)
+        return self._scheduled_lr(epoch, remaining_decay=left)
 
     @property
     def scaled_lr(self) -> float:
@@ -363,14 +364,15 @@ class Recipe(RunSettings):
         )
 
     @cached_property
-    def _schedule_rule(self) -> dict[str, Any]:
+    def _scheduled_lr(self) -> Callable[..., float]:
         rule = vars(self.schedule) | {"batch_size": self.lr_batch}
-        # lr() passes the remaining share of the decay as `left`.
+        # lr() passes the remaining share of the decay.
         options, source = rule.pop("options"), rule.pop("source")
         del rule["decay_steps"]
         if is_import_path(self.schedule.decay):
             rule["own_decay"] = imported_part(SCHEDULE, self.schedule.decay, source)(options).share
-        return rule
+        # A partial is faster than passing all fields of the schedule at each step.
+        return partial(schedule.learning_rate, **rule)
 
     @property
     def warms_up(self) -> bool:

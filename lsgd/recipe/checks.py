@@ -71,7 +71,8 @@ def check_recipe(recipe: Recipe) -> None:
 
 def _check_limits(group: Any, workload: str, above: str = "") -> None:
     """Raise UsageError for a field beyond its limits, or set though the workload lacks it."""
-    for entry, applies, its_limits in _fields_with_limits(type(group), workload):
+    kind: type = type(group)
+    for entry, applies, its_limits in _fields_with_limits(kind, workload):
         key, value = above + entry.name, getattr(group, entry.name)
         if not applies:
             entry.metadata[f"only_for {WORKLOAD}"].enforce(key, value, default(entry), workload)

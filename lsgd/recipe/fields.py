@@ -532,7 +532,8 @@ def trajectory(group: Any, workload: str) -> dict[str, Any]:
     whose remaining fields all mean that. Fields of other workloads are left out.
     """
     values = {}
-    for name, as_before in _trajectory_fields(type(group), workload):
+    kind: type = type(group)
+    for name, as_before in _trajectory_fields(kind, workload):
         value = getattr(group, name)
         if is_dataclass(value):
             value = trajectory(value, workload)

@@ -12,6 +12,7 @@ from lsgd.override_syntax import format_override
 from lsgd.planned import FORBIDDEN_KEYS, PlannedRun, has_ended
 from lsgd.recipe import Recipe
 from lsgd.recipe.study import Entry, Study
+from lsgd.report.groups import load_shipped_recipe
 
 FIXED = FORBIDDEN_KEYS | {
     "recipe": "a study has its recipes; write study=NAME and overrides for all of them",
@@ -32,7 +33,7 @@ def planned_runs(study: Study, overrides: Sequence[str]) -> list[PlannedRun]:
             raise UsageError(f"'{word}' cannot be overridden in a study: {FIXED[key]}")
     said = [[*overrides, *entry.words] for entry in study.entries]
     recipes = [
-        config.load_recipe([entry.recipe_override, *each])
+        load_shipped_recipe(entry.file or entry.recipe, *each)
         for entry, each in zip(study.entries, said, strict=True)
     ]
     same: dict[tuple[str, str | None], str] = {}

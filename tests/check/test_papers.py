@@ -17,6 +17,7 @@ from lsgd.check.papers import PAPERS, stated
 from lsgd.errors import UsageError
 from lsgd.recipe import settings
 
+pytestmark = pytest.mark.usefixtures("computed_once")
 SMALL = ("model=small_resnet", "workers_per_pass=2", "data.val_examples=1000", "data.classes=10")
 """A network that is built in no time."""
 RUNS = {

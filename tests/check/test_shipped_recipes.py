@@ -2,9 +2,8 @@
 
 import copy
 import functools
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,8 +17,8 @@ from lsgd.check.observation import Observation, RuleResult
 from lsgd.check.papers import PAPERS
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.rules import sampler
 
+pytestmark = pytest.mark.usefixtures("computed_once")
 T = TypeVar("T")
 NETWORK = ("model", "data", "seed")
 KIND = (
@@ -44,22 +43,14 @@ def shipped(name: str) -> Recipe:
 
 
 def words(recipe: Recipe, names: Sequence[str]) -> str:
-    return json.dumps({name: asdict(recipe)[name] for name in names})
+    return repr([getattr(recipe, name) for name in names])
 
 
 TEXTS = {"ptb_small", "conll_bilstm", "conll_bilstm_crf", "sst_treelstm", "sst_childsum"}
 """The recipes whose rules are not those of a paper here, which lsgd.check refuses."""
 LONG = {"bs64", "bs128", "lars_bs256", "nus_lars_bs512", "flax_bs512"}
-OF_LR = (
-    "schedule", "epochs", "workers", "worker_batch", "data", "tail", "batch_growth", "optim",
-    "batch_schedule",
-)  # fmt: skip
-"""Fields on which the lr of a step may depend."""
 known: dict[tuple[str, str], Any] = {}
 """What was found of each subject, with the fields it depends on, about the first such recipe."""
-
-
-epoch_order = functools.lru_cache(maxsize=8)(sampler.epoch_order)
 
 
 def once(subject: str, recipe: Recipe, names: Sequence[str], observe: Callable[[], T]) -> T:
@@ -68,17 +59,6 @@ def once(subject: str, recipe: Recipe, names: Sequence[str], observe: Callable[[
         known[key] = observe()
     found: T = known[key]
     return found
-
-
-@pytest.fixture(autouse=True)
-def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order is of seed and epoch alone, by test_sampler.py; that of ImageNet takes long to
-    draw. Ablations have the lr of their base."""
-    monkeypatch.setattr(sampler, "epoch_order", epoch_order)
-    curve = learning_rate._curve
-    monkeypatch.setattr(
-        learning_rate, "_curve", lambda asked: once("lr", asked, OF_LR, lambda: curve(asked))
-    )
 
 
 @functools.cache

@@ -521,12 +521,12 @@ def test_a_resume_keeps_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have runs timed that are short, for up to a second."""
+    """Have runs timed that are short, for a moment."""
     monkeypatch.setattr(lsgd.recipe, "MIN_TIMED_STEPS", 0)
     monkeypatch.setattr(lsgd.recipe, "MIN_TIMED_VALUES", 0)
     monkeypatch.setattr(autotune, "MIN_SECONDS", 0)
     monkeypatch.setattr(autotune, "MAX_SHARE", 100)
-    monkeypatch.setattr(autotune, "MAX_SECONDS", 1.0)
+    monkeypatch.setattr(autotune, "MAX_SECONDS", 0.2)
 
 
 def test_auto_is_the_same_run(
