@@ -255,9 +255,11 @@ def test_a_worker_whose_actor_is_killed_comes_back(tmp_path: Path) -> None:
     start = live(folder, *words, supervised=False, launcher="ray", workers=workers)
     with start_job(start, folder) as job:
         job.until(lambda: written(job)[0] > 2)
-        victim = process_of(worker, job)
+        victim, server = process_of(worker, job), process_of(workers, job)
+        server.suspend()  # or the epoch may end before the victim has
         victim.parent().kill()
         job.until(lambda: not is_alive(victim))
+        server.resume()
         wait_for_all(job, workers)
         assert job.wait() == 0, job.output_text[-3000:]
     # A process that is too late for an epoch, this one or another, ends, and the next one comes.

@@ -52,7 +52,7 @@ def test_each_trial_is_a_job_of_an_array_and_a_requeued_one_goes_on(
     wait_until(lambda: any(epochs().values()), seconds=1200)
     code, said = search("--status")
     assert code == 0, said
-    trial = rf"^\| trial 1, seed 0 +\|.* {trials}_0 \| (RUNNING|COMPLETED) .*127.*digits-seed0-"
+    trial = rf"^\| trial 1, seed 0 +\|.* {trials}_[01] \| (RUNNING|COMPLETED) .*127.*digits-seed0-"
     assert re.search(trial, said, re.M), said
     assert re.search(rf"^\| report .* {report} \| PENDING, waits for Dep", said, re.M), said
     running = slurm.ask("squeue", "--noheader", "--states=RUNNING", "--format=%i")

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from torch import Tensor, nn
 
-from lsgd.models import initialise, make_model
+from lsgd.models import initialise, make_model, make_network
 from lsgd.recipe.settings import MODELS
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
@@ -29,6 +30,21 @@ def made(name: str, *, seed: int = 0, last_gamma: float = 0.0) -> nn.Module:
     large = name in ("resnet50", "resnet50_v2", "resnet101")
     shape = {"classes": 1000, "channels": 3} if large else {"classes": 10, "channels": 1}
     return make_model(name, **shape, last_gamma=last_gamma, seed=seed)
+
+
+@pytest.mark.parametrize("word", ["channels_last=true", "compile=true"])
+def test_no_projection_of_few_channels_has_a_stride(word: str) -> None:
+    """In channels_last oneDNN's kernel for it writes beyond its memory. The outputs stay."""
+    plain = make_network(compose_recipe("+recipe=fashion_bs64", "precision=float64"))
+    other = make_network(compose_recipe("+recipe=fashion_bs64", "precision=float64", word))
+    layers = [layer for layer in other.modules() if isinstance(layer, nn.Conv2d)]
+    strided = [layer.in_channels for layer in layers if layer.stride != (1, 1)]
+    points = [layer for layer in layers if layer.kernel_size == (1, 1)]
+    assert min(strided) < 16
+    assert min(layer.in_channels for layer in points) < 16
+    assert all(layer.stride == (1, 1) or layer.in_channels >= 16 for layer in points)
+    images = torch.randn(2, 1, 28, 28, dtype=torch.float64)
+    torch.testing.assert_close(other.eval()(images), plain.eval()(images), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
