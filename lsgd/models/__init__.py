@@ -51,7 +51,7 @@ def make_network(recipe: Recipe) -> nn.Module:
     freeze_parameters(model, recipe)
     if recipe.optim.head_lr is not None:
         _set_head_lr(model, recipe, recipe.optim.head_lr)
-    model = model.to(DTYPES[recipe.precision], memory_format=memory_format(recipe))  # type: ignore[call-overload]
+    model.to(DTYPES[recipe.precision], memory_format=memory_format(recipe))  # type: ignore[call-overload]
     if recipe.channels_last is True or recipe.compile is True:  # which chooses that format itself
         _avoid_faulty_kernels(model)
     return model
@@ -63,16 +63,16 @@ def _avoid_faulty_kernels(model: nn.Module) -> None:
     A kernel of oneDNN for the weight gradient of such a convolution in channels_last, with AVX-512,
     needs 16 input channels: with 3 or 8 it ended the process, or damaged its memory.
     """
-    for layer in model.modules():
-        is_strided = isinstance(layer, nn.Conv2d) and layer.stride != (1, 1)
-        is_point = is_strided and layer.kernel_size == (1, 1) and layer.padding == (0, 0)
-        if is_point and layer.in_channels < 16:
+    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    for layer in convolutions:
+        is_point = layer.kernel_size == (1, 1) and layer.padding == (0, 0)
+        if is_point and layer.stride != (1, 1) and layer.in_channels < 16:
             layer.register_forward_pre_hook(partial(_take_pixels, layer.stride))
             layer.stride = (1, 1)
 
 
 def _take_pixels(
-    stride: tuple[int, int], _: nn.Module, inputs: tuple[Tensor, ...]
+    stride: tuple[int, ...], _: nn.Module, inputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
     """Return the pixels that a 1 x 1 convolution with this stride would read."""
     return (inputs[0][:, :, :: stride[0], :: stride[1]],)
