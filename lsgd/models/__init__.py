@@ -51,17 +51,14 @@ def make_network(recipe: Recipe) -> nn.Module:
     freeze_parameters(model, recipe)
     if recipe.optim.head_lr is not None:
         _set_head_lr(model, recipe, recipe.optim.head_lr)
-    model.to(DTYPES[recipe.precision], memory_format=memory_format(recipe))  # type: ignore[call-overload]
-    if recipe.channels_last is True or recipe.compile is True:  # which chooses that format itself
-        _avoid_faulty_kernels(model)
-    return model
+    return model.to(DTYPES[recipe.precision], memory_format=memory_format(recipe))  # type: ignore[call-overload,no-any-return]
 
 
-def _avoid_faulty_kernels(model: nn.Module) -> None:
-    """Replace the stride of 1 x 1 convolutions of few channels by taking every other pixel before.
+def avoid_faulty_kernels(model: nn.Module) -> None:
+    """Take every other pixel before 1 x 1 convolutions of few channels, in place of their stride.
 
-    A kernel of oneDNN for the weight gradient of such a convolution in channels_last, with AVX-512,
-    needs 16 input channels: with 3 or 8 it ended the process, or damaged its memory.
+    On CPUs with AVX-512 a kernel of oneDNN for the weight gradient of such a convolution in
+    channels_last needs 16 input channels: with 3 or 8 it ended the process, or damaged its memory.
     """
     convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     for layer in convolutions:

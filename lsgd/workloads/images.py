@@ -21,7 +21,7 @@ from lsgd.inputs import (
     training_labels,
 )
 from lsgd.job.device import arrays_to_device
-from lsgd.models import DTYPES, make_network, memory_format
+from lsgd.models import DTYPES, avoid_faulty_kernels, make_network, memory_format
 from lsgd.recipe import Recipe
 from lsgd.rules import balance, mixing, sampler
 from lsgd.rules.averaging import AveragedWeights, LastEpochsAverage, MovingAverage
@@ -82,7 +82,11 @@ class ImageClassification:
 
     def network(self) -> nn.Module:
         """Build the recipe's image network in its precision and memory layout."""
-        return make_network(self.recipe)
+        network = make_network(self.recipe)
+        # A compiled network chooses that format itself.
+        if self.device.type == "cpu" and True in (self.recipe.channels_last, self.recipe.compile):
+            avoid_faulty_kernels(network)
+        return network
 
     def carried_states(
         self, model: nn.Module, hosted: range, comm: Comm
