@@ -581,7 +581,7 @@ def _with_seed_and_folder(text: str) -> Recipe | None:
 
 
 def _replaced_line(line: re.Pattern[str], text: str, value: str) -> tuple[str | None, str]:
-    """Return the value of the only line of this form, and the text with another one there.
+    """Return the value on the only line that matches, and the text with another value there.
 
     The value is None, and the text is unchanged, without that line, with several, or if the text
     contains the other value.
