@@ -750,13 +750,16 @@ def _check_evaluated_sizes(recipe: Recipe) -> None:
 
 
 def _refuse_timing(recipe: Recipe, change: str) -> None:
-    """Raise UsageError for fields that are timed when training starts, for a run that changes."""
-    for key, fixed in (("workers_per_pass", "8"), ("channels_last", "true")):
-        if getattr(recipe, key) == AUTO:
-            raise UsageError(
-                f"{key}=auto is timed with one micro-batch, and {change}; write a value, such as "
-                f"{key}={fixed}"
-            )
+    """Raise UsageError if workers_per_pass is timed when training starts, for a run that changes.
+
+    The micro-batches of later epochs may not fit the memory. For channels_last the first one stands
+    for all.
+    """
+    if recipe.workers_per_pass == AUTO:
+        raise UsageError(
+            f"workers_per_pass=auto is timed with one micro-batch, and {change}; write a value, "
+            "such as workers_per_pass=8"
+        )
 
 
 def _check_tail(recipe: Recipe) -> None:

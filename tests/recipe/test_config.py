@@ -199,6 +199,22 @@ def test_no_micro_batch_is_timed_that_later_epochs_outgrow() -> None:
     assert config.load_recipe(["recipe=bs256"], is_tuned=True).workers_per_pass == "auto"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["recipe=cifar10_short_sizes"],
+        ["recipe=cifar10_short_all"],
+        ["recipe=diu_v100x8"],
+        ["recipe=fashion_bs256", "batch_schedule=[[3,4,32]]"],
+    ],
+)
+def test_a_run_that_chooses_its_settings_can_be_read(words: list[str], tmp_path: Path) -> None:
+    """The recipe is saved before its open settings are timed, and a report reads it so."""
+    recipe = config.load_recipe(words, is_tuned=True)
+    (tmp_path / "config.yaml").write_text(config.to_yaml(recipe))
+    assert config.read_recipe(tmp_path / "config.yaml") == recipe
+
+
 def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     """Return the lines that a command prints before it exits with 0."""
     with pytest.raises(SystemExit) as ended:

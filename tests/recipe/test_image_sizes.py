@@ -103,7 +103,10 @@ def test_evaluated_images_have_the_size_of_their_epoch_and_at_the_end_that_of_pr
         ("image_sizes.points=[[0,0.5]]", r"has \[0,0.5\], which is not a pair .*from 1 on"),
         ("image_sizes.points=[[91,64]]", "has epoch 91, which is outside a run of 90 epochs"),
         ("image_sizes.points=[[0,15]] image_sizes.multiple=32", "rounds a size to 0; write a"),
-        ("image_sizes.points=[[0,64]] channels_last=auto", "channels_last=auto is timed with one"),
+        (
+            "image_sizes.points=[[0,64]] workers_per_pass=auto",
+            "workers_per_pass=auto is timed with one",
+        ),
         (
             "image_sizes.points=[[0,28]] data=fashion_mnist model=lenet5 workers=2",
             "model=lenet5 takes 28 x 28; write",
