@@ -823,9 +823,9 @@ def study_names() -> list[str]:
     return paths.yaml_names(paths.recipes_dir() / "study")
 
 
-def _read_yaml(path: Path, *, follow: bool = True) -> DictConfig:
+def _read_yaml(path: Path) -> DictConfig:
     """Read an untrusted YAML file; raises UsageError if it is not a mapping or cannot be read."""
-    return _parse_yaml(_read_text(path, follow=follow), path.name)
+    return _parse_yaml(_read_text(path, follow=True), path.name)
 
 
 def _read_text(path: Path, *, follow: bool) -> str:

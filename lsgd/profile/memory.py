@@ -117,18 +117,14 @@ def max_workers_per_micro_batch(recipe: Recipe, memory: float) -> int:
 
 
 def count_step(
-    recipe: Recipe, workers_per_pass: Sequence[int], *, world_size: int = 1, batches: Any = None
+    recipe: Recipe, workers_per_pass: Sequence[int], *, world_size: int = 1
 ) -> dict[int, StepMemory]:
-    """Count rank 0's peak bytes in a training step for each number of workers per micro-batch.
-
-    Batches are images of the recipe's shape, or come from `batches`, a function of the
-    micro-batches.
-    """
+    """Count rank 0's peak bytes in a training step for each number of workers per micro-batch."""
     storages = LiveStorages()
     with fake_tensor_mode(storages):
         learner = fake_learner(recipe, world_size)
         return {
-            workers: _count(learner, storages, workers, batches or partial(fake_batches, recipe))
+            workers: _count(learner, storages, workers, partial(fake_batches, recipe))
             for workers in workers_per_pass
         }
 

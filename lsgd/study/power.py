@@ -26,10 +26,8 @@ class Spread:
     """The share of one recipe in the sum of both variances."""
 
 
-def detectable_difference(
-    seeds: int, level: float = 0.95, power: float = POWER, share: float = 0.5
-) -> float:
-    """Return the smallest difference of two means that a t-test detects with this power.
+def detectable_difference(seeds: int, level: float = 0.95, share: float = 0.5) -> float:
+    """Return the smallest difference of two means that a t-test detects with the power POWER.
 
     The unit is the standard deviation over seeds; each mean is of `seeds` runs; `level` is
     1 - alpha; `share` is that of one recipe in the sum of both variances. Uses the noncentral t
@@ -41,7 +39,7 @@ def detectable_difference(
     critical = stats.t.ppf((1 + level) / 2, degrees)
 
     def missing(difference: float) -> float:
-        return float(stats.nct.sf(critical, degrees, difference / error)) - power
+        return float(stats.nct.sf(critical, degrees, difference / error)) - POWER
 
     return float(optimize.brentq(missing, 0, 100 * error * critical))
 
@@ -51,10 +49,8 @@ def _degrees(seeds: int, share: float) -> float:
     return (seeds - 1) / (share**2 + (1 - share) ** 2)
 
 
-def equivalence_margin(
-    seeds: int, level: float = 0.90, power: float = POWER, share: float = 0.5
-) -> float:
-    """Return the smallest margin for which an equivalence test of equal means has this power.
+def equivalence_margin(seeds: int, level: float = 0.90, share: float = 0.5) -> float:
+    """Return the smallest margin within which equal means are shown to lie with the power POWER.
 
     The unit is the standard deviation over seeds; each mean is of `seeds` runs; `level` is the
     confidence level; `share` is that of one recipe in the sum of both variances. The power is
@@ -70,7 +66,7 @@ def equivalence_margin(
 
     def missing(margin: float) -> float:
         room = np.maximum(margin / error - half, 0)
-        return float(np.mean(2 * special.ndtr(room) - 1)) - power
+        return float(np.mean(2 * special.ndtr(room) - 1)) - POWER
 
     return float(optimize.brentq(missing, 0, 100 * error * float(half.max())))
 

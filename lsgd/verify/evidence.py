@@ -29,9 +29,9 @@ MOST_SHOWN = 20
 class Evidence:
     """The comparisons of one verification: equal values counted by kind, and the differing ones."""
 
-    def __init__(self, tolerance: float, *, norm_rounding: float = 0.0) -> None:
+    def __init__(self, tolerance: float) -> None:
         self.tolerance = tolerance
-        self.norm_rounding = norm_rounding
+        self.norm_rounding = 0.0
         """The relative effect of rounding on the sum in a gradient norm."""
         self.compared: Counter[str] = Counter()
         self.unresolved: Counter[str] = Counter()
