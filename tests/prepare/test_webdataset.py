@@ -229,6 +229,28 @@ def test_the_shards_of_a_split(tmp_path: Path) -> None:
         found()
 
 
+@pytest.mark.parametrize(
+    ("names", "val", "left"),
+    [
+        ("train-0 val-0 test-0", ["val-0.tar"], "left out: test-0.tar, as val has val-0.tar;"),
+        ("train-0 test-0 validation/0 valid-1", ["valid-1.tar", "validation/0.tar"], "test-0.tar"),
+        ("train-0 test-0", ["test-0.tar"], ""),
+        ("train-0 val/test-0", ["val/test-0.tar"], ""),
+        ("test/train-0 test/val-0", ["test/val-0.tar"], ""),
+    ],
+)
+def test_a_test_set_beside_val_is_left_out(
+    names: str, val: list[str], left: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in names.split():
+        (tmp_path / f"{name}.tar").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.tar").touch()
+    found = webdataset.find_shards(tmp_path, {"train": None, "val": None})
+    assert found == {"train": [f"{names.split()[0]}.tar"], "val": val}
+    output = capsys.readouterr().out
+    assert left in output if left else not output
+
+
 def test_a_run_on_shards_of_another_tool(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
