@@ -4,6 +4,7 @@ The index has one file for each split, whose other columns lsgd.inputs.index rea
 """
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,13 @@ def index_file(folder: Path, split: str) -> Path:
     return folder / f"{split}.index.npy"
 
 
-def prepare_command(dataset: str, root: Path, index: Path | None = None) -> str:
+def prepare_command(
+    dataset: str, root: Path, index: Path | None = None, options: Sequence[str] = ()
+) -> str:
     """Return the shell command that builds the index of an image dataset.
 
-    The index is built in `index` if given, or else in the folder of the dataset.
+    The index is built in `index` if given, or else in the folder of the dataset. The options are
+    those of a folder of image files; tar shards are prepared without them.
     """
     arguments = ["python", "-m", "lsgd.prepare", dataset, str(root)]
     if (root / "shards.json").exists():
@@ -33,10 +37,10 @@ def prepare_command(dataset: str, root: Path, index: Path | None = None) -> str:
         arguments[3:] = ["imagenet", "FOLDER_OF_THE_IMAGES", "--shards", str(root)]
         return shlex.join(arguments)
     if any(root.glob("[!.]*.tar")) and not (root / "train").exists():
-        arguments[3] = "index"
+        arguments[3], options = "index", ()
     if index and index != root:
         arguments += ["--index", str(index)]
-    return shlex.join(arguments)
+    return shlex.join([*arguments, *options])
 
 
 def count_images(root: Path, index: Path | None = None) -> dict[str, int]:

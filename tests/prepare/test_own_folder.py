@@ -3,14 +3,16 @@
 import io
 import os
 import re
+import shlex
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.folders import LOADERS
+from helpers.folders import LOADERS, write_folder_shards
 from PIL import Image
 
 from lsgd import config, evaluate, train
@@ -150,6 +152,47 @@ def test_a_set_of_other_classes_is_refused(root: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().err
     assert "1 class is only in" in said
     assert "none/CLASS, which --sets names, has no image" in said
+
+
+@pytest.mark.parametrize("change", ["new image", "damaged index", "new class", "missing index"])
+def test_the_command_for_a_stale_set_ends_the_error(change: str, root: Path) -> None:
+    """It indexes this set and the others, and allows the class that val already lacked."""
+    for name in ("copy", "v2"):
+        shutil.copytree(root / "val", root / name)
+    shutil.rmtree(root / "val/Zebra")
+    assert prepare(["folder", str(root), "--sets", "copy,v2", "--allow-empty-classes"]) == 0
+    time.sleep(0.05)  # files of the very moment of the index count as changed
+    match change:
+        case "new image":
+            add_image(root / "v2/cat/new.png")
+        case "damaged index":
+            (root / "v2.index.npy").write_bytes(b"none")
+        case "missing index":
+            (root / "copy.index.npy").unlink()
+        case "new class":  # after which all others have another number
+            shutil.copytree(root / "train/10", root / "train/0")
+            assert prepare(["folder", str(root), "--allow-empty-classes"]) == 0
+    data = config.load_recipe(words(root)).data
+
+    def open_all() -> int:
+        open_indexes(data, root)
+        return sum(len(index.open_evaluation_index(data, root, name)) for name in ("copy", "v2"))
+
+    with pytest.raises(UsageError) as refused:
+        open_all()
+    command = re.search(r"run python -m lsgd\.prepare (.*)", str(refused.value))
+    assert command
+    assert "--sets copy,v2" in command[1]
+    assert prepare(shlex.split(command[1])) == 0
+    assert open_all() == 16 + (change == "new image")
+
+
+def test_further_sets_of_shards_are_refused(root: Path) -> None:
+    index_folder(root)
+    write_folder_shards(root, root.parent / "shards")
+    data = config.load_recipe(words(root)).data
+    with pytest.raises(UsageError, match=r"of tar shards only train and val are indexed"):
+        index.open_evaluation_index(data, root.parent / "shards", "v2")
 
 
 @pytest.mark.parametrize("command", [["folder"], ["imagenet", "--check", "--processes", "1"]])
