@@ -266,6 +266,12 @@ def open_indexes(data: Data, root: Path) -> tuple[ImageIndex, ImageIndex]:
     """
     folder = Path(data.index) if data.index else root
     train, val = (_open(data, root, folder, split) for split in SPLITS)
+    for path in data.skip:
+        if not index_file(folder, path.split("/")[0]).is_file():
+            raise UsageError(
+                f"data.skip names {path}, and {folder} has no index of such images; correct the "
+                "skip list"
+            )
     _check_classes(data, root, train, val, "val")
     for name, number, expected in (
         ("classes", len(train.classes()), data.classes),

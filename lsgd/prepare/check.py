@@ -15,6 +15,7 @@ from lsgd.prepare import MAX_PIXELS
 from lsgd.prepare.images import FATAL, ODD, image_problems
 from lsgd.prepare.journal import FolderFindings, Journal, inspect_folder
 from lsgd.prepare.process_pool import in_parallel
+from lsgd.recipe.image_folder import read_skip_list
 
 SKIP_LIST_HEADER = """\
 # Images that cannot be decoded: lsgd skips them with data.skip_list={file}
@@ -30,16 +31,46 @@ class ImageProblem(NamedTuple):
     detail: str
 
 
+def list_unusable(
+    root: Path,
+    folder: Path,
+    *,
+    processes: int,
+    max_pixels: int = MAX_PIXELS,
+    sets: Sequence[str] = (),
+) -> Path | None:
+    """Decode all images, print their problems, and return the skip list of `folder` if it has one.
+
+    The list and a table of all problems are written to `folder`.
+    """
+    limits = {"processes": processes, "max_pixels": max_pixels}
+    oddities = check_folder(root, folder, sets=sets, **limits)
+    print(f"{problem_table(oddities)}\nfull list: {folder}/check.tsv", flush=True)
+    skip = folder / "skip.txt"
+    skipped, usable = write_skip_list(oddities, skip)
+    if skipped:
+        print(f"{skip} names {skipped} images to skip")
+    if usable:
+        print(f"  {usable} of them were listed before and are usable: a line can be removed")
+    return skip if skipped else None
+
+
 def check_folder(
-    root: Path, folder: Path, *, processes: int, max_pixels: int = MAX_PIXELS
+    root: Path,
+    folder: Path,
+    *,
+    processes: int,
+    max_pixels: int = MAX_PIXELS,
+    sets: Sequence[str] = (),
 ) -> list[ImageProblem]:
-    """Decode all images of root/train and root/val, and write and return their problems.
+    """Decode all images of root/train, root/val and `sets`, and write and return their problems.
 
     Images of more than `max_pixels` pixels are not decoded. A journal in `folder` lets a killed
     command resume.
     """
     journal = Journal(folder / "check.jsonl")
-    names = [f"{split}/{name}" for split in SPLITS for name in class_folders(root / split)]
+    splits = (*SPLITS, *sets)
+    names = [f"{split}/{name}" for split in splits for name in class_folders(root / split)]
     tasks = [(root, name, journal.findings.get(name), max_pixels) for name in names]
     for findings in in_parallel(_look, tasks, processes=processes, what="checking"):
         journal.add(findings)
@@ -74,7 +105,7 @@ def write_skip_list(oddities: Sequence[ImageProblem], file: Path) -> tuple[int, 
         if "#" in path or path != path.strip() or not path.isprintable():
             raise UsageError(f"{path!r} cannot be named in a skip list; rename or remove that file")
     text = file.read_text(encoding="utf-8-sig") if file.exists() else ""
-    listed = {line.partition("#")[0].strip() for line in text.splitlines()} - {""}
+    listed = read_skip_list(file) if text else set[str]()
     added = [f"{path}  {why}\n" for path, why in lines if path not in listed]
     if added:
         if not text:

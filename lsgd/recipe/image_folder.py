@@ -75,26 +75,40 @@ def _size(file: Path, make: str) -> tuple[int, int]:
 
 
 def without_skipped(data: Data) -> Data:
-    """Remove the images in a dataset's skip list from its counts, and record their names.
-
-    The list has one path per line, and comments behind `#`.
-    """
+    """Remove the images in a dataset's skip list from its counts, and record their names."""
     path = Path(data.skip_list or "")
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        listed = read_skip_list(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"data.skip_list={path} cannot be read ({error}); give the file that `python -m "
-            "lsgd.prepare imagenet ROOT --check` has written, or leave it out"
+            f"lsgd.prepare {check_dataset(data.name)} ROOT --check` has written, or leave it out"
         ) from None
-    listed = {line.partition("#")[0].strip() for line in lines} - {""}
     skip = sorted(listed.difference(data.skip))
-    train = sum(image.startswith("train/") for image in skip)
+    # Images of further evaluation sets are in none of the counts.
+    train, val = (sum(image.startswith(f"{split}/") for image in skip) for split in SPLITS)
     # The skipped images are recorded by name, so that the file is not read again.
     return replace(
         data,
         skip_list=None,
         skip=sorted({*data.skip, *skip}),
         train_examples=data.train_examples - train,
-        val_examples=data.val_examples - (len(skip) - train),
+        val_examples=data.val_examples - val,
     )
+
+
+def read_skip_list(file: Path) -> set[str]:
+    """Read the paths of the images in a skip list.
+
+    The list has one path per line, and comments behind `#`.
+    """
+    lines = file.read_text(encoding="utf-8-sig").splitlines()
+    return {line.partition("#")[0].strip() for line in lines} - {""}
+
+
+def check_dataset(dataset: str) -> str:
+    """Return the name by which lsgd.prepare checks the images of a dataset of image files.
+
+    The command of ImageNet rejects other classes, and any other one checks no images.
+    """
+    return dataset if dataset == "imagenet" else "folder"

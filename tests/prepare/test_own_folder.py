@@ -24,6 +24,7 @@ from lsgd.prepare.__main__ import main as prepare
 from lsgd.prepare.indexing import index_folder
 from lsgd.prepare.suggestion import overrides_for_size
 from lsgd.recipe import Recipe
+from lsgd.recipe.image_folder import read_skip_list
 from lsgd.run.read import read_run
 from lsgd.vision import datasets
 from lsgd.workloads.images import ImageClassification
@@ -334,6 +335,40 @@ def test_images_left_out_are_taken_off(root: Path) -> None:
     assert (data.train_examples, data.val_examples) == (23, 7)
     train_index, val_index = open_indexes(data, root)
     assert (len(train_index), len(val_index)) == (23, 7)
+
+
+def test_a_skip_list_of_a_further_set_leaves_the_numbers(root: Path) -> None:
+    shutil.copytree(root / "val", root / "v2")
+    assert prepare(["folder", str(root), "--sets", "v2"]) == 0
+    skip = root.parent / "skip.txt"
+    skip.write_text("v2/9/1.png\n")
+    data = config.load_recipe([*words(root), f"data.skip_list={skip}"]).data
+    assert (data.train_examples, data.val_examples) == (24, 8)
+    assert [len(each) for each in open_indexes(data, root)] == [24, 8]
+    assert len(index.open_evaluation_index(data, root, "v2")) == 7
+    skip.write_text("vla/9/1.png\n")
+    data = config.load_recipe([*words(root), f"data.skip_list={skip}"]).data
+    with pytest.raises(UsageError, match=r"names vla/9/1\.png, and .* correct the skip list"):
+        open_indexes(data, root)
+
+
+def test_a_check_of_a_folder_lists_what_to_skip(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command that it prints trains without these images, which are an error otherwise."""
+    shutil.copytree(root / "val", root / "v2")
+    for name in ("train/cat/0.JPG", "v2/9/1.png"):
+        (root / name).write_bytes(b"none")
+    assert prepare(["folder", str(root), "--sets=v2"]) == 2
+    assert "2 files are unusable" in (error := capsys.readouterr().err)
+    assert "which --check lists in a file to be skipped" in error
+    assert prepare(["folder", str(root), "--sets=v2", "--check"]) == 0
+    assert read_skip_list(root / "skip.txt") == {"train/cat/0.JPG", "v2/9/1.png"}
+    ready = capsys.readouterr().out.splitlines()[-1]
+    overrides = shlex.split(ready)[4:]
+    assert f"data.skip_list={root}/skip.txt" in overrides
+    assert "worker_batch=23" in overrides
+    assert config.load_recipe(overrides).data.train_examples == 23
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,15 @@ import pytest
 from PIL import Image
 
 from lsgd.config import load_recipe
-from lsgd.errors import UsageError
+from lsgd.errors import InputFailedError, UsageError
+from lsgd.inputs.decoding import explain_read_error
 from lsgd.inputs.index import ImageIndex, open_indexes
 from lsgd.prepare import webdataset
 from lsgd.prepare.__main__ import main, prepare
 from lsgd.prepare.indexing import index_folder
 from lsgd.prepare.shards import write_shards
 from lsgd.recipe import Data
+from lsgd.rules.sampler import MicroBatch
 from lsgd.run.rows import read_rows
 from lsgd.train import train
 
@@ -249,6 +251,17 @@ def test_a_test_set_beside_val_is_left_out(
     assert found == {"train": [f"{names.split()[0]}.tar"], "val": val}
     output = capsys.readouterr().out
     assert left in output if left else not output
+
+
+def test_an_unreadable_image_names_the_command_of_these_shards(tmp_path: Path) -> None:
+    """Which leaves such an image out; lsgd has not written the shards, and writes none anew."""
+    folder = both(tmp_path / "shards", {"1.jpg": jpeg(1), "1.cls": b"0"})
+    prepare(["index", str(folder)])
+    train = ImageIndex(folder, folder / "train.index.npy")
+    each = MicroBatch(None, np.arange(1))
+    error = explain_read_error(InputFailedError("1.jpg"), each, train, "folder")
+    assert "copy the shard again" in str(error)
+    assert f"`python -m lsgd.prepare index {folder}`" in str(error)
 
 
 def test_a_run_on_shards_of_another_tool(
