@@ -101,10 +101,11 @@ def _watched(
 ) -> list[ScriptProcess]:
     """Return the records of the processes that have trained; raises UsageError if they have not."""
     trained = [each for each in records if each.updates]
-    updates = min((len(each.updates) for each in trained), default=0)
+    job = one_job(trained)
+    updates = min((len(each.updates) for each in job), default=0)
     how = f"exit code {code}" if code >= 0 else f"signal {-code}"
     # A watched process ends by sys.exit(0); what a launcher makes of that is its own matter.
-    is_cut_off = updates >= limits["max_updates"] or _epochs(trained) >= limits["max_epochs"] > 0
+    is_cut_off = updates >= limits["max_updates"] or _epochs(job) >= limits["max_epochs"] > 0
     if code and not is_cut_off:
         raise UsageError(
             f"the script ended with {how} after {updates} updates, so the audit is not complete; "
