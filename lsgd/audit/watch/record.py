@@ -65,6 +65,8 @@ class Record:
         self.handles: list[Any] = []
         self.note_loss: Callable[[Any, Any, Any], None]
         """The watch of a loss that a library's own criterion computes."""
+        self.forget_replaced: Callable[[], None]
+        """Forget the passes since the last update if the next backward pass replaces theirs."""
         self.observe_calls: Callable[[type], None]
         """Observe calls of networks of a class also where no hook sees them."""
         self.keeps_hooks = False
