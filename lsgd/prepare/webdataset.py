@@ -187,7 +187,7 @@ def index_shards(
     changed is not read again.
     """
     index.mkdir(parents=True, exist_ok=True)
-    journals = {split: Journal(index / f"{split}.shards.jsonl") for split in shards}
+    journals = {split: Journal(index / f"{split}.shards.jsonl", max_pixels) for split in shards}
     begun = {}
     images: dict[str, list[tuple[str, ShardImage]]] = {}
     for split, names in shards.items():

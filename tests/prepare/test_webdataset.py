@@ -161,6 +161,23 @@ def test_only_shards_that_changed_are_read_again(
     assert paths(folder) == {"train/0/1.jpg": 0, "train/0/2.jpg": 0}
 
 
+def test_shards_are_read_again_with_another_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = {"1.jpg": jpeg(1), "1.cls": b"0", "2.jpg": jpeg(2, side=30), "2.cls": b"0"}
+    folder = both(tmp_path / "shards", members)
+
+    def be_killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(webdataset, "_class_names", be_killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(["index", str(folder)])
+    monkeypatch.undo()
+    prepare(["index", str(folder), "--max-pixels", "200"])
+    assert paths(folder) == {"train/0/1.jpg": 0}
+
+
 def test_what_cannot_be_used_is_named_and_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
