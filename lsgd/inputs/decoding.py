@@ -254,8 +254,8 @@ def explain_read_error(
         )
     if index.in_shards():
         return InputFailedError(
-            f"{error}, needed {when}; write the shards again (`{command}`), then rerun the same "
-            "command with its run_dir to resume"
+            f"{error}, needed {when}; remove this shard and write it again (`{command}`), then "
+            "rerun the same command with its run_dir to resume"
         )
     return InputFailedError(
         f"{error}, needed {when}; repair it and rerun the same command with its run_dir to "

@@ -11,12 +11,14 @@ from typing import NamedTuple
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
 from lsgd.inputs.index import SPLITS, class_folders
-from lsgd.prepare import MAX_PIXELS
+from lsgd.prepare import MAX_PIXELS, listed
 from lsgd.prepare.images import FATAL, ODD, image_problems
 from lsgd.prepare.journal import FolderFindings, Journal, inspect_folder
 from lsgd.prepare.process_pool import in_parallel
 from lsgd.recipe.image_folder import read_skip_list
 
+JOURNAL, TABLE, SKIP_LIST = "check.jsonl", "check.tsv", "skip.txt"
+"""The names of the files that a check writes beside the index; a finished one has no journal."""
 SKIP_LIST_HEADER = """\
 # Images that cannot be decoded: lsgd skips them with data.skip_list={file}
 # One path per line, relative to data.root. Skipped images are part of the run's identity.
@@ -45,8 +47,10 @@ def list_unusable(
     """
     limits = {"processes": processes, "max_pixels": max_pixels}
     oddities = check_folder(root, folder, sets=sets, **limits)
-    print(f"{problem_table(oddities)}\nfull list: {folder}/check.tsv", flush=True)
-    skip = folder / "skip.txt"
+    print(f"{problem_table(oddities)}\nfull list: {folder / TABLE}", flush=True)
+    skip = folder / SKIP_LIST
+    if gone := _drop_missing(root, skip):
+        print(f"{skip} named images that do not exist; removed: {listed(gone)}")
     skipped, usable = write_skip_list(oddities, skip)
     if skipped:
         print(f"{skip} names {skipped} images to skip")
@@ -68,7 +72,7 @@ def check_folder(
     Images of more than `max_pixels` pixels are not decoded. A journal in `folder` lets a killed
     command resume.
     """
-    journal = Journal(folder / "check.jsonl", max_pixels)
+    journal = Journal(folder / JOURNAL, max_pixels)
     splits = (*SPLITS, *sets)
     names = [f"{split}/{name}" for split in splits for name in class_folders(root / split)]
     tasks = [(root, name, journal.findings.get(name), max_pixels) for name in names]
@@ -80,13 +84,28 @@ def check_folder(
         for image, (_, kinds) in journal.findings[name].files.items()
         for kind, detail in kinds
     ]
-    with atomic_write(folder / "check.tsv") as file:
+    with atomic_write(folder / TABLE) as file:
         file.write(b"path\tkind\tdetail\n")
         for oddity in oddities:
             cells = (re.sub(r"[\t\r\n]", " ", cell) for cell in oddity)
             file.write(os.fsencode("\t".join(cells) + "\n"))
     journal.remove()
     return oddities
+
+
+def _drop_missing(root: Path, file: Path) -> list[str]:
+    """Remove the images that do not exist from a skip list, if there is one; return their paths.
+
+    A run would reject a list that names them, as after a damaged file was removed.
+    """
+    listed_now = read_skip_list(file) if file.exists() else set[str]()
+    gone = {path for path in listed_now if not (root / path).exists()}
+    if gone:
+        text = file.read_text(encoding="utf-8-sig")
+        kept = [line for line in text.splitlines() if line.partition("#")[0].strip() not in gone]
+        with atomic_write(file) as out:
+            out.write("".join(f"{line}\n" for line in kept).encode())
+    return sorted(gone)
 
 
 def write_skip_list(oddities: Sequence[ImageProblem], file: Path) -> tuple[int, int]:

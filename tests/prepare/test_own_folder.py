@@ -369,6 +369,10 @@ def test_a_check_of_a_folder_lists_what_to_skip(
     assert f"data.skip_list={root}/skip.txt" in overrides
     assert "worker_batch=23" in overrides
     assert config.load_recipe(overrides).data.train_examples == 23
+    (root / "train/cat/0.JPG").unlink()
+    assert prepare(["folder", str(root), "--sets=v2", "--check"]) == 0
+    assert read_skip_list(root / "skip.txt") == {"v2/9/1.png"}
+    assert "images that do not exist; removed: train/cat/0.JPG" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
