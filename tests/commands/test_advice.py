@@ -155,9 +155,16 @@ def test_the_words_that_are_advised_are_accepted(
     assert code in (0, None), capsys.readouterr().err
 
 
-@pytest.mark.parametrize("dataset", ["folder", "imagenet"])
-@pytest.mark.parametrize("case", ["plain", "a class without images in val", "a further set"])
-def test_the_advised_check_lists_the_image_to_skip(dataset: str, case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dataset", "case"),
+    [
+        ("folder", "plain"), ("folder", "a class without images in val"),
+        ("imagenet", "plain"), ("imagenet", "a further set"),
+    ],
+)  # fmt: skip
+def test_the_advised_check_lists_the_image_to_skip(
+    dataset: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also of images of one's own, and of each set that is evaluated."""
     from helpers.folders import make_folder
 
@@ -166,6 +173,7 @@ def test_the_advised_check_lists_the_image_to_skip(dataset: str, case: str, tmp_
     from lsgd.inputs.index import ImageIndex, index_file
     from lsgd.rules.sampler import MicroBatch
 
+    monkeypatch.setattr("lsgd.prepare.folder.print_suggestion", lambda *_: None)  # times a step
     root, options, split = make_folder(tmp_path / "own images"), list[str](), "val"
     if case != "plain":
         shutil.copytree(root / "val", root / "v2")
@@ -173,7 +181,7 @@ def test_the_advised_check_lists_the_image_to_skip(dataset: str, case: str, tmp_
         options, split = ["--sets", "v2"], "v2"
     elif case != "plain":
         shutil.rmtree(root / "val/n02")
-        dataset, options = "folder", ["--allow-empty-classes"]
+        options = ["--allow-empty-classes"]
     assert prepare(["folder", str(root), *options]) == 0
     for each in ("train", split):
         (root / each / "n00/gray.JPEG").write_bytes(b"none")
