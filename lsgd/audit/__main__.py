@@ -72,17 +72,17 @@ def audit(command: Sequence[str], paper: str, *, max_updates: int | None, as_jso
     seen = {result.rule for result, _ in asked}
     unasked = sorted(PAPERS[paper].rules(script_recipe(job)).keys() - seen)
     failures = [line["text"] for each in job.processes for line in each.of_kind("failure")]
-    notes = _notes(job, failures)
+    remarks = notes(job, failures)
     if len(trained) > len(job.processes):
-        notes.append(
+        remarks.append(
             f"{len(job.processes)} of {len(trained)} processes that trained are of the training "
             "that is asked; the others share no process group with it"
         )
     is_followed = all(result.is_followed for result, _ in asked)
     if as_json:
-        print(json.dumps(_as_json(job, paper, asked, others, unasked, notes), indent=2))
+        print(json.dumps(_as_json(job, paper, asked, others, unasked, remarks), indent=2))
     else:
-        print(_report(job, paper, asked, others, unasked, notes))
+        print(_report(job, paper, asked, others, unasked, remarks))
     return 0 if is_followed else 1
 
 
@@ -101,10 +101,11 @@ def _watched(
 ) -> list[ScriptProcess]:
     """Return the records of the processes that have trained; raises UsageError if they have not."""
     trained = [each for each in records if each.updates]
-    updates = min((len(each.updates) for each in trained), default=0)
+    job = one_job(trained)
+    updates = min((len(each.updates) for each in job), default=0)
     how = f"exit code {code}" if code >= 0 else f"signal {-code}"
     # A watched process ends by sys.exit(0); what a launcher makes of that is its own matter.
-    is_cut_off = updates >= limits["max_updates"] or _epochs(trained) >= limits["max_epochs"] > 0
+    is_cut_off = updates >= limits["max_updates"] or _epochs(job) >= limits["max_epochs"] > 0
     if code and not is_cut_off:
         raise UsageError(
             f"the script ended with {how} after {updates} updates, so the audit is not complete; "
@@ -138,28 +139,34 @@ def _epochs(records: list[ScriptProcess]) -> int:
     return max((each.updates[-1]["epoch"] for each in records), default=0)
 
 
-def _notes(job: AuditedJob, failures: list[str]) -> list[str]:
-    """Return sentences on what could not be observed."""
-    notes = [f"not observed, as a hook failed: {each}" for each in dict.fromkeys(failures)]
+def notes(job: AuditedJob, failures: list[str]) -> list[str]:
+    """Return sentences on what could not be observed, or only in part."""
+    remarks = [f"not observed, as a hook failed: {each}" for each in dict.fromkeys(failures)]
     world = job.first.first("process").get("world_size", 1)
     if world > len(job.processes):
-        notes.append(f"{len(job.processes)} of {world} processes of the job were watched")
+        remarks.append(f"{len(job.processes)} of {world} processes of the job were watched")
     if any(each.first("compiled").get("is_compiled") for each in job.processes):
-        notes.append("torch.compile: what runs inside of a compiled graph was not seen")
+        remarks.append("torch.compile: what runs inside of a compiled graph was not seen")
     if job.first.first("gradient").get("is_sharded"):
-        notes.append(
+        remarks.append(
             "FSDP or ZeRO: sharded gradients and parameters are not compared over processes"
         )
     elif job.first.first("optimizer").get("has_flat_copies"):
-        notes.append(
+        remarks.append(
             "the optimizer updates flat copies of the parameters, as in ZeRO: the exchange of "
             "gradients is not observed"
         )
+    evaluations = max(each["evaluations"] for each in job.first.updates)
+    if evaluations > 1:
+        remarks.append(
+            f"the gradient was evaluated up to {evaluations} times for an update, as by SAM and "
+            "L-BFGS: the last evaluation is compared, and BN's running statistics move in each"
+        )
     if not job.first.training:
-        notes.append("no DataLoader of torch was seen, so the order of the examples is not known")
+        remarks.append("no DataLoader of torch was seen, so the order of the examples is not known")
     elif not job.first.training[0].order:
-        notes.append("the DataLoader's dataset is iterable, so the order is not known")
-    return notes
+        remarks.append("the DataLoader's dataset is iterable, so the order is not known")
+    return remarks
 
 
 def _report(

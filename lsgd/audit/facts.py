@@ -509,7 +509,8 @@ def _batchnorm(job: AuditedJob) -> Iterator[PlacedObservation]:
         )
     yield _placed("batchnorm", run, not shared, (shared or [usual])[0]["place"])
     layers: dict[float | None, list[Line]] = {}
-    for each in calls:
+    # Scripts with SAM set a momentum of 0 for the passes that shall not move the statistics.
+    for each in [each for each in calls if each["momentum"] != 0] or calls:
         momentum = each["momentum"]
         m = None if momentum is None else round((1 - float(momentum)) ** job.micro_batches, 6)
         layers.setdefault(m, []).append(each)

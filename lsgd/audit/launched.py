@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from lsgd.audit.processes import has_ended_process
 from lsgd.errors import UsageError
 from lsgd.job.ending import end_tagged
 
@@ -16,7 +17,7 @@ SITE = Path(__file__).parent / "site"
 EXAMPLE = "lsgd audit -- python train.py"
 """A command line, for sentences."""
 GRACE = 30.0
-"""The seconds that a command has for its own end after one of its processes has been watched.
+"""The seconds that a command has for its own end after the watch has ended one of its processes.
 After them it gets SIGTERM, and SIGKILL after KILL_AFTER seconds more."""
 POLL = 0.1
 KILL_AFTER = 5.0
@@ -31,6 +32,9 @@ def run_watched(
     prints_to_stderr: bool = False,
 ) -> int:
     """Run a command until its processes have been watched; return its exit code, or minus a signal.
+
+    It is 0 if the command had to be ended. A process that ends before the watch ends it, such as
+    the first of several scripts, sets no time limit to the others.
 
     The processes write their records to `folder`. Each process is watched for `max_updates`
     updates, or up to the begin of epoch number `max_epochs` (0 for no such limit). With
@@ -73,12 +77,12 @@ def _wait(process: subprocess.Popen[bytes], folder: Path) -> int:
         code = _wait_or_none(process, POLL)
         if code is not None:
             return code
-        if limit is None and any(folder.glob("*.jsonl")):
+        if limit is None and has_ended_process(folder):
             limit = time.monotonic() + GRACE
         if limit is not None and time.monotonic() > limit:
             process.send_signal(signal.SIGTERM)
-            code = _wait_or_none(process, KILL_AFTER)
-            return -signal.SIGKILL if code is None else code
+            _wait_or_none(process, KILL_AFTER)
+            return 0
 
 
 def _wait_or_none(process: subprocess.Popen[bytes], seconds: float) -> int | None:

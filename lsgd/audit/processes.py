@@ -118,6 +118,15 @@ def read_records(folder: Path) -> list[ScriptProcess]:
     return sorted(records, key=lambda each: each.rank)
 
 
+def has_ended_process(folder: Path) -> bool:
+    """Return whether the watch has ended a process, of which it had seen enough updates."""
+    for path in folder.glob("*.jsonl"):
+        with path.open(encoding="utf-8") as file:
+            if json.loads(file.readline()).get("is_ended_by_watch"):
+                return True
+    return False
+
+
 def one_job(records: list[ScriptProcess]) -> list[ScriptProcess]:
     """Return the processes of one training, with the most updates, if a command started several.
 

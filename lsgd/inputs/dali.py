@@ -197,7 +197,7 @@ class DaliInputs:
             sizes = index.sizes(ids)
             files = self._files(index, ids)
         except InputFailedError as error:
-            raise explain_read_error(error, each, index) from None
+            raise explain_read_error(error, each, index, self.data.name) from None
         data = self.data
         parts = parts_in_epoch(data.augmentation, each.epoch, data.augmented_epochs)
         draw: dict[str, Any] = {"seed": self.seed, "epoch": each.epoch or 0}
@@ -254,7 +254,7 @@ class DaliInputs:
             try:
                 index.read(example)
             except InputFailedError as error:
-                raise explain_read_error(error, each, index) from None
+                raise explain_read_error(error, each, index, self.data.name) from None
 
     def _why(self, error: RuntimeError) -> InputFailedError:
         """Find the cause of a DALI failure; return an error naming the bad image or the batch."""
@@ -264,7 +264,7 @@ class DaliInputs:
             try:
                 load_image(index, example)
             except InputFailedError as failed:
-                return explain_read_error(failed, each, index)
+                return explain_read_error(failed, each, index, self.data.name)
         # PIL reads all images, so DALI decodes each alone. If DALI cannot decode even a plain
         # image, the cause is not an image but, for example, a lack of memory.
         plain = io.BytesIO()
@@ -290,9 +290,8 @@ class DaliInputs:
         why = f"PIL decodes it, and DALI fails with {error_summary(error)!r}"
         if kind:
             why += f": {kind}"
-        return explain_read_error(
-            index.read_error(example, f"{why}; inputs=torchvision reads it"), each, index
-        )
+        unread = index.read_error(example, f"{why}; inputs=torchvision reads it")
+        return explain_read_error(unread, each, index, self.data.name)
 
     def _stopped(self, error: RuntimeError) -> InputFailedError:
         """Return the error for a DALI failure that no single image is known to have caused."""

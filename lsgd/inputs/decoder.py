@@ -85,7 +85,7 @@ class ImageFiles:
         try:
             return index.labels(each.examples), self._decode(index, each, pixels)
         except InputFailedError as error:
-            raise explain_read_error(error, each, index) from None
+            raise explain_read_error(error, each, index, self.data.name) from None
 
     def _decode(
         self, index: ImageIndex, each: MicroBatch, pixels: Pixels

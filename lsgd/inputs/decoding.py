@@ -14,7 +14,8 @@ from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from lsgd.errors import InputFailedError
-from lsgd.inputs.index import MAX_FILE_BYTES, ImageIndex, prepare_command
+from lsgd.inputs.index import MAX_FILE_BYTES, ImageIndex, renewal_command
+from lsgd.recipe.image_folder import check_dataset
 from lsgd.rules import augmentation
 from lsgd.rules.rectangles import rectangle
 from lsgd.rules.sampler import MicroBatch
@@ -239,15 +240,22 @@ def describe_step(each: MicroBatch) -> str:
 
 
 def explain_read_error(
-    error: InputFailedError, each: MicroBatch, index: ImageIndex
+    error: InputFailedError, each: MicroBatch, index: ImageIndex, dataset: str
 ) -> InputFailedError:
     """Return the error of an unreadable image, extended by the step that needed it and a fix."""
     when = describe_step(each)
-    command = prepare_command("imagenet", index.root, index.file.parent)
+    dataset = check_dataset(dataset)
+    command = renewal_command(dataset, index.root, index.file.parent, each.split)
+    if index.in_shards() and not (index.root / "shards.json").exists():
+        return InputFailedError(
+            f"{error}, needed {when}; copy the shard again and rerun the same command with its "
+            f"run_dir to resume, or index the shards without such images (`{command}`), which "
+            "makes it another run"
+        )
     if index.in_shards():
         return InputFailedError(
-            f"{error}, needed {when}; write the shards again (`{command}`), then rerun the same "
-            "command with its run_dir to resume"
+            f"{error}, needed {when}; remove this shard and write it again (`{command}`), then "
+            "rerun the same command with its run_dir to resume"
         )
     return InputFailedError(
         f"{error}, needed {when}; repair it and rerun the same command with its run_dir to "

@@ -266,6 +266,12 @@ def open_indexes(data: Data, root: Path) -> tuple[ImageIndex, ImageIndex]:
     """
     folder = Path(data.index) if data.index else root
     train, val = (_open(data, root, folder, split) for split in SPLITS)
+    for path in data.skip:
+        if not index_file(folder, path.split("/")[0]).is_file():
+            raise UsageError(
+                f"data.skip names {path}, and {folder} has no index of such images; correct the "
+                "skip list"
+            )
     _check_classes(data, root, train, val, "val")
     for name, number, expected in (
         ("classes", len(train.classes()), data.classes),
@@ -295,15 +301,45 @@ def open_evaluation_index(data: Data, root: Path, name: str) -> ImageIndex:
     """
     folder = Path(data.index) if data.index else root
     file = index_file(folder, name)
+    train = _open(data, root, folder, "train")
     if not file.is_file():
-        make = prepare_command("folder", root, Path(data.index) if data.index else None)
+        missing = f"evaluation.sets has {name}, and {file} is missing; "
+        if train.in_shards():
+            raise UsageError(
+                f"{missing}of tar shards only train and val are indexed, so write "
+                "evaluation.sets=[val], or data.root=FOLDER of the image files"
+            )
         raise UsageError(
-            f"evaluation.sets has {name}, and {file} is missing; put its images into "
-            f"{root / name}/CLASS and run {make} --sets {name}"
+            f"{missing}put its images into {root / name}/CLASS and {_again(data, root, name)}"
         )
-    train, index = (_open(data, root, folder, split) for split in ("train", name))
+    index = _open(data, root, folder, name)
     _check_classes(data, root, train, index, name)
     return index
+
+
+def renewal_command(dataset: str, root: Path, folder: Path, split: str = "train") -> str:
+    """Return the shell command that writes the indexes in `folder` again, that of `split` included.
+
+    It includes all further evaluation sets that have an index, since their labels are numbered by
+    the training images, and allows classes without validation images where the index has some.
+    """
+    indexed = {file.name.removesuffix(".index.npy") for file in folder.glob("*.index.npy")}
+    sets = sorted({split, *(name for name in indexed if (root / name).is_dir())} - {*SPLITS})
+    if not sets and dataset != "folder":
+        return prepare_command(dataset, root, folder)
+    options = ["--allow-empty-classes"] * _lacks_classes(folder)
+    options += ["--sets", ",".join(sets)] * bool(sets)
+    # Only this command indexes further sets, of ImageNet too.
+    return prepare_command("folder", root, folder, options)
+
+
+def _lacks_classes(folder: Path) -> bool:
+    """Return whether some training classes have no image in the index of val, if both are read."""
+    try:
+        train, val = (np.unique(np.load(index_file(folder, each))["label"]) for each in SPLITS)
+    except Exception:  # any type: the file may contain anything
+        return False
+    return len(val) < len(train)
 
 
 def _check_classes(
@@ -315,7 +351,7 @@ def _check_classes(
         odd = sorted({*names.values()} ^ {*others.values()})
         raise UsageError(
             f"train and {split} of {root} differ in their classes ({', '.join(odd[:3])} …); give "
-            f"both the same folders and {_again(data, root)}"
+            f"both the same folders and {_again(data, root, split)}"
         )
     if not others.items() <= names.items():
         label = min(label for label, _ in names.items() ^ others.items())
@@ -323,12 +359,12 @@ def _check_classes(
             f"{train.file} and {other.file} number their classes differently (label {label} is "
             f"{names.get(label)} to train and {others.get(label)} to "
             f"{'validate' if split == 'val' else split}); "
-            f"{_again(data, root)}"
+            f"{_again(data, root, split)}"
         )
 
 
-def _again(data: Data, root: Path) -> str:
-    return f"run {prepare_command(data.name, root, Path(data.index) if data.index else None)}"
+def _again(data: Data, root: Path, split: str = "train") -> str:
+    return f"run {renewal_command(data.name, root, Path(data.index or root), split)}"
 
 
 def _open(data: Data, root: Path, folder: Path, split: str) -> ImageIndex:
@@ -341,7 +377,8 @@ def _open(data: Data, root: Path, folder: Path, split: str) -> ImageIndex:
         )
     if not file.is_file():
         raise UsageError(
-            f"{data.name} at {root} has no index yet ({file} is missing); {_again(data, root)}"
+            f"{data.name} at {root} has no index yet ({file} is missing); "
+            f"{_again(data, root, split)}"
         )
     wanted = [path for path in data.skip if path.startswith(f"{split}/")]
     first = detect_launch().local_rank == 0  # one process checks for its machine
@@ -350,22 +387,24 @@ def _open(data: Data, root: Path, folder: Path, split: str) -> ImageIndex:
         if first:
             check_paths(index.rows, split)
     except Exception as error:  # any type: the file may contain anything
-        raise UsageError(f"{file} is not an index ({error}); {_again(data, root)}") from None
+        raise UsageError(f"{file} is not an index ({error}); {_again(data, root, split)}") from None
     if index.skipped < len(wanted):
         unknown = sorted(set(wanted) - {os.fsdecode(path) for path in index.rows["path"]})
         raise UsageError(
             f"data.skip names {unknown[0]}, which {file} does not have; correct the skip list"
         )
     if len(index) == 0:
-        raise UsageError(f"{file} lists no images; complete {root} and {_again(data, root)}")
+        again = _again(data, root, split)
+        raise UsageError(f"{file} lists no images; complete {root} and {again}")
     # This machine may have its own copy of the images, so it is compared with the index: a thousand
     # folders, and the files of newer folders.
     try:
         stale = _changed_since(index, file.stat().st_mtime) if first else None
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
-        raise UsageError(f"{root} does not match {file} ({error}); {_again(data, root)}") from None
+        again = _again(data, root, split)
+        raise UsageError(f"{root} does not match {file} ({error}); {again}") from None
     if stale is not None:
-        raise UsageError(f"{file} is older than {root}: {stale}; {_again(data, root)}")
+        raise UsageError(f"{file} is older than {root}: {stale}; {_again(data, root, split)}")
     return index
 
 

@@ -11,11 +11,14 @@ from typing import NamedTuple
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
 from lsgd.inputs.index import SPLITS, class_folders
-from lsgd.prepare import MAX_PIXELS
+from lsgd.prepare import MAX_PIXELS, listed
 from lsgd.prepare.images import FATAL, ODD, image_problems
 from lsgd.prepare.journal import FolderFindings, Journal, inspect_folder
 from lsgd.prepare.process_pool import in_parallel
+from lsgd.recipe.image_folder import read_skip_list
 
+JOURNAL, TABLE, SKIP_LIST = "check.jsonl", "check.tsv", "skip.txt"
+"""The names of the files that a check writes beside the index; a finished one has no journal."""
 SKIP_LIST_HEADER = """\
 # Images that cannot be decoded: lsgd skips them with data.skip_list={file}
 # One path per line, relative to data.root. Skipped images are part of the run's identity.
@@ -30,16 +33,48 @@ class ImageProblem(NamedTuple):
     detail: str
 
 
+def list_unusable(
+    root: Path,
+    folder: Path,
+    *,
+    processes: int,
+    max_pixels: int = MAX_PIXELS,
+    sets: Sequence[str] = (),
+) -> Path | None:
+    """Decode all images, print their problems, and return the skip list of `folder` if it has one.
+
+    The list and a table of all problems are written to `folder`.
+    """
+    limits = {"processes": processes, "max_pixels": max_pixels}
+    oddities = check_folder(root, folder, sets=sets, **limits)
+    print(f"{problem_table(oddities)}\nfull list: {folder / TABLE}", flush=True)
+    skip = folder / SKIP_LIST
+    if gone := _drop_missing(root, skip):
+        print(f"{skip} named images that do not exist; removed: {listed(gone)}")
+    skipped, usable = write_skip_list(oddities, skip)
+    if skipped:
+        print(f"{skip} names {skipped} images to skip")
+    if usable:
+        print(f"  {usable} of them were listed before and are usable: a line can be removed")
+    return skip if skipped else None
+
+
 def check_folder(
-    root: Path, folder: Path, *, processes: int, max_pixels: int = MAX_PIXELS
+    root: Path,
+    folder: Path,
+    *,
+    processes: int,
+    max_pixels: int = MAX_PIXELS,
+    sets: Sequence[str] = (),
 ) -> list[ImageProblem]:
-    """Decode all images of root/train and root/val, and write and return their problems.
+    """Decode all images of root/train, root/val and `sets`, and write and return their problems.
 
     Images of more than `max_pixels` pixels are not decoded. A journal in `folder` lets a killed
     command resume.
     """
-    journal = Journal(folder / "check.jsonl")
-    names = [f"{split}/{name}" for split in SPLITS for name in class_folders(root / split)]
+    journal = Journal(folder / JOURNAL, max_pixels)
+    splits = (*SPLITS, *sets)
+    names = [f"{split}/{name}" for split in splits for name in class_folders(root / split)]
     tasks = [(root, name, journal.findings.get(name), max_pixels) for name in names]
     for findings in in_parallel(_look, tasks, processes=processes, what="checking"):
         journal.add(findings)
@@ -49,13 +84,28 @@ def check_folder(
         for image, (_, kinds) in journal.findings[name].files.items()
         for kind, detail in kinds
     ]
-    with atomic_write(folder / "check.tsv") as file:
+    with atomic_write(folder / TABLE) as file:
         file.write(b"path\tkind\tdetail\n")
         for oddity in oddities:
             cells = (re.sub(r"[\t\r\n]", " ", cell) for cell in oddity)
             file.write(os.fsencode("\t".join(cells) + "\n"))
     journal.remove()
     return oddities
+
+
+def _drop_missing(root: Path, file: Path) -> list[str]:
+    """Remove the images that do not exist from a skip list, if there is one; return their paths.
+
+    A run would reject a list that names them, as after a damaged file was removed.
+    """
+    listed_now = read_skip_list(file) if file.exists() else set[str]()
+    gone = {path for path in listed_now if not (root / path).exists()}
+    if gone:
+        text = file.read_text(encoding="utf-8-sig")
+        kept = [line for line in text.splitlines() if line.partition("#")[0].strip() not in gone]
+        with atomic_write(file) as out:
+            out.write("".join(f"{line}\n" for line in kept).encode())
+    return sorted(gone)
 
 
 def write_skip_list(oddities: Sequence[ImageProblem], file: Path) -> tuple[int, int]:
@@ -74,7 +124,7 @@ def write_skip_list(oddities: Sequence[ImageProblem], file: Path) -> tuple[int, 
         if "#" in path or path != path.strip() or not path.isprintable():
             raise UsageError(f"{path!r} cannot be named in a skip list; rename or remove that file")
     text = file.read_text(encoding="utf-8-sig") if file.exists() else ""
-    listed = {line.partition("#")[0].strip() for line in text.splitlines()} - {""}
+    listed = read_skip_list(file) if text else set[str]()
     added = [f"{path}  {why}\n" for path, why in lines if path not in listed]
     if added:
         if not text:
@@ -105,5 +155,5 @@ def _look(
     """Decode the images of one class folder to find problems, reusing earlier valid findings."""
     return inspect_folder(
         root, folder, partial(image_problems, max_pixels=max_pixels), earlier,
-        is_valid=lambda kinds: not any(kind == "too large" for kind, _ in kinds),
+        is_valid=lambda _: True,  # the journal has only findings with the same limit
     )  # fmt: skip

@@ -13,6 +13,7 @@ from lsgd.job.command import Parser, number_type
 from lsgd.job.system import usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.prepare import add_max_pixels, listed
+from lsgd.recipe.image_folder import read_skip_list
 
 HELP = "check and index a folder of your own images with a folder for each class"
 
@@ -26,6 +27,7 @@ an error ends the command, as a run could not use the folder: a class that only 
 has, a class without an image, a file that is cut short or is not an image despite its name
 a warning does not: skipped files and folders, classes with a single image to train on, and with
 --allow-empty-classes a class that is missing or empty in val
+--check decodes every image; skip.txt lists the unusable ones, which are not an error then
 
 examples:
   python -m lsgd.prepare folder /data/flowers
@@ -56,6 +58,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         "folder",
         help=HELP,
         text=f"{__doc__}\n\n{EPILOG}",
+        usage="python -m lsgd.prepare folder ROOT [options]",
     )
     parser.add_argument(
         "root", type=paths.parse_path, metavar="ROOT", help="folder with train/ and val/"
@@ -86,6 +89,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         default=[],
         metavar="NAME,...",
         help="more folders to evaluate on, such as v2",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="decode every image; skip.txt lists the unusable ones",
     )
     add_max_pixels(parser)
     parser.set_defaults(command=_prepare)
@@ -130,6 +138,7 @@ def _prepare(options: argparse.Namespace) -> None:
         options.max_pixels,
         allow_empty_classes=options.allow_empty_classes,
         sets=options.sets,
+        decodes_all=options.check,
     )
 
 
@@ -140,28 +149,34 @@ def prepare(
     *,
     allow_empty_classes: bool = False,
     sets: Sequence[str] = (),
+    decodes_all: bool = False,
 ) -> None:
     """Check an image folder, index it, and print the command that trains on it.
 
     With `allow_empty_classes` the validation images may lack some of the classes; the further
-    evaluation sets, named by `sets`, always may. Raises UsageError, in one sentence, for all
-    problems that would stop a run.
+    evaluation sets, named by `sets`, always may. With `decodes_all` each image is decoded, and the
+    unusable ones go to a skip list. Raises UsageError, in one sentence, for all problems that would
+    stop a run.
     """
     # Imported here, to keep --help fast.
+    from lsgd.prepare.check import list_unusable
     from lsgd.prepare.fetch import locked_folder
     from lsgd.prepare.indexing import index_folder
 
     _check_place(root, index or root)
+    skip = None
+    limits = {"processes": len(usable_cores()), "max_pixels": max_pixels}
     with locked_folder(index or root):
         found = check_names(root, allow_empty_classes=allow_empty_classes)
         found.errors.extend(_set_faults(root, sets))
         for remark in found.warnings:
             print(f"warning: {remark}", flush=True)
         if not found.errors:
-            unusable = index_folder(
-                root, index, processes=len(usable_cores()), max_pixels=max_pixels, sets=sets
-            )
-            found.errors.extend(_reasons(root, unusable, max_pixels))
+            unusable = index_folder(root, index, sets=sets, **limits)
+            if decodes_all:
+                skip = list_unusable(root, index or root, sets=sets, **limits)
+            else:
+                found.errors.extend(_reasons(root, unusable, max_pixels))
         if found.errors:
             raise UsageError(f"{'; '.join(found.errors)}; fix that and rerun the same command")
     train, val = found.images["train"], found.images["val"]
@@ -174,6 +189,9 @@ def prepare(
         shell_override("data.root", root),
         *([shell_override("data.index", index)] if index else []),
     ]
+    if skip:
+        overrides.append(shell_override("data.skip_list", skip))
+        train -= sum(path.startswith("train/") for path in read_skip_list(skip))
     if sets:
         overrides.append(f"'evaluation.sets=[val,{','.join(sets)}]'")
     print_suggestion(overrides, train)
@@ -348,7 +366,9 @@ def _reasons(root: Path, unusable: Sequence[str], max_pixels: int) -> list[str]:
         reasons.append(f"{path}, {kinds[0]}" if kinds else path)
     more = f" and {len(unusable) - 3} more" if len(unusable) > 3 else ""
     what = _count(unusable, "file is", "files are")
-    return [f"{what} unusable ({'; '.join(reasons)}{more})"]
+    return [
+        f"{what} unusable ({'; '.join(reasons)}{more}), which --check lists in a file to be skipped"
+    ]
 
 
 def _names(folder: Path) -> set[str]:

@@ -116,7 +116,7 @@ def prepare(options: argparse.Namespace) -> None:
 def _prepare(options: argparse.Namespace) -> None:
     """Unpack, verify, index, check and shard ImageNet, with the folders locked by the caller."""
     from lsgd.prepare import verify
-    from lsgd.prepare.check import check_folder, problem_table, write_skip_list
+    from lsgd.prepare.check import list_unusable
     from lsgd.prepare.indexing import index_folder
     from lsgd.prepare.journal import Journal
     from lsgd.prepare.shards import write_shards
@@ -135,15 +135,8 @@ def _prepare(options: argparse.Namespace) -> None:
     if options.index:
         overrides.insert(1, shell_override("data.index", index))
     if options.check:
-        oddities = check_folder(root, index, **limits)
-        print(f"{problem_table(oddities)}\nfull list: {index}/check.tsv", flush=True)
-        skip = index / "skip.txt"
-        skipped, usable = write_skip_list(oddities, skip)
-        if skipped:
-            print(f"{skip} names {skipped} images to skip")
+        if skip := list_unusable(root, index, **limits):
             overrides.append(shell_override("data.skip_list", skip))
-        if usable:
-            print(f"  {usable} of them were listed before and are usable: a line can be removed")
     elif unreadable:
         raise UsageError(
             f"{len(unreadable)} images are cut short, not images, not for every loader, or of "

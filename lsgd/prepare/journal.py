@@ -60,10 +60,11 @@ def inspect_folder(
 class Journal:
     """The journal file of an inspection, a folder's findings on a line, to resume after a kill.
 
-    An incomplete last line, as a kill leaves, is dropped.
+    An incomplete last line, as a kill leaves, is dropped. So are all findings that were made with
+    another limit on the pixels of an image than `max_pixels`, unless that is None.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, max_pixels: int | None = None) -> None:
         self.file = file
         self.findings: dict[str, FolderFindings] = {}
         if file.exists():
@@ -80,6 +81,13 @@ class Journal:
                     whole += len(line)
             # Otherwise the next line would continue an incomplete one.
             os.truncate(file, whole)
+        if max_pixels is not None:
+            limit = FolderFindings("", 0.0, {"": (max_pixels, None)})
+            if self.findings.pop("", None) != limit:
+                self.findings.clear()
+                file.unlink(missing_ok=True)
+                self.add(limit)
+                del self.findings[""]
 
     def add(self, findings: FolderFindings) -> None:
         """Append the findings on one folder to the journal file."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from lsgd.errors import UsageError
 from lsgd.inputs.index import MAX_FILE_BYTES, SPLITS, class_folders, image_files, index_file
 from lsgd.paths import is_leftover
+from lsgd.prepare.check import JOURNAL, SKIP_LIST, TABLE
 from lsgd.prepare.fetch import is_writable, locked_folder
 from lsgd.prepare.process_pool import in_parallel
 from lsgd.untrusted_files import read_bounded
@@ -141,7 +142,7 @@ def _hash_images(source: Path, name: str) -> tuple[str, dict[str, bytes]]:
 def _check_target(target: Path) -> None:
     """Raise UsageError if the folder of links has anything that no division wrote."""
     known = {*SPLITS, *(index_file(target, split).name for split in SPLITS)}
-    known |= {f"{split}.scan.jsonl" for split in SPLITS} | {MARKER}
+    known |= {f"{split}.scan.jsonl" for split in SPLITS} | {MARKER, JOURNAL, TABLE, SKIP_LIST}
     present = [target / name for name in os.listdir(target)]
     # Links without the marker may be a user's own.
     odd = [path for path in present if path.name not in known or not (target / MARKER).is_file()]

@@ -18,7 +18,7 @@ from lsgd.inputs.index import IMAGE_SUFFIXES, MAX_FILE_BYTES, IndexRow, write_in
 from lsgd.job.command import Parser
 from lsgd.job.system import usable_cores
 from lsgd.override_syntax import shell_override
-from lsgd.prepare import add_max_pixels
+from lsgd.prepare import add_max_pixels, listed
 from lsgd.prepare.folder import print_suggestion
 from lsgd.prepare.images import FATAL, image_problems, usable_size
 from lsgd.prepare.journal import FolderFindings, Journal
@@ -29,9 +29,10 @@ HELP = "tar shards of another tool, in WebDataset's format: read once, index"
 
 EPILOG = """\
 A shard's name or folder says what it is for: train-000000.tar, val/000000.tar (also valid,
-validation, test); --train and --val say it for other names. The files of an example follow each
-other and have one name before the first dot: 000123.jpg, 000123.cls. Its class is the number in
-.cls, the "label" or "cls" of .json, or else the folder: n01440764/000123.jpg.
+validation; test where there are none of these); --train and --val say it for other names. The
+files of an example follow each other and have one name before the first dot: 000123.jpg,
+000123.cls. Its class is the number in .cls, the "label" or "cls" of .json, or else the folder:
+n01440764/000123.jpg.
 
 examples:
   python -m lsgd.prepare index /data/imagenet-wds
@@ -39,8 +40,11 @@ examples:
   python -m lsgd.prepare index /data/own --train 'a-*.tar' --val 'b-*.tar'
 """
 
-DEFAULT_PATTERNS = {"train": "train", "val": "val|valid|validation|test"}
-"""The words by which the path of a shard names its split, as a regular expression."""
+DEFAULT_PATTERNS = {"train": ("train",), "val": ("val|valid|validation", "test")}
+"""The words by which the path of a shard names its split, as regular expressions.
+
+A later one counts where no shard has an earlier one: a test set beside val is another set.
+"""
 CLASS_KEYS = ("label", "cls")
 """The keys of an example's JSON file that may hold its class number."""
 MAX_CLASS_FILE = 2**20
@@ -126,17 +130,20 @@ def prepare(options: argparse.Namespace) -> None:
 def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[str]]:
     """Return the paths of each split's shards relative to the root, sorted.
 
-    A split without a pattern has the shards whose path names it. Raises UsageError if a split has
-    none, if both have one, and for compressed shards.
+    A split without a pattern has the shards whose path names it; it prints which are left out.
+    Raises UsageError if a split has none, if both have one, and for compressed shards.
     """
     if not root.is_dir():
         raise UsageError(f"{root} is not a folder; give the one with the tar shards")
     found: dict[str, list[str]] = {}
     for split, pattern in patterns.items():
         if pattern is None:
-            words = rf"(?<![a-z])({DEFAULT_PATTERNS[split]})(?![a-z])"
-            tars = (path.relative_to(root) for path in root.rglob("[!.]*.tar"))
-            found[split] = sorted(str(tar) for tar in tars if re.search(words, str(tar), re.I))
+            found[split], left_out = _named_shards(root, split)
+            if left_out := [tar for tar in left_out if tar not in found["train"]]:
+                print(
+                    f"left out: {listed(left_out)}, as {split} has {listed(found[split])}; give "
+                    f"--{split} PATTERN to index them instead"
+                )
         elif os.path.isabs(pattern) or ".." in Path(pattern).parts:
             raise UsageError(f"--{split} {pattern} must be relative to {root}, and below it")
         else:
@@ -159,6 +166,17 @@ def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[s
     return found
 
 
+def _named_shards(root: Path, split: str) -> tuple[list[str], list[str]]:
+    """Return the sorted paths of the shards that are named for a split, and those left out."""
+    tars = sorted(str(path.relative_to(root)) for path in root.rglob("[!.]*.tar"))
+    by_words = [
+        [tar for tar in tars if re.search(rf"(?<![a-z])({words})(?![a-z])", tar, re.I)]
+        for words in DEFAULT_PATTERNS[split]
+    ]
+    taken, *others = [found for found in by_words if found] or [[]]
+    return taken, sorted({tar for found in others for tar in found} - {*taken})
+
+
 def index_shards(
     root: Path, index: Path, shards: dict[str, list[str]], *, processes: int, max_pixels: int
 ) -> dict[str, int]:
@@ -169,7 +187,7 @@ def index_shards(
     changed is not read again.
     """
     index.mkdir(parents=True, exist_ok=True)
-    journals = {split: Journal(index / f"{split}.shards.jsonl") for split in shards}
+    journals = {split: Journal(index / f"{split}.shards.jsonl", max_pixels) for split in shards}
     begun = {}
     images: dict[str, list[tuple[str, ShardImage]]] = {}
     for split, names in shards.items():

@@ -479,7 +479,8 @@ def _check_images(recipe: Recipe) -> None:
     if recipe.worker_batch < 2:
         raise UsageError(f"worker_batch={recipe.worker_batch} is not possible; write 2 or more")
     for image in data.skip:
-        if not image.startswith(("train/", "val/")) or data.skip.count(image) > 1:
+        # The folder of an evaluation set other than val is named like train and val.
+        if not re.match("[A-Za-z0-9][A-Za-z0-9.-]*/.", image) or data.skip.count(image) > 1:
             raise UsageError(
                 f"data.skip has {image!r}; name each image once, by its path below the root, such "
                 "as train/n01440764/n01440764_10026.JPEG"

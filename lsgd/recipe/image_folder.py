@@ -4,6 +4,7 @@ The index has one file for each split, whose other columns lsgd.inputs.index rea
 """
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,13 @@ def index_file(folder: Path, split: str) -> Path:
     return folder / f"{split}.index.npy"
 
 
-def prepare_command(dataset: str, root: Path, index: Path | None = None) -> str:
+def prepare_command(
+    dataset: str, root: Path, index: Path | None = None, options: Sequence[str] = ()
+) -> str:
     """Return the shell command that builds the index of an image dataset.
 
-    The index is built in `index` if given, or else in the folder of the dataset.
+    The index is built in `index` if given, or else in the folder of the dataset. The options are
+    those of a folder of image files; tar shards are prepared without them.
     """
     arguments = ["python", "-m", "lsgd.prepare", dataset, str(root)]
     if (root / "shards.json").exists():
@@ -33,10 +37,10 @@ def prepare_command(dataset: str, root: Path, index: Path | None = None) -> str:
         arguments[3:] = ["imagenet", "FOLDER_OF_THE_IMAGES", "--shards", str(root)]
         return shlex.join(arguments)
     if any(root.glob("[!.]*.tar")) and not (root / "train").exists():
-        arguments[3] = "index"
+        arguments[3], options = "index", ()
     if index and index != root:
         arguments += ["--index", str(index)]
-    return shlex.join(arguments)
+    return shlex.join([*arguments, *options])
 
 
 def count_images(root: Path, index: Path | None = None) -> dict[str, int]:
@@ -71,26 +75,40 @@ def _size(file: Path, make: str) -> tuple[int, int]:
 
 
 def without_skipped(data: Data) -> Data:
-    """Remove the images in a dataset's skip list from its counts, and record their names.
-
-    The list has one path per line, and comments behind `#`.
-    """
+    """Remove the images in a dataset's skip list from its counts, and record their names."""
     path = Path(data.skip_list or "")
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        listed = read_skip_list(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"data.skip_list={path} cannot be read ({error}); give the file that `python -m "
-            "lsgd.prepare imagenet ROOT --check` has written, or leave it out"
+            f"lsgd.prepare {check_dataset(data.name)} ROOT --check` has written, or leave it out"
         ) from None
-    listed = {line.partition("#")[0].strip() for line in lines} - {""}
     skip = sorted(listed.difference(data.skip))
-    train = sum(image.startswith("train/") for image in skip)
+    # Images of further evaluation sets are in none of the counts.
+    train, val = (sum(image.startswith(f"{split}/") for image in skip) for split in SPLITS)
     # The skipped images are recorded by name, so that the file is not read again.
     return replace(
         data,
         skip_list=None,
         skip=sorted({*data.skip, *skip}),
         train_examples=data.train_examples - train,
-        val_examples=data.val_examples - (len(skip) - train),
+        val_examples=data.val_examples - val,
     )
+
+
+def read_skip_list(file: Path) -> set[str]:
+    """Read the paths of the images in a skip list.
+
+    The list has one path per line, and comments behind `#`.
+    """
+    lines = file.read_text(encoding="utf-8-sig").splitlines()
+    return {line.partition("#")[0].strip() for line in lines} - {""}
+
+
+def check_dataset(dataset: str) -> str:
+    """Return the name by which lsgd.prepare checks the images of a dataset of image files.
+
+    The command of ImageNet rejects other classes, and any other one checks no images.
+    """
+    return dataset if dataset == "imagenet" else "folder"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.audited import UPDATES, deviations, watched
 
+from lsgd.audit.__main__ import notes
 from lsgd.audit.facts import AuditedJob, observe, observe_gradient, script_recipe
 from lsgd.audit.processes import ScriptProcess, one_job
 from lsgd.audit.watch.data import DataWatch
@@ -85,6 +86,20 @@ STYLES: list[tuple[str, dict[str, str], str]] = [
         "plain", "body_first", "head_first", "numpy", "fused", "teacher", "momentum_teacher",
         "critic", "checkpointing", "keywords", "endless", "many_epochs", "accuracy",
     )),
+    *((style, {}, "") for style in ("sam", "sam_of_data", "sam_without_statistics")),
+    (
+        "lbfgs",
+        {"momentum": "torch.optim.LBFGS(", "weight_decay": "torch.optim.LBFGS("},
+        "LBFGS, not momentum SGD",
+    ),
+    (
+        "cleared",
+        {
+            "gradient": "F.cross_entropy(model(images.flip(3))", "reference_lr": "SGD(",
+            "running_average": "self.conv, self.bn =",
+        },
+        "not the sum over its backward passes, as it is changed or cleared between",
+    ),
     (
         "value_clip",
         {"gradient": "nn.utils.clip_grad_value_"},
@@ -266,6 +281,16 @@ def test_of_a_trainer(mistake: str, rules: dict[str, str], says: str) -> None:
 def test_of_other_styles(style: str, rules: dict[str, str], says: str) -> None:
     """Several optimizers or networks, own loaders and samplers, and gradients that are changed."""
     assert_named(STYLED, style, rules, says, processes=1)
+
+
+@pytest.mark.parametrize("style", ["sam", "sam_of_data", "lbfgs"])
+def test_of_several_evaluations_of_the_gradient_the_last_counts(style: str) -> None:
+    """Also in the updates that are not observed in full."""
+    job = watched(STYLED, [style], 1, epochs=9)
+    assert job.summary() == "13 updates seen, of 32 images = 1 process x 32 images"
+    assert {*job.minibatch_sizes} == {32}
+    [note] = notes(job, [])
+    assert f"evaluated up to {3 if style == 'lbfgs' else 2} times for an update" in note
 
 
 @pytest.mark.parametrize("paper", PAPERS)

@@ -6,10 +6,12 @@ import importlib
 import io
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.usage_errors import usage_error
 
@@ -17,7 +19,7 @@ import lsgd
 from lsgd.__main__ import command_names
 from lsgd.launch.options import OPTIONS
 from lsgd.prepare.__main__ import main as prepare
-from lsgd.recipe.image_folder import prepare_command
+from lsgd.recipe.image_folder import prepare_command, read_skip_list
 
 DATASETS = ("folder", "imagenet", "tiny-imagenet", "cifar10")
 NESTED = ("prepare", "bench", "plan")
@@ -153,11 +155,43 @@ def test_the_words_that_are_advised_are_accepted(
     assert code in (0, None), capsys.readouterr().err
 
 
-def test_a_check_makes_the_list_that_is_advised(tmp_path: Path) -> None:
-    """Also of images of one's own."""
+@pytest.mark.parametrize(
+    ("dataset", "case"),
+    [
+        ("folder", "plain"), ("folder", "a class without images in val"),
+        ("imagenet", "plain"), ("imagenet", "a further set"),
+    ],
+)  # fmt: skip
+def test_the_advised_check_lists_the_image_to_skip(
+    dataset: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of images of one's own, and of each set that is evaluated."""
     from helpers.folders import make_folder
 
-    root = make_folder(tmp_path / "root")
-    (root / "train/n00/gray.JPEG").write_bytes(b"none")
-    assert prepare(["imagenet", str(root), "--check", "--processes", "1"]) == 0
-    assert "train/n00/gray.JPEG" in (root / "skip.txt").read_text()
+    from lsgd.errors import InputFailedError
+    from lsgd.inputs.decoding import explain_read_error
+    from lsgd.inputs.index import ImageIndex, index_file
+    from lsgd.rules.sampler import MicroBatch
+
+    monkeypatch.setattr("lsgd.prepare.folder.print_suggestion", lambda *_: None)  # times a step
+    root, options, split = make_folder(tmp_path / "own images"), list[str](), "val"
+    if case != "plain":
+        shutil.copytree(root / "val", root / "v2")
+    if case == "a further set":
+        options, split = ["--sets", "v2"], "v2"
+    elif case != "plain":
+        shutil.rmtree(root / "val/n02")
+        options = ["--allow-empty-classes"]
+    assert prepare(["folder", str(root), *options]) == 0
+    for each in ("train", split):
+        (root / each / "n00/gray.JPEG").write_bytes(b"none")
+    index = ImageIndex(root, index_file(root, split))
+    error = explain_read_error(
+        InputFailedError("gray.JPEG"), MicroBatch(None, np.arange(1), split=split), index, dataset
+    )
+    advised = str(error).partition("`")[2].partition("`")[0]
+    python, _, module, *words = shlex.split(advised)
+    assert (python, module, words[-1]) == ("python", "lsgd.prepare", "--check")
+    assert prepare(words) == 0
+    listed = read_skip_list(root / "skip.txt")
+    assert listed == {f"{each}/n00/gray.JPEG" for each in ("train", split)}

@@ -173,7 +173,7 @@ def test_what_pil_reads_and_dali_does_not_is_named(tmp_path: Path, name: str, wh
     message = str(failure.value)
     assert message.startswith(f"{bad} cannot be read (PIL decodes it, and DALI fails with")
     assert f"{why}; inputs=torchvision reads it), needed in step 3 of epoch 3; " in message
-    assert f"lsgd.prepare imagenet {root} --check" in message
+    assert f"lsgd.prepare folder {root} --check" in message
 
 
 def test_an_error_that_is_of_no_single_image_names_the_batch(

@@ -277,7 +277,7 @@ def test_a_bad_file_is_named_with_its_step(
     message = str(failure.value)
     assert message.startswith(f"{bad} cannot be read (")
     assert "needed in step 2 of epoch 5; " in message
-    assert f"lsgd.prepare imagenet {made} --check" in message
+    assert f"lsgd.prepare folder {made} --check" in message
     assert "data.skip_list=" in message
 
 

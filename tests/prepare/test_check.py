@@ -239,6 +239,27 @@ def test_a_journal_of_somebody_else_is_begun_anew(line: bytes, tmp_path: Path) -
     assert list(Journal(file).findings) == ["a", "b"]
 
 
+def test_a_check_with_another_limit_does_not_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was usable by a killed check with a larger limit is not so by this one."""
+    for name in ("train/a", "val/a"):
+        (tmp_path / name).mkdir(parents=True)
+        save(tmp_path / name / "x.JPEG")
+    monkeypatch.setattr(check, "atomic_write", raise_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        check_folder(tmp_path, tmp_path, processes=1)
+    monkeypatch.undo()
+    found = check_folder(tmp_path, tmp_path, processes=1, max_pixels=1599)
+    assert [(each.path, each.kind) for each in found] == [
+        (f"{split}/a/x.JPEG", "too large") for split in ("train", "val")
+    ]
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 BAD = [
     ImageProblem("train/a/x.JPEG", "truncated", "812 bytes"),
     ImageProblem("train/a/y.JPEG", "gray", "L"),

@@ -3,25 +3,28 @@
 import io
 import os
 import re
+import shlex
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.folders import LOADERS
+from helpers.folders import LOADERS, write_folder_shards
 from PIL import Image
 
 from lsgd import config, evaluate, train
 from lsgd.errors import UsageError
 from lsgd.inputs import index, indexed_class_names
 from lsgd.inputs.index import open_indexes
-from lsgd.prepare import suggestion
+from lsgd.prepare import folder, suggestion
 from lsgd.prepare.__main__ import main as prepare
 from lsgd.prepare.indexing import index_folder
 from lsgd.prepare.suggestion import overrides_for_size
 from lsgd.recipe import Recipe
+from lsgd.recipe.image_folder import read_skip_list
 from lsgd.run.read import read_run
 from lsgd.vision import datasets
 from lsgd.workloads.images import ImageClassification
@@ -150,6 +153,50 @@ def test_a_set_of_other_classes_is_refused(root: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().err
     assert "1 class is only in" in said
     assert "none/CLASS, which --sets names, has no image" in said
+
+
+@pytest.mark.parametrize("change", ["new image", "damaged index", "new class", "missing index"])
+def test_the_command_for_a_stale_set_ends_the_error(
+    change: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It indexes this set and the others, and allows the class that val already lacked."""
+    monkeypatch.setattr(folder, "print_suggestion", lambda *_: None)  # which times a step
+    for name in ("copy", "v2"):
+        shutil.copytree(root / "val", root / name)
+    shutil.rmtree(root / "val/Zebra")
+    assert prepare(["folder", str(root), "--sets", "copy,v2", "--allow-empty-classes"]) == 0
+    time.sleep(0.05)  # files of the very moment of the index count as changed
+    match change:
+        case "new image":
+            add_image(root / "v2/cat/new.png")
+        case "damaged index":
+            (root / "v2.index.npy").write_bytes(b"none")
+        case "missing index":
+            (root / "copy.index.npy").unlink()
+        case "new class":  # after which all others have another number
+            shutil.copytree(root / "train/10", root / "train/0")
+            assert prepare(["folder", str(root), "--allow-empty-classes"]) == 0
+    data = config.load_recipe(words(root)).data
+
+    def open_all() -> int:
+        open_indexes(data, root)
+        return sum(len(index.open_evaluation_index(data, root, name)) for name in ("copy", "v2"))
+
+    with pytest.raises(UsageError) as refused:
+        open_all()
+    command = re.search(r"run python -m lsgd\.prepare (.*)", str(refused.value))
+    assert command
+    assert "--sets copy,v2" in command[1]
+    assert prepare(shlex.split(command[1])) == 0
+    assert open_all() == 16 + (change == "new image")
+
+
+def test_further_sets_of_shards_are_refused(root: Path) -> None:
+    index_folder(root)
+    write_folder_shards(root, root.parent / "shards")
+    data = config.load_recipe(words(root)).data
+    with pytest.raises(UsageError, match=r"of tar shards only train and val are indexed"):
+        index.open_evaluation_index(data, root.parent / "shards", "v2")
 
 
 @pytest.mark.parametrize("command", [["folder"], ["imagenet", "--check", "--processes", "1"]])
@@ -291,6 +338,44 @@ def test_images_left_out_are_taken_off(root: Path) -> None:
     assert (data.train_examples, data.val_examples) == (23, 7)
     train_index, val_index = open_indexes(data, root)
     assert (len(train_index), len(val_index)) == (23, 7)
+
+
+def test_a_skip_list_of_a_further_set_leaves_the_numbers(root: Path) -> None:
+    shutil.copytree(root / "val", root / "v2")
+    assert prepare(["folder", str(root), "--sets", "v2"]) == 0
+    skip = root.parent / "skip.txt"
+    skip.write_text("v2/9/1.png\n")
+    data = config.load_recipe([*words(root), f"data.skip_list={skip}"]).data
+    assert (data.train_examples, data.val_examples) == (24, 8)
+    assert [len(each) for each in open_indexes(data, root)] == [24, 8]
+    assert len(index.open_evaluation_index(data, root, "v2")) == 7
+    skip.write_text("vla/9/1.png\n")
+    data = config.load_recipe([*words(root), f"data.skip_list={skip}"]).data
+    with pytest.raises(UsageError, match=r"names vla/9/1\.png, and .* correct the skip list"):
+        open_indexes(data, root)
+
+
+def test_a_check_of_a_folder_lists_what_to_skip(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command that it prints trains without these images, which are an error otherwise."""
+    shutil.copytree(root / "val", root / "v2")
+    for name in ("train/cat/0.JPG", "v2/9/1.png"):
+        (root / name).write_bytes(b"none")
+    assert prepare(["folder", str(root), "--sets=v2"]) == 2
+    assert "2 files are unusable" in (error := capsys.readouterr().err)
+    assert "which --check lists in a file to be skipped" in error
+    assert prepare(["folder", str(root), "--sets=v2", "--check"]) == 0
+    assert read_skip_list(root / "skip.txt") == {"train/cat/0.JPG", "v2/9/1.png"}
+    ready = capsys.readouterr().out.splitlines()[-1]
+    overrides = shlex.split(ready)[4:]
+    assert f"data.skip_list={root}/skip.txt" in overrides
+    assert "worker_batch=23" in overrides
+    assert config.load_recipe(overrides).data.train_examples == 23
+    (root / "train/cat/0.JPG").unlink()
+    assert prepare(["folder", str(root), "--sets=v2", "--check"]) == 0
+    assert read_skip_list(root / "skip.txt") == {"v2/9/1.png"}
+    assert "images that do not exist; removed: train/cat/0.JPG" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

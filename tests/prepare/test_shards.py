@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsgd.errors import UsageError
+from lsgd.errors import InputFailedError, UsageError
+from lsgd.inputs.decoding import explain_read_error
 from lsgd.inputs.index import ImageIndex
 from lsgd.prepare.indexing import index_folder
 from lsgd.prepare.shards import write_shards
+from lsgd.rules.sampler import MicroBatch
 
 
 @pytest.fixture
@@ -129,6 +131,26 @@ def test_a_short_or_missing_shard_is_written_again_and_no_other(root: Path, tmp_
     write_shards(root, root, folder, megabytes=1, processes=1)
     assert shards(folder) == expected
     assert (folder / "train-000001.tar").stat().st_mtime_ns == kept
+
+
+def test_a_damaged_shard_of_the_right_length_is_written_again_once_removed(
+    root: Path, tmp_path: Path
+) -> None:
+    """As the error of an unreadable image says: a shard that is complete by length is not read."""
+    folder = tmp_path / "shards"
+    write_shards(root, root, folder, megabytes=1, processes=1)
+    expected, shard = shards(folder), folder / "val-000000.tar"
+    shard.write_bytes(bytes(len(expected[shard.name])))
+    index = ImageIndex(folder, folder / "val.index.npy")
+    each = MicroBatch(None, np.arange(1), split="val")
+    error = explain_read_error(InputFailedError(index.path(0)), each, index, "imagenet")
+    assert "remove this shard and write it again" in str(error)
+    assert f"lsgd.prepare imagenet FOLDER_OF_THE_IMAGES --shards {folder}" in str(error)
+    write_shards(root, root, folder, megabytes=1, processes=1)
+    assert shards(folder) != expected
+    shard.unlink()
+    write_shards(root, root, folder, megabytes=1, processes=1)
+    assert shards(folder) == expected
 
 
 def test_folders_with_other_shards_are_left_alone(root: Path, tmp_path: Path) -> None:

@@ -181,6 +181,16 @@ def test_a_division_changes_nothing_that_it_did_not_write(
     assert sides(divided) == before
 
 
+def test_a_division_that_was_checked_is_made_again(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = sorted(photos.iterdir())[0]
+    (folder / "broken.png").write_bytes(b"none")
+    for _ in range(2):
+        assert prepare(["folder", str(photos), "--split", "0.3", "--check"]) == 0
+    assert "data.skip_list=" in capsys.readouterr().out
+
+
 def test_links_of_the_user_stay(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Images that are links themselves, also into the folder where the division would be."""
     linked = photos.with_name("linked")

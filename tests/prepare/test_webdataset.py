@@ -12,13 +12,15 @@ import pytest
 from PIL import Image
 
 from lsgd.config import load_recipe
-from lsgd.errors import UsageError
+from lsgd.errors import InputFailedError, UsageError
+from lsgd.inputs.decoding import explain_read_error
 from lsgd.inputs.index import ImageIndex, open_indexes
 from lsgd.prepare import webdataset
 from lsgd.prepare.__main__ import main, prepare
 from lsgd.prepare.indexing import index_folder
 from lsgd.prepare.shards import write_shards
 from lsgd.recipe import Data
+from lsgd.rules.sampler import MicroBatch
 from lsgd.run.rows import read_rows
 from lsgd.train import train
 
@@ -159,6 +161,23 @@ def test_only_shards_that_changed_are_read_again(
     assert paths(folder) == {"train/0/1.jpg": 0, "train/0/2.jpg": 0}
 
 
+def test_shards_are_read_again_with_another_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = {"1.jpg": jpeg(1), "1.cls": b"0", "2.jpg": jpeg(2, side=30), "2.cls": b"0"}
+    folder = both(tmp_path / "shards", members)
+
+    def be_killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(webdataset, "_class_names", be_killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(["index", str(folder)])
+    monkeypatch.undo()
+    prepare(["index", str(folder), "--max-pixels", "200"])
+    assert paths(folder) == {"train/0/1.jpg": 0}
+
+
 def test_what_cannot_be_used_is_named_and_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +246,39 @@ def test_the_shards_of_a_split(tmp_path: Path) -> None:
     (tmp_path / "constrained-1.tar").touch()
     with pytest.raises(UsageError, match="no shards"):
         found()
+
+
+@pytest.mark.parametrize(
+    ("names", "val", "left"),
+    [
+        ("train-0 val-0 test-0", ["val-0.tar"], "left out: test-0.tar, as val has val-0.tar;"),
+        ("train-0 test-0 validation/0 valid-1", ["valid-1.tar", "validation/0.tar"], "test-0.tar"),
+        ("train-0 test-0", ["test-0.tar"], ""),
+        ("train-0 val/test-0", ["val/test-0.tar"], ""),
+        ("test/train-0 test/val-0", ["test/val-0.tar"], ""),
+    ],
+)
+def test_a_test_set_beside_val_is_left_out(
+    names: str, val: list[str], left: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in names.split():
+        (tmp_path / f"{name}.tar").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.tar").touch()
+    found = webdataset.find_shards(tmp_path, {"train": None, "val": None})
+    assert found == {"train": [f"{names.split()[0]}.tar"], "val": val}
+    output = capsys.readouterr().out
+    assert left in output if left else not output
+
+
+def test_an_unreadable_image_names_the_command_of_these_shards(tmp_path: Path) -> None:
+    """Which leaves such an image out; lsgd has not written the shards, and writes none anew."""
+    folder = both(tmp_path / "shards", {"1.jpg": jpeg(1), "1.cls": b"0"})
+    prepare(["index", str(folder)])
+    train = ImageIndex(folder, folder / "train.index.npy")
+    each = MicroBatch(None, np.arange(1))
+    error = explain_read_error(InputFailedError("1.jpg"), each, train, "folder")
+    assert "copy the shard again" in str(error)
+    assert f"`python -m lsgd.prepare index {folder}`" in str(error)
 
 
 def test_a_run_on_shards_of_another_tool(

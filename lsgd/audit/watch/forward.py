@@ -193,6 +193,7 @@ class ForwardWatch:
             return
         if record.begin_after_other is not None:
             record.begin_after_other()
+        record.forget_replaced()
         batch = record.loader.given if record.loader else 0
         # With an evaluation that keeps gradients, passes of other loaders wait here too, and those
         # of an accuracy that a batch had after its update.

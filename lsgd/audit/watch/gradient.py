@@ -44,6 +44,12 @@ class GradientWatch:
         self.averages: list[str] = []
         self.exchange_place = ""
         self.updates_when_scaled = 0
+        self.evaluations = 1
+        """The number of evaluations of the gradient for the current update."""
+        self.is_reevaluated = False
+        """Whether an update was seen whose gradient was evaluated again at other weights."""
+        self.weights: tuple[int, torch.Tensor | None] = 0, None
+        """The version of the sampled parameter at the last backward pass, and a sample of it."""
 
     def install(self) -> None:
         """Observe losses, backward passes, clipping and the scaler of mixed precision."""
@@ -51,6 +57,7 @@ class GradientWatch:
         for name in LOSSES:
             record.wrap(F, name, after=self._note_loss, is_counted=False)
         record.note_loss = self._note_criterion
+        record.forget_replaced = self._forget_replaced
         record.awaited["deepspeed.runtime.engine"] = record.guard(self._watch_deepspeed)
         record.wrap(
             torch.autograd, "backward", before=self._note_backward, after=self._note_other_terms,
@@ -94,6 +101,7 @@ class GradientWatch:
             return
         self.name, parameter = named[-1]
         self.parameter, self.local, self.sum = parameter, None, None
+        self._note_weights(parameter)
         add = self.record.guard(functools.partial(self._add_local, parameter))
         self.record.add_costly_hook(lambda: parameter.register_hook(add))
 
@@ -218,8 +226,39 @@ class GradientWatch:
     def _forget_other(self) -> None:
         self.forget_update(self.losses_of_other)
 
+    def _forget_replaced(self) -> None:
+        """Forget the passes of an evaluation of the gradient that another one is about to replace.
+
+        SAM and L-BFGS evaluate the gradient at several weights for an update, each time from none
+        or 0. If only the gradient is cleared between two passes, that is a mistake of the script.
+        """
+        parameter = self.parameter
+        if parameter is None:
+            return
+        (version, before), gradient = self.weights, parameter.grad
+        self._note_weights(parameter)
+        if not self.record.passes:
+            return
+        now = self.weights[1]
+        is_moved, is_empty = version != parameter._version, gradient is None
+        if before is not None and now is not None:
+            is_moved = is_moved or not torch.equal(before, now)
+            is_empty = gradient is None or not bool(sample(gradient).any())
+        if is_moved and is_empty:
+            # A loss may have been computed already whose backward pass is yet to come.
+            kept = [each for each in self.losses if each["weight"] is None]
+            evaluations, self.is_reevaluated = self.evaluations + 1, True
+            self.forget_update()
+            self.losses, self.evaluations = kept, evaluations
+
+    def _note_weights(self, parameter: nn.Parameter) -> None:
+        # Values show what neither the version nor a missing gradient does, but wait for a GPU.
+        shows_values = self.record.is_sampled or self.is_reevaluated
+        self.weights = parameter._version, sample(parameter) if shows_values else None
+
     def _clear(self) -> None:
         self.local, self.losses, self.clip, self.value_clip = None, [], {}, {}
+        self.evaluations = 1
         self.record.begin_after_other = None
 
     def _note_average(self, *_: Any, **__: Any) -> None:
@@ -231,7 +270,7 @@ class GradientWatch:
         """Return the scale of an update's losses, and keep samples of its gradients."""
         found = {
             "losses": self.losses, "scale": 1.0, "clip": self.clip,
-            "value_clip": self.value_clip,
+            "value_clip": self.value_clip, "evaluations": self.evaluations,
             "backward_place": self.exchange_place or self.backward_place,
         }  # fmt: skip
         if self.record.is_sampled:

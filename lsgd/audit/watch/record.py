@@ -65,6 +65,8 @@ class Record:
         self.handles: list[Any] = []
         self.note_loss: Callable[[Any, Any, Any], None]
         """The watch of a loss that a library's own criterion computes."""
+        self.forget_replaced: Callable[[], None]
+        """Forget the passes since the last update if the next backward pass replaces theirs."""
         self.observe_calls: Callable[[type], None]
         """Observe calls of networks of a class also where no hook sees them."""
         self.keeps_hooks = False
@@ -217,11 +219,12 @@ class Record:
         self.register_hooks()
         util.Finalize(None, self.write, exitpriority=100)
 
-    def write(self) -> None:
+    def write(self, *, is_ended_by_watch: bool = False) -> None:
         """Write the record of this process, once, if it has trained or compiled a network."""
         if self.is_written or not (self.updates or self.passes or self.is_compiled):
             return
-        lines = [{"kind": "process", "pid": os.getpid(), "updates": self.updates, **self.job}]
+        process = {"kind": "process", "pid": os.getpid(), "updates": self.updates}
+        lines = [process | {"is_ended_by_watch": is_ended_by_watch} | self.job]
         for watch in self.watches:
             try:
                 lines += watch.lines()
@@ -246,7 +249,7 @@ class Record:
 
         It first waits for the other processes, which may still receive from this one.
         """
-        self.write()
+        self.write(is_ended_by_watch=True)
         count = int(os.environ.get("LOCAL_WORLD_SIZE", self.job.get("world_size", 1)))
         until = time.monotonic() + WAIT
         while time.monotonic() < until:

@@ -23,6 +23,8 @@ from .record import Record, place
 SETTINGS = (
     "lr", "initial_lr", "max_lr", "momentum", "dampening", "nesterov", "weight_decay",
 )  # fmt: skip
+COPIED = "lr", "passes", "models", "place", "epoch", "scale", "evaluations"
+"""The observations of an update that its record has as they are."""
 
 
 class UpdateWatch:
@@ -279,10 +281,7 @@ class UpdateWatch:
             clip = update["clip"]
             yield {
                 "kind": "update",
-                **{
-                    key: update[key]
-                    for key in ("lr", "passes", "models", "place", "epoch", "scale")
-                },
+                **{key: update[key] for key in COPIED},
                 "group": update.get("group"),
                 "backward_place": update["backward_place"],
                 "losses": losses,

@@ -93,6 +93,33 @@ class ManyEpochs(DataLoader):
             yield next(self.iterator)
 
 
+class Sam(torch.optim.Optimizer):
+    """Sharpness-aware minimization as davda54's: the gradient is that at perturbed weights."""
+
+    def __init__(self, base, rho=0.05):
+        super().__init__(base.param_groups, {})
+        self.base, self.rho, self.param_groups = base, rho, base.param_groups
+
+    @torch.no_grad()
+    def first_step(self):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        scale = self.rho / torch.stack([p.grad.norm() for p in parameters]).norm()
+        self.old = [(p, p.detach().clone()) for p in parameters]
+        for p in parameters:
+            if STYLE == "sam_of_data":
+                p.data = p.detach() + scale * p.grad
+                p.grad.zero_()
+            else:
+                p.add_(p.grad, alpha=scale)
+        if STYLE != "sam_of_data":
+            self.zero_grad()
+
+    def second_step(self):
+        for p, old in self.old:
+            p.data = old
+        self.base.step()
+
+
 def groups(module, decay=1e-4):
     norms = [p for m in module.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()]
     others = [p for p in module.parameters() if not any(p is norm for norm in norms)]
@@ -129,12 +156,26 @@ elif STYLE in ("teacher", "momentum_teacher"):
     teacher = Network(width=16)
     teacher.requires_grad_(STYLE == "momentum_teacher")
     teacher.train(STYLE == "momentum_teacher")
+elif STYLE.startswith("sam"):
+    optimizers = [Sam(optimizers[0])]
+elif STYLE == "lbfgs":
+    optimizers = [torch.optim.LBFGS(model.parameters(), lr=LR, max_iter=3)]
 elif STYLE == "critic":
     teacher = Network(width=64)
     optimizers.append(sgd(groups(teacher)))
 scaler = torch.amp.GradScaler("cpu", enabled=STYLE == "fused")
 
 for update, (images, labels) in zip(range(13), batches(), strict=False):
+    if STYLE == "lbfgs":
+
+        def closure(images=images, labels=labels):
+            optimizers[0].zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            return loss
+
+        optimizers[0].step(closure)
+        continue
     if STYLE == "keywords":
         loss = model(images=images, labels=labels)
     else:
@@ -151,7 +192,18 @@ for update, (images, labels) in zip(range(13), batches(), strict=False):
             parameter.grad.add_(parameter.detach(), alpha=0.1)
     elif STYLE == "fused" and update == 1:
         model.conv.weight.grad[0, 0, 0, 0] = torch.inf
-    scaler.step(optimizers[0])
+    elif STYLE == "cleared":
+        optimizers[0].zero_grad()
+        F.cross_entropy(model(images.flip(3)), labels.flip(0)).backward()
+    if STYLE.startswith("sam"):
+        optimizers[0].first_step()
+        if STYLE == "sam_without_statistics":
+            model.bn.momentum = 0.0
+        F.cross_entropy(model(images), labels).backward()
+        model.bn.momentum = 0.1
+        optimizers[0].second_step()
+    else:
+        scaler.step(optimizers[0])
     if STYLE == "critic":
         optimizers[0].zero_grad()
         (F.cross_entropy(teacher(images), labels) - model(images).mean()).backward()
