@@ -259,7 +259,7 @@ def print_plan(request: SearchRequest, points: Sequence[Trial], folder: Path) ->
             f"# {point.number + 1}: {format_values(point.values)}: {point.state}{value} {point.why}"
         )
         if point.state == RUNNING and not on_slurm:
-            for trial in request.space.planned_runs(point.values, request.space.search.seeds):
+            for trial in request.space.valid_runs(point.values, request.space.search.seeds):
                 if not has_ended(trial.saved_run):
                     print(shlex.join(request.launcher.command(trial)))
     if on_slurm:

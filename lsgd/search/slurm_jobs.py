@@ -174,7 +174,7 @@ def print_status(request: SearchRequest, trials: Sequence[Trial], folder: Path) 
     runs = {
         f"trial {trial.number + 1}, seed {run.recipe.seed}": run
         for trial in trials
-        for run in space.planned_runs(trial.values, space.search.seeds)
+        for run in space.valid_runs(trial.values, space.search.seeds)
     }
     for name, compared in comparison_runs(space, trials).items():
         runs |= {f"{name}, seed {run.recipe.seed}": run for run in compared}
