@@ -8,6 +8,7 @@ from helpers.run_folders import write_run
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import FAILS, HOLDS, OPEN
 from lsgd.report.content import compose
+from lsgd.report.figures import _against_minibatch
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.markdown import render
 from lsgd.report.run_folders import find_runs
@@ -75,5 +76,17 @@ def test_the_elbow_is_none_of_those_that_never_arrive(tmp_path: Path) -> None:
     assert "3 of 3 never" in page
     assert "1 of 4 diverged, 3 of 4 never" in page
     assert "or more (at least" in page
+    # Each is drawn with all epochs of its run.
+    svg = _against_minibatch("figure1", ladder, findings).svg
+    assert "runs diverged or never at the target" in svg
     recipes = {row["recipe"]: row for row in summarise(findings, "command", "version")["recipes"]}
     assert (recipes["fashion_bs1k"]["never"], recipes["fashion_bs1k"]["diverged"]) == (3, 1)
+
+
+def test_figure_1_is_drawn_where_no_run_reaches_the_target(tmp_path: Path) -> None:
+    for name in SIZES:
+        write_run(tmp_path / name, f"+recipe={name}", UNTIL, errors=NEVER)
+    findings = found(tmp_path)
+    [ladder] = findings.sweeps
+    svg = _against_minibatch("figure1", ladder, findings).svg
+    assert "runs never at the target" in svg
