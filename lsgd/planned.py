@@ -101,7 +101,7 @@ class PlannedRun:
     @property
     def examples_left(self) -> int:
         """The number of examples still to train on, in the epochs that are not finished."""
-        return (self.recipe.epochs - self.epochs_done) * self.recipe.data.train_examples
+        return (self.recipe.epochs - self.epochs_done) * self.recipe.train_examples
 
     @property
     def job_id(self) -> str | None:

@@ -218,7 +218,7 @@ def cost_lines(request: SearchRequest, work: PendingWork, trials: Sequence[Trial
             "as --images-per-second X"
         ]
     else:
-        examples = recipe.epochs * recipe.data.train_examples * mean_work(recipe)
+        examples = recipe.epochs * recipe.train_examples * mean_work(recipe)
         seconds = runs_left * examples / rate
         at_once = trials_at_once(request) if on_slurm else request.jobs or 1
         at_once = min(at_once or runs_left, max(work.trials, len(work.comparisons)))

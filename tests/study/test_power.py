@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.composed import compose_recipe
 from helpers.run_folders import write_finished_run, write_run
 
 from lsgd import cost
@@ -13,9 +14,11 @@ from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import HOLDS, claim_outcome
 from lsgd.report.findings import compute_findings
+from lsgd.report.groups import RecipeRuns
 from lsgd.report.looks import Looks
 from lsgd.report.run_folders import find_runs
 from lsgd.report.welch import sample_stats, welch_difference
+from lsgd.run.read import Run
 from lsgd.study.__main__ import all_runs, planned_looks
 from lsgd.study.planned_runs import planned_runs
 from lsgd.study.power import claim_spread, detectable_difference, equivalence_margin, power_lines
@@ -107,6 +110,30 @@ def test_hours_are_those_of_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = compute_findings([], [], STUDY).groups
     [line] = cost.cost_lines(RunLauncher("local", {"--np": "2"}), runs, [], groups, 1)
     assert "6 runs to train, 36.0 CPU hours, 6 h 0 min one after another" in line
+
+
+@pytest.mark.parametrize("recipe", ["conll_bilstm", "sst_treelstm", "ptb_small", "digits"])
+def test_hours_by_existing_runs_are_those_of_their_steps(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their speeds count: the tokens of a sentence, the nodes of a tree, or images."""
+    monkeypatch.chdir(tmp_path)
+    trial = PlannedRun(compose_recipe(f"+recipe={recipe}"), [])
+    made, seconds = trial.recipe, 10.0
+    per_second = 14 * made.batch_size / seconds
+    start = {"kind": "start", "step": 0, "device": "CPU", "inputs": "in memory", "processes": 1}
+    rows = [start] + [
+        {"kind": "epoch", "step": epoch * made.steps_per_epoch, "epoch": epoch}
+        | {"step_seconds": seconds, "tokens_per_second": per_second}
+        for epoch in range(1, made.epochs + 1)
+    ]
+    group = RecipeRuns(recipe, made, None, None, [Run(tmp_path, made, rows)])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    launcher = RunLauncher("local", {"--np": "1"})
+    rate, source = cost.speed(launcher, trial, group)
+    assert source == "existing runs"
+    assert rate is not None
+    assert trial.examples_left / rate == pytest.approx(made.total_steps * seconds)
 
 
 def test_epochs_of_smaller_images_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
