@@ -103,9 +103,9 @@ def _full_size_examples_left(trial: PlannedRun) -> float:
 
     Where images have one size, it is the number of these examples.
     """
-    recipe = trial.recipe
-    if not recipe.image_sizes.points:
-        return trial.examples_left
+    recipe, left = trial.recipe, trial.examples_left
+    if not recipe.image_sizes.points or not left:
+        return left
     done = trial.epochs_done
     return (recipe.epochs - done) * recipe.train_examples * mean_work(recipe, done)
 

@@ -100,7 +100,12 @@ class PlannedRun:
 
     @property
     def examples_left(self) -> int:
-        """The number of examples still to train on, in the epochs that are not finished."""
+        """The number of examples still to train on, in the epochs that are not finished.
+
+        A run that has stopped early or diverged has none left.
+        """
+        if has_ended(self.saved_run):
+            return 0
         return (self.recipe.epochs - self.epochs_done) * self.recipe.train_examples
 
     @property

@@ -10,7 +10,7 @@ from helpers.run_folders import write_finished_run, write_run
 
 from lsgd import cost
 from lsgd.config import load_recipe, load_study
-from lsgd.planned import PlannedRun, RunLauncher
+from lsgd.planned import PlannedRun, RunLauncher, has_ended
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import HOLDS, claim_outcome
 from lsgd.report.findings import compute_findings
@@ -152,6 +152,23 @@ def test_epochs_of_smaller_images_take_less_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(PlannedRun, "epochs_done", 2)
     assert cost._full_size_examples_left(trial) == 2 * epoch
     assert cost.mean_work(recipe) == pytest.approx(0.625, rel=1e-3)
+
+
+@pytest.mark.parametrize("ends", ["stop.patience=2", "diverges", "image_sizes"])
+def test_a_run_that_has_ended_early_has_no_example_left(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remaining time and the cost of a study count the epochs that are to be trained."""
+    monkeypatch.chdir(tmp_path)
+    stops = ["stop.patience=2", "stop.metric=top1_error"] if ends != "diverges" else []
+    if ends == "image_sizes":
+        stops += ["data.image_size=64", "image_sizes.points=[[1,32],[2,64]]", "inputs=synthetic"]
+    words = ["+recipe=digits", *stops]
+    trial = PlannedRun(compose_recipe(*words), words)
+    assert trial.examples_left == 30 * 1442
+    write_run(trial.folder, *words, errors=[9.0, 9.0, 9.0], diverged=ends == "diverges")
+    assert has_ended(trial.saved_run)
+    assert trial.examples_left == cost._full_size_examples_left(trial) == 0
 
 
 def test_a_claims_power_is_of_the_spread_of_its_own_recipes(tmp_path: Path) -> None:
