@@ -13,7 +13,7 @@ from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe import Recipe
 from lsgd.report.formatting import format_count
 from lsgd.report.groups import RecipeRuns
-from lsgd.report.speed import measure_speeds
+from lsgd.report.speed import examples_per_second
 from lsgd.run.remaining import duration
 
 LIMIT = 300.0
@@ -103,11 +103,11 @@ def _full_size_examples_left(trial: PlannedRun) -> float:
 
     Where images have one size, it is the number of these examples.
     """
-    recipe = trial.recipe
-    if not recipe.image_sizes.points:
-        return trial.examples_left
+    recipe, left = trial.recipe, trial.examples_left
+    if not recipe.image_sizes.points or not left:
+        return left
     done = trial.epochs_done
-    return (recipe.epochs - done) * recipe.data.train_examples * mean_work(recipe, done)
+    return (recipe.epochs - done) * recipe.train_examples * mean_work(recipe, done)
 
 
 def mean_work(recipe: Recipe, epoch: int = 0) -> float:
@@ -154,7 +154,7 @@ def speed(
     `images_per_second` is the speed of one process of a recipe without runs.
     """
     processes, _ = launcher.fit(trial.recipe)
-    if (measured := _of_runs(group, processes)) is not None:
+    if (measured := examples_per_second(group, processes)) is not None:
         return measured * mean_work(trial.recipe), "existing runs"
     if images_per_second is not None:
         return processes * images_per_second, "--images-per-second"
@@ -176,16 +176,6 @@ def limit_line(launcher: RunLauncher, runs: Sequence[PlannedRun]) -> str:
         f"cost by --time {launcher.options['--time']}: at most {gpus * limit / 3600:,.1f} GPU "
         f"hours, if no run is requeued"
     )
-
-
-def _of_runs(group: RecipeRuns, processes: int) -> float | None:
-    """Return the median examples/s of a recipe's existing runs, or None if it has none.
-
-    Only the runs on `processes` processes count, if there are any.
-    """
-    speeds = measure_speeds([group])
-    alike = [speed for speed in speeds if speed.processes == processes] or speeds
-    return statistics.median(speed.per_second for speed in alike) if alike else None
 
 
 def _timed(trial: PlannedRun, processes: int) -> float | None:

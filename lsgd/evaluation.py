@@ -89,4 +89,4 @@ def _evaluate_set(
     for _ in range(most - len(passes)):
         rounds.end_round()
     rounds.finish()
-    return compute_metrics(workload, tally.state(partial(all_reduce_, comm)))
+    return compute_metrics(workload, tally.state(partial(all_reduce_, comm)), split)

@@ -76,6 +76,29 @@ def parse_text(key: str, value: str) -> str | None:
     return text
 
 
+def parse_seeds(key: str, text: str) -> list[int]:
+    """Parse the value of seeds=…: `5` is the seeds 0 to 4, `[0..4]` a range, `[0,3]` a list.
+
+    Raises UsageError for anything else.
+
+    >>> [parse_seeds("seeds", text) for text in ("3", "[1..3]", "[0, 7]")]
+    [[0, 1, 2], [1, 2, 3], [0, 7]]
+    """
+    seeds: list[int] = []
+    if re.fullmatch(r"\d{1,4}", text):
+        seeds = list(range(int(text)))
+    elif ends := re.fullmatch(r"\[(\d{1,4})\.\.(\d{1,4})\]", text):
+        seeds = list(range(int(ends[1]), int(ends[2]) + 1))
+    elif re.fullmatch(r"\[ *\d{1,19}( *, *\d{1,19})* *\]", text):
+        seeds = [int(number) for number in re.findall(r"\d+", text)]
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UsageError(
+            f"{key}={text} must be a number of seeds or a list of distinct seeds; write {key}=5, "
+            f"{key}=[0..4] or {key}=[0,1]"
+        )
+    return seeds
+
+
 def last_text(overrides: Sequence[str], key: str) -> str | None:
     """Return the text that the last override of a field sets; None without such an override.
 

@@ -100,8 +100,13 @@ class PlannedRun:
 
     @property
     def examples_left(self) -> int:
-        """The number of examples still to train on, in the epochs that are not finished."""
-        return (self.recipe.epochs - self.epochs_done) * self.recipe.data.train_examples
+        """The number of examples still to train on, in the epochs that are not finished.
+
+        A run that has stopped early or diverged has none left.
+        """
+        if has_ended(self.saved_run):
+            return 0
+        return (self.recipe.epochs - self.epochs_done) * self.recipe.train_examples
 
     @property
     def job_id(self) -> str | None:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,7 +57,7 @@ def _against_minibatch(name: str, ladder: BatchSizeSweep, findings: Findings) ->
     groups, metric = ladder.groups, findings.metric
     sizes = [group.recipe.batch_size for group in groups]
     finished = [(g.recipe.batch_size, sample) for g in groups if (sample := g.sample)]
-    diverged = [(g.recipe.batch_size, g.chance_level) for g in groups if g.diverged]
+    without = [(g.recipe.batch_size, g.chance_level) for g in groups if _is_without_value(g)]
 
     def plot(axes: "Axes") -> None:
         published = [
@@ -77,20 +78,19 @@ def _against_minibatch(name: str, ladder: BatchSizeSweep, findings: Findings) ->
             capsize=3,
             label="mean ± std over seeds",
         )
-        if diverged:
-            axes.plot(
-                *zip(*diverged, strict=True), color=RED, marker="x", ls="", label="runs diverged"
-            )
+        if without:
+            label = _without_value_label(groups)
+            axes.plot(*zip(*without, strict=True), color=RED, marker="x", ls="", label=label)
         base = ladder.baseline.claim_sample
         if base:
             limit = base.mean + ladder.margin
             label = f"baseline + {metric.format_difference(f'{ladder.margin:g}')}"
             axes.axhline(limit, color=RED, ls="--", lw=1, label=label)
-        means = [sample.mean for _, sample in finished] + [guess for _, guess in diverged]
+        means = [sample.mean for _, sample in finished] + [guess for _, guess in without]
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [format_batch_size(size) for size in sizes])
         # On a linear axis a diverged run would hide the differences between the others.
-        if max(means) > 3 * min(means):
+        if means and max(means) > 3 * min(means):
             axes.set_yscale("log")
             ticks = _log_ticks(metric, 0.7 * min(means), 1.3 * max(means))
             axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -108,6 +108,20 @@ def _against_minibatch(name: str, ladder: BatchSizeSweep, findings: Findings) ->
         f"{group.recipe.batch_size}: {format_group(group)}" for group in groups
     )
     return draw_figure(name, f"{noun} against minibatch size (the paper's figure 1)", alt, plot)
+
+
+def _is_without_value(group: RecipeRuns) -> bool:
+    """Return whether runs of a recipe count at the chance level, as their metric has no value."""
+    return bool(group.diverged or group.never_reached)
+
+
+def _without_value_label(groups: Sequence[RecipeRuns]) -> str:
+    """Return the label of the runs that count at the chance level in a figure of these recipes."""
+    reasons = [
+        *(["diverged"] if any(group.diverged for group in groups) else []),
+        *(["never at the target"] if any(group.never_reached for group in groups) else []),
+    ]
+    return f"runs {' or '.join(reasons)}"
 
 
 def _published_by_steps(ladder: BatchSizeSweep) -> list[tuple[int, float, float]]:
@@ -142,11 +156,12 @@ def _against_steps(
         for group in ladder.groups
         if base and (sample := group.sample)
     ]
-    diverged = [
+    without = [
         (group.recipe.steps_per_epoch, group.chance_level - base.mean, 0.0)
         for group in ladder.groups
-        if base and group.diverged
+        if base and _is_without_value(group)
     ]
+    reason = _without_value_label(ladder.groups)
     margin = metric.format_difference(f"{ladder.margin:g}")
 
     def plot(axes: "Axes") -> None:
@@ -157,15 +172,15 @@ def _against_steps(
             if points:
                 x, y, std = zip(*points, strict=True)
                 axes.errorbar(x, y, std, color=colour, marker=marker, ms=4, capsize=3, label=label)
-        if diverged:
-            x, y, _ = zip(*diverged, strict=True)
-            axes.plot(x, y, color=RED, marker="x", ls="", label="runs diverged")
+        if without:
+            x, y, _ = zip(*without, strict=True)
+            axes.plot(x, y, color=RED, marker="x", ls="", label=reason)
         axes.axhline(ladder.margin, color=RED, ls="--", lw=1, label=f"baseline + {margin}")
         axes.set_xscale("log", base=2)
         axes.invert_xaxis()  # as in figure 1, larger minibatches are on the right
         steps = [group.recipe.steps_per_epoch for group in ladder.groups]
         axes.set_xticks(steps, [str(each) for each in steps])
-        largest = max(gap for _, gap, _ in [*published, *ours, *diverged])
+        largest = max(gap for _, gap, _ in [*published, *ours, *without])
         if largest > WIDE:
             axes.set_yscale("symlog", linthresh=1)
             ticks = [tick for tick in GAP_TICKS if tick < 1.3 * largest]
@@ -179,7 +194,7 @@ def _against_steps(
     noun = metric.noun.capitalize()
     alt = f"{noun} above the baseline by steps per epoch: " + "; ".join(
         f"{who} {', '.join(f'{steps}: {gap:+.2f}' for steps, gap, _ in points)}"
-        for who, points in (("here", ours), ("diverged", diverged), ("the paper", published))
+        for who, points in (("here", ours), (reason, without), ("the paper", published))
         if points
     )
     title = f"{noun} above the baseline against steps per epoch, beside the paper's figure 1"

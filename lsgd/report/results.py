@@ -91,12 +91,13 @@ def _number(recipe: dict[str, Any]) -> str:
     if recipe["mean"] is not None:
         spread = f" ± {recipe['std']:.2f}" if recipe["std"] is not None else ""
         parts.append(f"{recipe['mean']:.2f}{spread}")
+    counted = recipe["n"] + (len(recipe["repeats"]) if recipe.get("counts_repeats") else 0)
     if recipe["diverged"]:
-        parts.append(f"{recipe['diverged']} of {recipe['n']} diverged")
+        parts.append(f"{recipe['diverged']} of {counted} diverged")
     # Older summaries have no such count.
     without = sum(number is None for number in recipe["errors"].values())
     if never := recipe.get("never", without - recipe["diverged"]):
-        parts.append(f"{never} of {recipe['n']} never")
+        parts.append(f"{never} of {counted} never")
     return ", ".join(parts) or "not run"
 
 
@@ -109,9 +110,11 @@ def _seeds(recipe: dict[str, Any]) -> str:
     if numbers:
         ends = sorted({f"{min(numbers):.2f}", f"{max(numbers):.2f}"}, key=float)
         text += f", {' to '.join(ends)}"
-    if len(numbers) < len(recipe["repeats"]):
-        text += f", {len(recipe['repeats']) - len(numbers)} diverged"
-    return text
+    # Summaries without such a repeat have no such count.
+    never = recipe.get("repeats_never", 0)
+    if diverged := len(recipe["repeats"]) - len(numbers) - never:
+        text += f", {diverged} diverged"
+    return text + (f", {never} never" if never else "")
 
 
 def _published(recipe: dict[str, Any], metric: Metric) -> str:

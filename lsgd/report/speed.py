@@ -2,7 +2,7 @@
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lsgd.recipe import Recipe
@@ -37,10 +37,7 @@ def measure_speeds(groups: Sequence[RecipeRuns]) -> list[Speed]:
     """Return each recipe's median throughput for each hardware and number of processes."""
     rows = []
     for group in groups:
-        measured: dict[tuple[str, int], list[float]] = {}
-        for run in (*group.runs, *group.repeats):
-            for where, speed in _epochs(run):
-                measured.setdefault(where, []).append(speed)
+        measured = _measured(group, _throughput)
         for (hardware, processes), speeds in sorted(measured.items()):
             fewest = min(count for other, count in measured if other == hardware)
             alone = statistics.median(measured[hardware, fewest]) / fewest
@@ -51,17 +48,60 @@ def measure_speeds(groups: Sequence[RecipeRuns]) -> list[Speed]:
     return rows
 
 
-def _epochs(run: Run) -> list[tuple[tuple[str, int], float]]:
-    """Return hardware, number of processes and throughput of each epoch of a run."""
-    key = run.things + PER_SECOND
+def examples_per_second(group: RecipeRuns, processes: int) -> float | None:
+    """Return the median examples/s of a recipe's runs, such as sentences; None if it is unknown.
+
+    The throughput may be of their tokens. Only the runs on `processes` processes count, if there
+    are any.
+    """
+    medians = {
+        where: statistics.median(speeds)
+        for where, speeds in _measured(group, _examples_per_second).items()
+    }
+    alike = [speed for (_, count), speed in medians.items() if count == processes]
+    return statistics.median(alike or medians.values()) if medians else None
+
+
+def _throughput(run: Run, row: Row) -> float | None:
+    """Return the throughput in an epoch's row, in the units that the run counts."""
+    return finite_number(row, run.things + PER_SECOND)
+
+
+def _examples_per_second(run: Run, row: Row) -> float | None:
+    """Return the examples/s of an epoch by its time per step, or by its throughput in examples."""
+    recipe = run.recipe
+    if seconds := finite_number(row, "step_seconds"):
+        steps: int = recipe.stage(row["epoch"] - 1).steps_per_epoch
+        return recipe.train_examples / (steps * seconds)
+    # Older runs have no such time.
+    speed = _throughput(run, row)
+    if recipe.data.workload == "language":
+        return speed and speed / recipe.data.window
+    return speed if run.things == "images" else None
+
+
+def _measured(
+    group: RecipeRuns, speed: Callable[[Run, Row], float | None]
+) -> dict[tuple[str, int], list[float]]:
+    """Return a speed of each epoch of a recipe's runs, by hardware and number of processes."""
+    measured: dict[tuple[str, int], list[float]] = {}
+    for run in (*group.runs, *group.repeats):
+        for where, value in _epochs(run, speed):
+            measured.setdefault(where, []).append(value)
+    return measured
+
+
+def _epochs(
+    run: Run, speed: Callable[[Run, Row], float | None]
+) -> list[tuple[tuple[str, int], float]]:
+    """Return hardware, number of processes and a speed of each epoch of a run."""
     where, speeds = ("unknown hardware", 1), list[tuple[tuple[str, int], float]]()
     for row in run.rows:
         if row["kind"] == "start":
             hardware, processes = hardware_and_processes(row)
             where = f"{hardware}; {_execution(run.recipe)}", processes
-        speed = finite_number(row, key)
-        if row["kind"] == "epoch" and speed:
-            speeds.append((where, speed))
+        if row["kind"] == "epoch" and (value := speed(run, row)):
+            speeds.append((where, value))
     return speeds
 
 

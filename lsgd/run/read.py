@@ -121,7 +121,8 @@ class Run:
         ending = f"_{self.metric.name}"
         keys = [key for row in self.epochs.values() for key in row if key.endswith(ending)]
         names = dict.fromkeys([MAIN_SET, *(key.removesuffix(ending) for key in keys)])
-        return [name for name in names if name != "train"]
+        # No set has a _, but another metric may end in the name of this one, as position_error.
+        return [name for name in names if name != "train" and "_" not in name]
 
     def number_on(self, evaluation_set: str) -> float | None:
         """Return the run's final metric on an evaluation set; None if never evaluated on it."""

@@ -66,7 +66,7 @@ from lsgd.search.folder import (
     open_folder,
     search_folder,
 )
-from lsgd.search.record import load_record, make_record, save_record
+from lsgd.search.record import check_comparable, load_record, make_record, save_record
 from lsgd.search.report import write_page
 from lsgd.search.slurm_jobs import (
     cost_lines,
@@ -234,6 +234,7 @@ def write_results(request: SearchRequest, points: Sequence[Trial], folder: Path)
 def report(request: ReportRequest) -> int:
     """Write one report page on the searches in several folders; return the exit code."""
     records = [load_record(folder) for folder in request.folders]
+    check_comparable(request.folders, records)
     with create_output_folder(request.out) as out:
         assert out
         command = ["python", "-m", "lsgd.search", "--report", *map(str, request.folders)]
@@ -259,7 +260,7 @@ def print_plan(request: SearchRequest, points: Sequence[Trial], folder: Path) ->
             f"# {point.number + 1}: {format_values(point.values)}: {point.state}{value} {point.why}"
         )
         if point.state == RUNNING and not on_slurm:
-            for trial in request.space.planned_runs(point.values, request.space.search.seeds):
+            for trial in request.space.valid_runs(point.values, request.space.search.seeds):
                 if not has_ended(trial.saved_run):
                     print(shlex.join(request.launcher.command(trial)))
     if on_slurm:

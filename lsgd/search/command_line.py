@@ -1,21 +1,25 @@
 """The command line of a search: which search to run, and how its runs are launched."""
 
 import argparse
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_origin
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from, positive_number
-from lsgd.override_syntax import canonical, key_and_value, parse_text
+from lsgd.override_syntax import canonical, key_and_value, parse_seeds, parse_text
 from lsgd.planned import RunLauncher, add_options, read_launcher
-from lsgd.recipe.search import KINDS, SEARCH_FIELDS, Search
+from lsgd.recipe.search import KINDS, PRUNING_RULES, SEARCH_FIELDS, Pruning, Search
 from lsgd.search.space import FIXED, SearchSpace
+from lsgd.suggestions import did_you_mean
 
 SAID = [name for name in SEARCH_FIELDS if name not in ("title", "recipe", "words", "space")]
 """The fields of a search that the command line may override."""
+WHOLE_NUMBERS = ("trials", "sampler_seed", "prune.after_trials", "prune.after_epochs")
+"""The overrides of a search that are whole numbers."""
 ARRAY_JOBS = TRIAL, COMPARISON = "trial", "comparison"
 """The kinds of jobs of an array on Slurm: each trains a trial, or a run that compares the best."""
 
@@ -134,7 +138,7 @@ def _divide_overrides(
         if key == "+search":
             names.append(value)
         elif field in SAID:
-            of_search.append(word)
+            of_search.append(_of_search_field(word))
         elif field in SEARCH_FIELDS and field != "recipe":
             raise UsageError(
                 f"'{word}' is a field of a search file; write your own file, and search=./mine.yaml"
@@ -142,6 +146,32 @@ def _divide_overrides(
         else:
             of_recipe.append(word)
     return names, of_search, of_recipe
+
+
+def _of_search_field(word: str) -> str:
+    """Return an override of a field of the search in the form of its file.
+
+    Raises UsageError for values of another kind, whose errors would be about this form.
+    """
+    key, value = key_and_value(word)
+    if key in ("seeds", "holdout_seeds"):
+        is_none = key == "holdout_seeds" and value == "[]"
+        seeds = [] if is_none else parse_seeds(key, value)
+        return f"{key}=[{','.join(map(str, seeds))}]"
+    if key in WHOLE_NUMBERS and not re.fullmatch(r"-?\d{1,18}", value.strip("'\"")):
+        raise UsageError(f"{word} is not a whole number; write for example {key}=60")
+    if key == "prune" and value != "null" and not re.fullmatch(r"\{.*\}", value):
+        raise UsageError(
+            f"{word} is not a rule of pruning; write prune.rule={' or '.join(PRUNING_RULES)}, or "
+            "prune=null"
+        )
+    settings = re.findall(r"(\w+) *:", value) if key == "prune" else []
+    settings += [key.partition(".")[2]] if key.startswith("prune.") else []
+    for name in settings:
+        if name not in (known := [field.name for field in fields(Pruning)]):
+            raise UsageError(f"'{word}': pruning has no {name}; {did_you_mean(name, known)}")
+    # YAML needs the space after a colon, which Hydra does not.
+    return re.sub(r"(\w):(?=\w)", r"\1: ", word) if key == "prune" else word
 
 
 def _search_over(

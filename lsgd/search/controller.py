@@ -19,7 +19,16 @@ from lsgd.run.rows import finite_number, is_row, read_rows
 from lsgd.search.backends import TrialBackend
 from lsgd.search.folder import acquire_lock, hold_lock
 from lsgd.search.space import SearchSpace, format_values
-from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest, Trial, best_trial
+from lsgd.search.trial import (
+    FAILED,
+    FINISHED,
+    PRUNED,
+    RUNNING,
+    StopRequest,
+    Trial,
+    best_trial,
+    has_number,
+)
 from lsgd.supervise.logbook import SupervisorLockedError
 
 if TYPE_CHECKING:
@@ -93,7 +102,7 @@ class Controller:
         """
 
     def retry_failed(self) -> None:
-        """Queue a search's failed trials to be repeated, except those with a run that diverged."""
+        """Queue those of a search's failed trials to be repeated that may not fail again."""
         self.to_repeat += crashed_trials(self.space, self.engine.all_trials())
 
     def search(self, jobs: int) -> None:
@@ -161,24 +170,44 @@ class Controller:
             free -= {job.number for job in self.active.values()}
             for point in points:
                 left = point.state == RUNNING and point.number in free
-                if left and (held := acquire_lock(self.folder, str(point.number), wait=False)):
-                    return self._claim(point.number, held, step=max(point.reported, default=0))
-            if not self.to_repeat and len(points) >= self.budget:
-                return None
-            number = self.engine.ask(self.to_repeat.pop(0) if self.to_repeat else None)
-            held = acquire_lock(self.folder, str(number), wait=True)
-            assert held
-            return self._claim(number, held, step=0)
+                if (
+                    left
+                    and (held := acquire_lock(self.folder, str(point.number), wait=False))
+                    and (job := self._claim(point.number, held, max(point.reported, default=0)))
+                ):
+                    return job
+            while not self.signals and (
+                self.to_repeat or len(self.engine.all_trials()) < self.budget
+            ):
+                number = self.engine.ask(self.to_repeat.pop(0) if self.to_repeat else None)
+                held = acquire_lock(self.folder, str(number), wait=True)
+                assert held
+                if job := self._claim(number, held, step=0):
+                    return job
+        return None
 
     def _claim(self, number: int, held: IO[str], step: int) -> RunningTrial | None:
-        """Return a locked trial with its runs; record a failure and return None if invalid."""
+        """Return a locked trial with its runs; record it as failed and return None if invalid.
+
+        A search checks some corners of its space before it begins; points between may be invalid.
+        """
         values = self.engine.values(number)
         try:
             trials = self.space.planned_runs(values, self.space.search.seeds)
         except UsageError as error:
-            self.engine.tell(number, FAILED, why=str(error))
+            why = str(error)
+            try:
+                self.space.recipe({})
+            except UsageError as of_all:  # such as files that are gone meanwhile
+                held.close()
+                self._refuse(of_all)
+                return None
+            # Samplers would choose the point again and again if it had no value.
+            known = [each.value or 0.0 for each in self.engine.all_trials() if has_number(each)]
+            worst = max(known) if known else None
+            job = RunningTrial(number, values, [], StopRequest(self.signals), held)
+            self._record_state(job, FAILED, f"failed: {why}", value=worst, why=why)
             held.close()
-            self._refuse(error)
             return None
         job = RunningTrial(
             number, values, trials, StopRequest(self.signals), held, reported_epochs=step
@@ -329,15 +358,17 @@ class Controller:
 
 
 def crashed_trials(space: SearchSpace, trials: Sequence[Trial]) -> list[Trial]:
-    """Return the failed trials of a search, except those with a run that diverged."""
+    """Return the failed trials of a search that may be retried.
 
-    def has_diverged(trial: Trial) -> bool:
-        runs = [
-            planned.saved_run for planned in space.planned_runs(trial.values, space.search.seeds)
-        ]
-        return any(run is not None and run.diverged is not None for run in runs)
+    Those with a run that diverged, and those of which the recipe is invalid, would fail again.
+    """
 
-    return [trial for trial in trials if trial.state == FAILED and not has_diverged(trial)]
+    def would_fail_again(trial: Trial) -> bool:
+        planned = space.valid_runs(trial.values, space.search.seeds)
+        runs = [each.saved_run for each in planned]
+        return not planned or any(run is not None and run.diverged is not None for run in runs)
+
+    return [trial for trial in trials if trial.state == FAILED and not would_fail_again(trial)]
 
 
 def comparison_runs(space: SearchSpace, trials: Sequence[Trial]) -> dict[str, list[PlannedRun]]:

@@ -138,14 +138,43 @@ def _check_alike(record: SearchRecord) -> None:
     All finished trials must have the same fields with values of the same kind, and the best trial
     as many final metrics as the unchanged recipe, where both have any.
     """
-    kinds = {
+    kinds = _searched_fields(record)
+    numbers = {len(each) for each in (record.best, record.default) if each}
+    if len(kinds) > 1 or len(numbers) > 1:
+        raise ValueError("its trials are not of one search")
+
+
+def check_comparable(folders: Sequence[Path], records: Sequence[SearchRecord]) -> None:
+    """Raise UsageError unless the searches in these folders have one metric and one search space.
+
+    Those without a finished trial have neither yet.
+    """
+    known = [pair for pair in zip(folders, records, strict=True) if _searched_fields(pair[1])]
+    for folder, record in known[1:]:
+        first, other = known[0]
+        metrics = [each.metric.full_name for each in (other, record)]
+        fields = [_searched_fields(each) for each in (other, record)]
+        if metrics[0] != metrics[1]:
+            why = f"the first minimises {metrics[0]} and the second {metrics[1]}"
+        elif fields[0] != fields[1]:
+            names = [", ".join(key for key, _ in next(iter(each))) for each in fields]
+            kinds = "values of other kinds" if names[0] == names[1] else names[1]
+            why = f"the first varies {names[0]} and the second {kinds}"
+        else:
+            continue
+        raise UsageError(f"{first} and {folder} do not fit on one page: {why}; make a page of each")
+
+
+def _searched_fields(record: SearchRecord) -> set[tuple[tuple[str, bool], ...]]:
+    """Return the fields of a record's finished trials, and whether their values are text.
+
+    It is one element if all trials are of one search, and empty without a finished trial.
+    """
+    return {
         tuple((key, isinstance(value, str)) for key, value in sorted(point.values.items()))
         for point in record.points
         if point.state == FINISHED
     }
-    numbers = {len(each) for each in (record.best, record.default) if each}
-    if len(kinds) > 1 or len(numbers) > 1:
-        raise ValueError("its trials are not of one search")
 
 
 def _finite(number: float | None) -> float | None:

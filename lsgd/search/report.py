@@ -100,9 +100,9 @@ def relative_improvement(record: SearchRecord) -> tuple[float, float]:
     """Return mean and standard deviation of the best trial's relative improvement on the recipe.
 
     Both are over the seeds of the comparison, as shares of the unchanged recipe's final metric; NaN
-    if one of these runs never reached its target.
+    if one of these runs never reached its target, or if a metric of the recipe is 0 or less.
     """
-    if not all(map(math.isfinite, [*record.best, *record.default])):
+    if not all(map(math.isfinite, [*record.best, *record.default])) or min(record.default) <= 0:
         return math.nan, math.nan
     shares = [1 - best / own for best, own in zip(record.best, record.default, strict=True)]
     return fmean(shares), stdev(shares) if len(shares) > 1 else math.nan
@@ -193,8 +193,9 @@ def _best_so_far(records: Sequence[SearchRecord]) -> Figure:
             axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0, step="post")
         finite = [v for lines in groups.values() for line in lines for v in line if v < math.inf]
         best = min(finite)
-        # The values of the first trials would hide the improvements of the later ones.
-        axes.set_ylim(0.95 * best, min(max(finite), 2 * best))
+        if best > 0:
+            # The values of the first trials would hide the improvements of the later ones.
+            axes.set_ylim(0.95 * best, min(max(finite), 2 * best))
         axes.set_xlabel("points")
         axes.set_ylabel(metric.axis_label(f"lowest {metric.label} so far"))
         axes.legend()
@@ -262,10 +263,11 @@ def _against(records: Sequence[SearchRecord]) -> Figure | None:
             axes.plot(*zip(*lowest(xy, log=log), strict=True), color=colour, label=label)
         if log:
             axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
-        axes.tick_params(axis="y", which="minor", labelsize=7)
+        if all((point.value or 0.0) > 0 for point in points):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
+            axes.tick_params(axis="y", which="minor", labelsize=7)
         axes.set_xlabel(key)
         axes.set_ylabel(metric.axis_label(metric.label))
         if several:

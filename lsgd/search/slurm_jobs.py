@@ -174,7 +174,7 @@ def print_status(request: SearchRequest, trials: Sequence[Trial], folder: Path) 
     runs = {
         f"trial {trial.number + 1}, seed {run.recipe.seed}": run
         for trial in trials
-        for run in space.planned_runs(trial.values, space.search.seeds)
+        for run in space.valid_runs(trial.values, space.search.seeds)
     }
     for name, compared in comparison_runs(space, trials).items():
         runs |= {f"{name}, seed {run.recipe.seed}": run for run in compared}
@@ -218,7 +218,7 @@ def cost_lines(request: SearchRequest, work: PendingWork, trials: Sequence[Trial
             "as --images-per-second X"
         ]
     else:
-        examples = recipe.epochs * recipe.data.train_examples * mean_work(recipe)
+        examples = recipe.epochs * recipe.train_examples * mean_work(recipe)
         seconds = runs_left * examples / rate
         at_once = trials_at_once(request) if on_slurm else request.jobs or 1
         at_once = min(at_once or runs_left, max(work.trials, len(work.comparisons)))

@@ -83,6 +83,13 @@ class SearchSpace:
             for seed in seeds
         ]
 
+    def valid_runs(self, values: Values, seeds: Sequence[int]) -> list[PlannedRun]:
+        """Return a point's runs, one for each seed, or none if the recipe is invalid there."""
+        try:
+            return self.planned_runs(values, seeds)
+        except UsageError:
+            return []
+
     def check(self) -> None:
         """Raise UsageError if the recipe is invalid unchanged or at a corner of the space."""
         assert self.corner_recipes

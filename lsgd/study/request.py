@@ -1,14 +1,13 @@
 """The command line of a study, parsed: the study, its overrides, and the launcher."""
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lsgd import config
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from, positive_number
-from lsgd.override_syntax import canonical, parse_text
+from lsgd.override_syntax import canonical, parse_seeds, parse_text
 from lsgd.planned import RunLauncher, add_options, read_launcher
 from lsgd.recipe.study import Study
 from lsgd.report.looks import LEAST
@@ -113,36 +112,13 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
         raise UsageError("no study is given; write for example study=digits; --studies lists them")
     study = config.load_study(parse_text("study", names[0]) or "")
     study = apply_search_results(study.quick_part() if options.quick else study)
-    seeds = _seeds(seed_lists[-1]) if seed_lists else study.seeds
+    seeds = parse_seeds("seeds", seed_lists[-1]) if seed_lists else study.seeds
     study = replace(study, seeds=[*study.seeds, *(s for s in seeds if s not in study.seeds)])
     most = _most_seeds(options, study, seeds)
     return StudyRequest(
         study, seeds, run_overrides, launcher, options.jobs, most, options.print,
         options.report_only, options.cost, options.images_per_second, options.status,
     )  # fmt: skip
-
-
-def _seeds(text: str) -> list[int]:
-    """Parse the value of seeds=…: `5` is the seeds 0 to 4, `[0..4]` a range, `[0,3]` a list.
-
-    Raises UsageError for anything else.
-
-    >>> _seeds("3"), _seeds("[1..3]"), _seeds("[0, 7]")
-    ([0, 1, 2], [1, 2, 3], [0, 7])
-    """
-    seeds: list[int] = []
-    if re.fullmatch(r"\d{1,4}", text):
-        seeds = list(range(int(text)))
-    elif ends := re.fullmatch(r"\[(\d{1,4})\.\.(\d{1,4})\]", text):
-        seeds = list(range(int(ends[1]), int(ends[2]) + 1))
-    elif re.fullmatch(r"\[\d{1,9}(, ?\d{1,9})*\]", text):
-        seeds = [int(number) for number in re.findall(r"\d+", text)]
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise UsageError(
-            f"seeds={text} must be a number of seeds or a list of distinct seeds; write seeds=5, "
-            "seeds=[0..4] or seeds=[0,1]"
-        )
-    return seeds
 
 
 def _most_seeds(options: argparse.Namespace, study: Study, seeds: Sequence[int]) -> int | None:

@@ -63,15 +63,20 @@ def _awaits_evaluation(run: Run) -> bool:
 def _times(run: Run) -> Iterator[tuple[int, float]]:
     """Estimate the time of each step that has a row of metrics; yield (step, seconds since 1970).
 
-    Only rows of starts have a time; the speed in a row gives the duration of the steps before it.
+    Only rows of starts have a time; a row's seconds per step give the duration of the steps before
+    it.
     """
     time, before = 0.0, 0
     for row in run.rows:
         if row["kind"] == "start":
             time, before = max(time, start_time(row)), row["step"]
         elif row["kind"] in GROUPS:
+            steps = row["step"] - before
+            seconds = finite_number(row, "step_seconds")
             speed = finite_number(row, speed_unit(row) + PER_SECOND)
-            if speed and row["step"] > before:
+            if seconds and steps > 0:
+                time, before = time + steps * seconds, row["step"]
+            elif speed and steps > 0:  # of an older run
                 made = run.recipe.examples(row["step"]) - run.recipe.examples(before)
                 time, before = time + made * _things_in_one(run.recipe) / speed, row["step"]
             yield row["step"], time

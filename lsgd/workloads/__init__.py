@@ -5,6 +5,7 @@ here that implements `Workload`, and a case in `open_workload`; one of the user'
 OwnWorkload in lsgd.workloads.own.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
 from lsgd.inputs.staging import with_staged_data
 from lsgd.metric_sums import MetricSumsState
+from lsgd.own_parts import refusing_errors
 from lsgd.recipe import Recipe
 from lsgd.rules import noise_scale
 from lsgd.rules.metric import Metric
@@ -89,6 +91,10 @@ class Workload(Protocol):
 
         None means 1 each. Every process knows all weights before any backward pass.
         """
+
+    @property
+    def metrics_part(self) -> str:
+        """The override of the user's own part that computes the metrics; empty for lsgd's own."""
 
     @property
     def evaluation_sets(self) -> tuple[str, ...]:
@@ -193,10 +199,12 @@ def is_finite_output(outputs: Tensor) -> Tensor:
     return outputs.isfinite().all(1)
 
 
-def compute_metrics(workload: Workload, state: MetricSumsState) -> Scores:
+def compute_metrics(workload: Workload, state: MetricSumsState, split: str = "train") -> Scores:
     """Convert the summed loss and counts of an evaluation or epoch into metrics by name.
 
-    Raises UsageError, on all processes, if the first count, which divides the loss, is 0.
+    Raises UsageError, on all processes, if the first count, which divides the loss, is 0, or if a
+    part of the user's own fails or has a non-finite metric of an evaluation set, which would make
+    the run folder unreadable.
     """
     counts = state["counts"].tolist()
     if counts[0] == 0:
@@ -206,6 +214,24 @@ def compute_metrics(workload: Workload, state: MetricSumsState) -> Scores:
         )
     loss = state["loss"].item() / counts[0]
     named = dict(zip(workload.count_names, counts, strict=True))
-    return Scores(
-        named, {"loss": loss} | workload.metrics(loss, counts) | noise_scale.noise_metrics(state)
-    )
+    metrics = _finite_metrics(workload, loss, counts, split)
+    return Scores(named, {"loss": loss} | metrics | noise_scale.noise_metrics(state))
+
+
+def _finite_metrics(
+    workload: Workload, loss: float, counts: list[int], split: str
+) -> dict[str, float]:
+    """Return a workload's metrics; raise UsageError if a part of the user's own is at fault."""
+    part = workload.metrics_part
+    if not part:
+        return workload.metrics(loss, counts)
+    where = f"with the counts {counts} of the set {split}"
+    with refusing_errors(f"{part} fails {where}"):
+        metrics = workload.metrics(loss, counts)
+        wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
+    if wrong and split != "train" and math.isfinite(loss):
+        raise UsageError(
+            f"{part} has {wrong[0]}={metrics[wrong[0]]} {where}; return a finite number, such as "
+            "the worst one where nothing is counted"
+        )
+    return metrics

@@ -45,12 +45,14 @@ class ImageClassification:
     count_names: tuple[str, ...] = ("images", "top1", "top5")
     example_weights = None
     own_metric: ImageMetric | None = None
+    metrics_part = ""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         self.evaluation_sets = tuple(recipe.evaluation.sets)
         if (own := open_metric(recipe)) and (name := recipe.metric.own_name):
             self.metric, self.own_metric = named_metric(name), own
+            self.metrics_part = f"metric.name={recipe.metric.name}"
             self.count_names += tuple(f"{name}: {each}" for each in own.count_names)
         self._set_size = cache(partial(evaluation_set_size, recipe))
         self._rectangles = cache(self._group_by_rectangle)

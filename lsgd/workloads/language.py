@@ -90,6 +90,7 @@ class LanguageModeling:
     metric = METRICS["perplexity"]
     count_names = ("tokens",)
     example_weights = None
+    metrics_part = ""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device

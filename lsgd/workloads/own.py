@@ -118,6 +118,11 @@ class OwnWorkload(ABC):
         """The metric that judges a run, the first of `metric_names`."""
         return named_metric(self.metric_names[0])
 
+    @property
+    def metrics_part(self) -> str:
+        """The override that names this workload, for errors of its metrics."""
+        return f"data.workload={self.recipe.data.workload}"
+
     def network(self) -> nn.Module:
         """Build the network in the recipe's precision, with the layers of virtual workers."""
         where = f"data.workload={self.recipe.data.workload} fails in make_network"

@@ -30,6 +30,7 @@ class SentenceWorkload(Generic[SentenceCorpus]):
     """The function that reads the corpus of a recipe's data."""
     synthetic_corpus: ClassVar[Callable[..., Any]]
     """The function that generates a corpus of given sizes."""
+    metrics_part = ""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device

@@ -1,5 +1,7 @@
 """A run goes on to more epochs only if its past would have been the same with them."""
 
+import re
+
 import pytest
 from helpers.composed import compose_recipe
 
@@ -55,6 +57,39 @@ def test_another_past_is_named(before: list[str], after: list[str], why: str) ->
     earlier, longer = recipe(*before), recipe("epochs=4", *after)
     assert is_longer_run(longer, earlier)
     assert why in past_difference(longer, earlier, earlier.total_steps)
+
+
+POINTS = [
+    *("epochs=2", "schedule=points", "schedule.points=[[0,0.1],[2,0]]"),
+    *("schedule.milestones=[]", "schedule.warmup=none", "schedule.scaling=none"),
+]
+LATER = ["epochs=4", "schedule.points=[[0,0.1],[2,0],[2,0.4],[4,0]]"]
+
+
+@pytest.mark.parametrize(
+    ("words", "after", "why"),
+    [
+        ([], LATER, ""),
+        (["optim.decay=decoupled"], LATER, "relative to the full lr, which was 0.1, and .* 0.4"),
+        (["optim.decay=decoupled"], [LATER[0], LATER[1].replace("0.4", "0.1")], ""),
+        (
+            ["schedule.reference_lr=0.1", "optim.head_lr=0.4"],
+            ["schedule.reference_lr=0.2"],
+            "optim.head_lr=0.4 is relative to schedule.reference_lr, which was 0.1, and .* 0.2",
+        ),
+    ],
+)
+def test_a_scale_of_all_steps_is_that_of_the_past(
+    words: list[str], after: list[str], why: str
+) -> None:
+    """By which equal lrs are other steps: of a later, higher lr, or of the last layer's."""
+    base = ["+recipe=digits", *(TWO if "optim.head_lr=0.4" in words else POINTS), *words]
+    earlier, longer = compose_recipe(*base), compose_recipe(*base, "epochs=4", *after)
+    assert is_longer_run(longer, earlier)
+    found = past_difference(longer, earlier, earlier.total_steps)
+    assert re.search(why, found) if why else not found
+    # A run without a step has no past.
+    assert past_difference(longer, earlier, 0) == ""
 
 
 def test_each_local_step_before_a_push_has_its_own_lr() -> None:

@@ -108,3 +108,29 @@ def test_a_grid_has_no_more_points_than_it_has() -> None:
     assert replace(grid, trials=40).trial_count == 6
     assert replace(grid, trials=4).trial_count == 4
     assert replace(grid, sampler="tpe", trials=40).trial_count == 40
+
+
+@pytest.mark.parametrize(
+    ("word", "seeds", "others"),
+    [
+        ("seeds=3", [0, 1, 2], []),
+        ("seeds=[1..3]", [1, 2, 3], []),
+        ("seeds=[7, 0]", [7, 0], []),
+        ("holdout_seeds=[1..2]", [0], [1, 2]),
+        ("holdout_seeds=[]", [0], []),
+    ],
+)
+def test_a_search_takes_seeds_as_a_study_does(
+    word: str, seeds: list[int], others: list[int]
+) -> None:
+    request = read_request("", ["recipe=digits", "optim.momentum=[0.1,0.2]", word])
+    assert isinstance(request, SearchRequest)
+    search = request.space.search
+    assert (search.seeds, search.holdout_seeds) == (seeds, others)
+
+
+def test_the_mapping_of_a_pruning_rule_needs_no_spaces() -> None:
+    """As those of a recipe need none, which Hydra reads."""
+    request = read_request("", ["search=digits", "prune={rule:median,after_trials:2}"])
+    assert isinstance(request, SearchRequest)
+    assert request.space.search.prune == Pruning("median", after_trials=2)

@@ -1,5 +1,6 @@
 """Runs that never had the rate they were to reach: late for claims, and never on time."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ from helpers.run_folders import write_run
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import FAILS, HOLDS, OPEN
 from lsgd.report.content import compose
+from lsgd.report.figures import _against_minibatch
 from lsgd.report.findings import Findings, compute_findings
+from lsgd.report.formatting import format_group
 from lsgd.report.markdown import render
+from lsgd.report.results import results_table
 from lsgd.report.run_folders import find_runs
 from lsgd.report.summary import summarise
 
@@ -29,11 +33,12 @@ def judged(folder: Path, relation: str, ours: list[int], other: list[int]) -> st
     )
 
 
-def found(folder: Path, *claims: Claim) -> Findings:
+def found(folder: Path, *claims: Claim, repeats: str = "first") -> Findings:
     runs, left_out = find_runs([folder])
     study = Study(
         name="s", title="S", question="Q", source="tests", baseline="fashion_bs64",
         seeds=[0, 1, 2], entries=[Entry(name, name) for name in SIZES], claims=list(claims),
+        repeats=repeats,
     )  # fmt: skip
     return compute_findings(runs, left_out, study, [UNTIL])
 
@@ -75,5 +80,41 @@ def test_the_elbow_is_none_of_those_that_never_arrive(tmp_path: Path) -> None:
     assert "3 of 3 never" in page
     assert "1 of 4 diverged, 3 of 4 never" in page
     assert "or more (at least" in page
+    # Each is drawn with all epochs of its run.
+    svg = _against_minibatch("figure1", ladder, findings).svg
+    assert "runs diverged or never at the target" in svg
     recipes = {row["recipe"]: row for row in summarise(findings, "command", "version")["recipes"]}
     assert (recipes["fashion_bs1k"]["never"], recipes["fashion_bs1k"]["diverged"]) == (3, 1)
+
+
+def test_figure_1_is_drawn_where_no_run_reaches_the_target(tmp_path: Path) -> None:
+    for name in SIZES:
+        write_run(tmp_path / name, f"+recipe={name}", UNTIL, errors=NEVER)
+    findings = found(tmp_path)
+    [ladder] = findings.sweeps
+    svg = _against_minibatch("figure1", ladder, findings).svg
+    assert "runs never at the target" in svg
+
+
+@pytest.mark.parametrize(
+    ("repeats", "number"),
+    [("mean", "2 of 4 diverged, 2 of 4 never"), ("first", "1 of 2 diverged, 1 of 2 never")],
+)
+def test_the_table_of_results_counts_repeats_and_says_what_became_of_them(
+    repeats: str, number: str, tmp_path: Path
+) -> None:
+    """As the report does: of all runs, where each repeat counts."""
+    for place, errors in enumerate((NEVER, NEVER, [9.9], [9.9])):
+        write_run(
+            tmp_path / f"{place}", "+recipe=fashion_bs64", UNTIL,
+            seed=place // 2, errors=errors, diverged=place > 1,
+        )  # fmt: skip
+    findings = found(tmp_path, repeats=repeats)
+    assert format_group(findings.groups[0]) == number
+    folder = tmp_path / "results" / "a"
+    folder.mkdir(parents=True)
+    summary = summarise(findings, "command", "version")
+    (folder / "summary.json").write_text(json.dumps(summary))
+    [row] = [line for line in results_table(folder.parent).splitlines() if "_bs64" in line]
+    _, _, _, told, seeds, *_ = (cell.strip() for cell in row.split("|"))
+    assert (told, seeds) == (number, "2; 2 repeats, 1 diverged, 1 never")

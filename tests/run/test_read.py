@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.composed import compose_recipe
 from helpers.run_folders import write_finished_run, write_perplexity_run, write_run
 
 from lsgd.rules.metric import METRICS, TOP1
-from lsgd.run.read import NotARunError, planned_run_folder, read_run
+from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
 
 WORDS = "+recipe=fashion_bs64"
 
@@ -37,6 +38,15 @@ def test_a_run_of_a_language_model_has_its_perplexity_for_a_number(tmp_path: Pat
     assert (run.finished, run.final_metric) == (True, 120.0)
     assert (run.sets, run.number_on("test"), run.number_on("dev")) == (["val", "test"], 118.0, None)
     assert run.things == "tokens"
+
+
+def test_another_metric_whose_name_ends_as_that_of_the_run_makes_no_set() -> None:
+    """No set has a `_` in its name."""
+    values = {"val_error": 3.0, "val_position_error": 4.0, "train_position_error": 2.0}
+    start = {"kind": "start", "step": 0, "metric": "error"}
+    row = {"kind": "epoch", "step": 1, "epoch": 1, "test_error": 5.0, "train_error": 1.0} | values
+    run = Run(Path("a"), compose_recipe(WORDS), [start, row])
+    assert run.sets == ["val", "test"]
 
 
 def test_a_run_that_names_no_metric_is_of_the_top_1_error(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lsgd.planned import PlannedRun
 from lsgd.recipe.search import Pruning, Search
 from lsgd.run.tuned import DEFINITION
 from lsgd.search import controller as module
-from lsgd.search.controller import Controller
+from lsgd.search.controller import Controller, crashed_trials
 from lsgd.search.folder import acquire_lock, check_folder, folder_id
 from lsgd.search.optuna_study import OptunaStudy
 from lsgd.search.space import SearchSpace
@@ -404,3 +404,45 @@ def test_a_point_that_ends_before_its_first_step_where_others_do_not_has_failed(
     again.run(well)
     assert [point.number for point in again.engine.all_trials()] == [1, 2, 3]
     assert again.states == [FINISHED] * 3
+
+
+def with_invalid_inside() -> Search:
+    """A grid in which 64 workers with 32 examples each exceed the examples of digits."""
+    choices = {"worker_batch": [16, 32], "workers": [1, 64, 2], "optim.momentum": [0.1, 0.5]}
+    space = {key: {"choices": values} for key, values in choices.items()}
+    fields = {"trials": 12, "sampler": "grid", "words": WORDS}
+    return Search("one", "One", "digits", space, **fields)  # type: ignore[arg-type]
+
+
+def test_a_trial_that_the_recipe_refuses_fails_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """The others are trained, and the command goes on to retry and to print their state."""
+    work = Work(with_invalid_inside())
+    work.run(well)
+    trials = work.engine.all_trials()
+    assert len(trials) == 12
+    for trial in trials:
+        is_invalid = trial.values["worker_batch"] == 32 and trial.values["workers"] == 64
+        assert trial.state == (FAILED if is_invalid else FINISHED)
+        assert ("refuses the trial worker_batch=32 workers=64" in trial.why) == is_invalid
+    assert capsys.readouterr().out.count("failed: the recipe refuses the trial") == 2
+    assert crashed_trials(work.space, trials) == []
+    again = Work(with_invalid_inside())
+    again.retries = True
+    assert again.run(well).trained == []
+
+
+def test_a_recipe_that_is_invalid_for_all_trials_ends_the_search() -> None:
+    """Its point stays open, as the file that has gone meanwhile may come back."""
+    work = Work(search(words=[*WORDS, "workers=64", "worker_batch=32"]))
+    with pytest.raises(UsageError, match="write workers=45 or fewer"):
+        work.run(well)
+    assert work.states == [RUNNING]
+
+
+def test_a_sampler_does_not_choose_a_refused_point_again_and_again() -> None:
+    """A refused point has the worst value so far in Optuna, and none in lsgd."""
+    work = Work(with_invalid_inside())
+    work.run(well)
+    told = [t.value for t in work.engine.study.get_trials() if t.user_attrs.get("why")]
+    assert 10.0 < max(filter(None, told)) < 11.0
+    assert all(t.value is None for t in work.engine.all_trials() if t.state == FAILED)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lsgd.rules.metric import TOP1
+from lsgd.rules.metric import METRICS, TOP1
 from lsgd.search.__main__ import main
 from lsgd.search.record import SearchRecord, load_record, save_record
 from lsgd.search.report import relative_improvement, write_page
@@ -103,3 +103,44 @@ def test_a_search_that_has_found_little_has_a_page_too(points: list[Trial], tmp_
     write_page([replace(RECORD, points=points, best=[], default=[])], tmp_path, "the command")
     page = ET.fromstring((tmp_path / "index.html").read_text().partition("\n")[2])
     assert page.find(".//h1") is not None
+
+
+@pytest.mark.parametrize("lowest", [0.0, -3.0])
+def test_a_value_of_0_or_less_has_a_page_and_no_share(lowest: float, tmp_path: Path) -> None:
+    points = [point(n, value) for n, value in enumerate((9.0, lowest, 2.0, lowest, 5.0, 4.0))]
+    record = replace(RECORD, points=points, best=[lowest, 1.0], default=[lowest, 2.0])
+    assert all(map(math.isnan, relative_improvement(record)))
+    write_page([record], tmp_path, "the command")
+    assert "less by" in (tmp_path / "README.md").read_text()
+    for figure in ("best", "values"):
+        assert (tmp_path / f"{figure}.svg").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (
+            {"points": [point(0, 3.0, values={"optim.momentum": 0.9})]},
+            "varies model.hidden, schedule.reference_lr and the second optim.momentum",
+        ),
+        (
+            {"points": [point(0, 3.0, values={"schedule.reference_lr": 0.1, "model.hidden": "a"})]},
+            "and the second values of other kinds",
+        ),
+        ({"metric": METRICS["perplexity"]}, "minimises top1_error and the second perplexity"),
+    ],
+)
+def test_searches_that_cannot_be_compared_have_no_common_page(
+    changed: dict[str, object], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One without a finished trial names no metric and no field yet, and fits on any page."""
+    begun = replace(RECORD, points=[], best=[], default=[])
+    for name, record in (("a", RECORD), ("b", begun), ("c", replace(RECORD, **changed))):
+        (tmp_path / name).mkdir()
+        save_record(replace(record, name=name), tmp_path / name)
+    a, b, c, out = (str(tmp_path / name) for name in ("a", "b", "c", "out"))
+    assert main(["--report", a, b, c, "--out", out]) == 2
+    said = capsys.readouterr().err
+    assert f"{a} and {c} do not fit on one page: the first " in said
+    assert why in said
+    assert main(["--report", b, c, "--out", out]) == 0

@@ -20,7 +20,7 @@ from lsgd.search.backends import JobStepBackend, JobStepLauncher
 from lsgd.search.command_line import SearchRequest, read_request
 from lsgd.search.slurm_jobs import PendingWork, trial_arrays
 from lsgd.search.space import SearchSpace
-from lsgd.search.trial import StopRequest
+from lsgd.search.trial import FAILED, StopRequest, Trial
 from lsgd.supervise.verdict import ExitSummary
 
 SMALL = ["+search=small", "--launch", "slurm", "--gpus", "1"]
@@ -167,6 +167,22 @@ def test_what_is_submitted_is_submitted_once(
     assert main(words) == 2
     assert re.search(r"sbatch refuses \S+/trial-3.sh: no account", capsys.readouterr().err)
     assert (here / "asked").read_text().splitlines() == asked
+
+
+def test_the_status_skips_trials_that_the_recipe_refuses(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have no run."""
+    found = read_request("", ["recipe=digits", "workers=[1,64]", "worker_batch=32"])
+    assert isinstance(found, SearchRequest)
+    trials = [
+        Trial(number, {"workers": workers}, FAILED, None, {}, "why", None, None)
+        for number, workers in enumerate((64, 1))
+    ]
+    slurm_jobs.print_status(found, trials, FOLDER)
+    said = capsys.readouterr().out
+    assert "trial 1" not in said
+    assert "trial 2, seed 0" in said
 
 
 @pytest.mark.distributed

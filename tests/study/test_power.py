@@ -5,17 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.composed import compose_recipe
 from helpers.run_folders import write_finished_run, write_run
 
 from lsgd import cost
 from lsgd.config import load_recipe, load_study
-from lsgd.planned import PlannedRun, RunLauncher
+from lsgd.planned import PlannedRun, RunLauncher, has_ended
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import HOLDS, claim_outcome
 from lsgd.report.findings import compute_findings
+from lsgd.report.groups import RecipeRuns
 from lsgd.report.looks import Looks
 from lsgd.report.run_folders import find_runs
 from lsgd.report.welch import sample_stats, welch_difference
+from lsgd.run.read import Run
 from lsgd.study.__main__ import all_runs, planned_looks
 from lsgd.study.planned_runs import planned_runs
 from lsgd.study.power import claim_spread, detectable_difference, equivalence_margin, power_lines
@@ -109,6 +112,30 @@ def test_hours_are_those_of_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "6 runs to train, 36.0 CPU hours, 6 h 0 min one after another" in line
 
 
+@pytest.mark.parametrize("recipe", ["conll_bilstm", "sst_treelstm", "ptb_small", "digits"])
+def test_hours_by_existing_runs_are_those_of_their_steps(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their speeds count: the tokens of a sentence, the nodes of a tree, or images."""
+    monkeypatch.chdir(tmp_path)
+    trial = PlannedRun(compose_recipe(f"+recipe={recipe}"), [])
+    made, seconds = trial.recipe, 10.0
+    per_second = 14 * made.batch_size / seconds
+    start = {"kind": "start", "step": 0, "device": "CPU", "inputs": "in memory", "processes": 1}
+    rows = [start] + [
+        {"kind": "epoch", "step": epoch * made.steps_per_epoch, "epoch": epoch}
+        | {"step_seconds": seconds, "tokens_per_second": per_second}
+        for epoch in range(1, made.epochs + 1)
+    ]
+    group = RecipeRuns(recipe, made, None, None, [Run(tmp_path, made, rows)])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    launcher = RunLauncher("local", {"--np": "1"})
+    rate, source = cost.speed(launcher, trial, group)
+    assert source == "existing runs"
+    assert rate is not None
+    assert trial.examples_left / rate == pytest.approx(made.total_steps * seconds)
+
+
 def test_epochs_of_smaller_images_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """In proportion to the multiply-adds: a quarter for half of the side.
 
@@ -125,6 +152,23 @@ def test_epochs_of_smaller_images_take_less_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(PlannedRun, "epochs_done", 2)
     assert cost._full_size_examples_left(trial) == 2 * epoch
     assert cost.mean_work(recipe) == pytest.approx(0.625, rel=1e-3)
+
+
+@pytest.mark.parametrize("ends", ["stop.patience=2", "diverges", "image_sizes"])
+def test_a_run_that_has_ended_early_has_no_example_left(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remaining time and the cost of a study count the epochs that are to be trained."""
+    monkeypatch.chdir(tmp_path)
+    stops = ["stop.patience=2", "stop.metric=top1_error"] if ends != "diverges" else []
+    if ends == "image_sizes":
+        stops += ["data.image_size=64", "image_sizes.points=[[1,32],[2,64]]", "inputs=synthetic"]
+    words = ["+recipe=digits", *stops]
+    trial = PlannedRun(compose_recipe(*words), words)
+    assert trial.examples_left == 30 * 1442
+    write_run(trial.folder, *words, errors=[9.0, 9.0, 9.0], diverged=ends == "diverges")
+    assert has_ended(trial.saved_run)
+    assert trial.examples_left == cost._full_size_examples_left(trial) == 0
 
 
 def test_a_claims_power_is_of_the_spread_of_its_own_recipes(tmp_path: Path) -> None:

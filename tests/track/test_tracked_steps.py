@@ -83,6 +83,13 @@ def test_the_number_of_a_run_is_at_its_last_step() -> None:
     assert last.values["outcome"] == 10.0  # the median
 
 
+def test_times_are_those_of_steps_whatever_the_speed_counts() -> None:
+    """A sentence of 14 tokens is one example."""
+    cost = {"step_seconds": 3.0, "tokens_per_second": 14 * KN / 3.0}
+    steps = tracked_steps(run(train(2, **cost), train(4, **cost)))
+    assert [step.time for step in steps] == pytest.approx([BEGIN + 6, BEGIN + 12], abs=1e-6)
+
+
 def test_times_are_those_of_starts_and_speeds() -> None:
     speed = {"images_per_second": KN / 2}
     rows = [

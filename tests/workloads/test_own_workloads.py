@@ -17,7 +17,7 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.reference import option_list
 from lsgd.rules.sampler import MicroBatch
 from lsgd.step import train_step
-from lsgd.workloads import open_workload
+from lsgd.workloads import compute_metrics, open_workload
 from lsgd.workloads.images import ImageClassification
 
 CPU = torch.device("cpu")
@@ -66,6 +66,7 @@ class Sums(OwnWorkload):
 
     def metrics(self, loss, counts):
         if self.kind == "other": return {"rmse": loss}
+        if self.kind == "no number": return {"rmse": loss, "far_error": np.nan}
         return {"rmse": loss**0.5, "far_error": 100 * counts[1] / counts[0]}
 
 
@@ -116,6 +117,8 @@ class WrongError:
         return counts[:1] if self.kind == "one" else counts
 
     def value(self, counts):
+        if self.kind == "no right": return 100 * counts[1] / (counts[0] - counts[1])
+        if self.kind == "no number": return float("inf")
         return 100 * counts[1] / counts[0]
 
 
@@ -256,6 +259,41 @@ def test_an_epoch_in_which_nothing_counts_has_no_mean_loss() -> None:
     learner = learned(sums("data.workload_options.kind=uncounted"))
     with pytest.raises(UsageError, match="the loss counts 0 numbers in all examples of an epoch"):
         learner.scores(learner.summed_counts())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "part", "metric"),
+    [
+        ("./sums.yaml", "data.workload=own_task:Sums", "far_error=nan"),
+        ("digits", "metric.name=own_task:WrongError", "wrong_error=inf"),
+    ],
+)
+def test_a_metric_without_a_number_ends_an_evaluation_and_no_training(
+    recipe: str, part: str, metric: str
+) -> None:
+    """Its row would make the finished run unreadable; a train row has null for it."""
+    options = "data.workload_options" if part.startswith("data") else "metric.options"
+    words = [f"recipe={recipe}", part, f"{options}.kind='no number'"]
+    workload = open_workload(load_recipe(words), CPU)
+    counts = torch.tensor([4] * len(workload.count_names))
+    sums = {"counts": counts, "loss": torch.tensor(1.0)}
+    name, value = metric.split("=")
+    assert repr(compute_metrics(workload, sums, "train").metrics[name]) == value
+    with pytest.raises(UsageError, match=f"{part} has {metric} with the counts .* of the set val"):
+        compute_metrics(workload, sums, "val")
+    # An evaluation of weights that are no numbers has no metrics either.
+    compute_metrics(workload, sums | {"loss": torch.tensor(torch.nan)}, "val")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_metric_that_fails_is_one_sentence(split: str) -> None:
+    words = ["metric.name=own_task:WrongError", "metric.options.kind='no right'"]
+    workload = open_workload(load_recipe(["recipe=digits", *words]), CPU)
+    sums = {"counts": torch.tensor([4, 0, 0, 4, 4]), "loss": torch.tensor(1.0)}
+    with pytest.raises(
+        UsageError, match=rf"WrongError fails with .* {split} \(ZeroDivisionError: "
+    ):
+        compute_metrics(workload, sums, split)
 
 
 def test_an_unfinished_workload_is_refused() -> None:
