@@ -336,9 +336,8 @@ class VirtualStep:
 
     def _start(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         self._freshness.is_stale = True
-        if self._left is not None:  # an error has ended the step before
-            for part in self._core.carried_states:
-                part.pending_update.zero_()
+        if self._left is not None and self._layers:  # an error has ended the step before
+            self._statistics.discard()
         self._left = len(self._micro_batches)
         self._core.reducer.reclaim_gradients()
         self._core.reducer.start(self.workers * self.worker_batch, self._left)
