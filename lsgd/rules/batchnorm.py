@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd.errors import UsageError
+from lsgd.rules.backward import in_backward
 from lsgd.rules.sampler import MicroBatch
 
 TRITON = ("cuda", "xpu")
@@ -97,12 +98,6 @@ class WorkerBatchNormAct2d(WorkerBatchNorm2d):
         """Batch-normalise images (images, channels, height, width); apply dropout, activation."""
         output: Tensor = self.act(self.drop(super().forward(input)))
         return output
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def in_backward() -> bool:
-    """Return whether this thread runs a backward pass, which compiled code asks at each call."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def worker_batch_norm_type(norm: nn.Module) -> type[WorkerBatchNorm] | None:
