@@ -264,7 +264,7 @@ class Reducer:
         offset = 0
         for parameter in parameters:
             # Strided like the parameter, so that channels_last costs no copy.
-            view = flat.as_strided(parameter.size(), parameter.stride(), offset)
+            view = flat.as_strided(parameter.size(), dense_stride(parameter), offset)
             views.append(view)
             parameter.grad = view
             if self.comm.world_size > 1:  # a single process has no sum to start early
@@ -295,6 +295,11 @@ class Reducer:
         wire = bucket.flat if bucket.on_wire is None else bucket.on_wire
         bucket.wait = self.comm.start_all_reduce_(wire, bucket.name)
         self._launched += 1
+
+
+def dense_stride(tensor: Tensor) -> tuple[int, ...]:
+    """Return a tensor's stride if it has no gaps in memory, else that of a copy without gaps."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 def _group(parameters: list[nn.Parameter], limit: float) -> list[list[nn.Parameter]]:
