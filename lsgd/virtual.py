@@ -237,6 +237,8 @@ class VirtualStep:
         """Replace the model's BN and dropout layers by those of workers, and note what it had."""
         self._plain_types = _convert_batch_norms(self.model)
         self._dropout = replace_dropout(self.model, seed=seed)
+        for theirs, ours in self._dropout.items():
+            ours.is_frozen = self.model.training and not theirs.training
         self._freshness = _Freshness()
         self._layers = worker_batch_norms(self.model)
         self._requires_grad = [(each, each.requires_grad) for each in self.model.parameters()]
@@ -458,6 +460,8 @@ class VirtualStep:
             hook.remove()
         for layer, plain in self._plain_types.items():
             layer.__class__ = plain
+        for theirs, ours in self._dropout.items():
+            theirs.train(ours.training)
         replace_layers(self.model, {ours: theirs for theirs, ours in self._dropout.items()})
 
     def __enter__(self) -> Self:

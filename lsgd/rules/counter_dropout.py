@@ -8,6 +8,7 @@ device that needs the numbers.
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Self
 
 import numpy as np
 import torch
@@ -68,6 +69,8 @@ class CounterBasedDropout(nn.Module):
     """
 
     draws: Tensor
+    is_frozen: bool = False
+    """Whether this layer stays in evaluation mode."""
     path: str = ""
     """The name of this layer in its network."""
     calls: int = 0
@@ -93,6 +96,10 @@ class CounterBasedDropout(nn.Module):
             self.calls = 1
         mask = self.keep_mask(self.draws, places, layer=layer).to(x.dtype) * self.scale
         return x * mask.view(len(x), *([1] * (x.dim() - 1) if self.per_example else x.shape[1:]))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of this layer: training, or evaluation, which a frozen layer always has."""
+        return super().train(mode and not self.is_frozen)
 
     def _further_call(self) -> int:
         """Return the number of a call that is not the first one of this micro-batch, from 0.
@@ -171,7 +178,7 @@ def dropout_rate(module: nn.Module) -> float:
 def replace_dropout(network: nn.Module, *, seed: int) -> dict[nn.Module, CounterBasedDropout]:
     """Replace the dropout and stochastic-depth layers of a network by counter-based ones.
 
-    Returns the new layer of each layer that was replaced.
+    Returns the new layer of each layer that was replaced, which has its mode.
     """
     ours: dict[nn.Module, CounterBasedDropout] = {}
     for path, module in network.named_modules():
@@ -182,6 +189,7 @@ def replace_dropout(network: nn.Module, *, seed: int) -> dict[nn.Module, Counter
                 rate, layer=len(ours), seed=seed, per_example=whole, scaled=scaled
             )
             ours[module].path = path
+            ours[module].train(module.training)
     replace_layers(network, ours)
     return ours
 
