@@ -231,7 +231,9 @@ class VirtualStep:
         self._current: MicroBatch | None = None
         self._left: int | None = None
         """The backward passes that are missing in this step; None between two steps."""
-        self._saw_rows = not self._layers or workers_per_pass == 1
+        self._counts_rows = bool(self._layers) and workers_per_pass > 1
+        self._counted_shapes: list[torch.Size] = []
+        """The shapes of an image and its targets for which the layers' rows were counted last."""
 
     def _convert_model(self, seed: int) -> None:
         """Replace the model's BN and dropout layers by those of workers, and note what it had."""
@@ -343,19 +345,21 @@ class VirtualStep:
         self._left = len(self._micro_batches)
         self._core.reducer.reclaim_gradients()
         self._core.reducer.start(self.workers * self.worker_batch, self._left)
+        shapes = [tensor.shape[1:] for tensor in tensors] if self._counts_rows else []
+        has_new_shapes = shapes != self._counted_shapes
         for number, each in enumerate(self._micro_batches):
             self._current = replace(each, epoch=self.steps) if self._dropout else each
             for part in self._core.carried_states:
                 part.start_micro_batch(self._current)
             workers, begin = len(each.workers), each.workers.start - self.hosted.start
             of_pass = slice(begin * self.worker_batch, (begin + workers) * self.worker_batch)
-            hooks = [] if self._saw_rows else self._watch_rows(len(each.examples))
+            hooks = self._watch_rows(len(each.examples)) if has_new_shapes else []
             try:
                 yield tuple(_interleave(tensor[of_pass], workers) for tensor in tensors)
             finally:
                 for hook in hooks:
                     hook.remove()
-            self._saw_rows = True
+            has_new_shapes, self._counted_shapes = False, shapes
             if self._left != len(self._micro_batches) - number - 1:
                 raise UsageError(
                     "each micro-batch needs one backward pass; call step.backward(loss) once in "

@@ -356,15 +356,15 @@ def test_layers_of_timm_keep_their_activation() -> None:
 
 
 def test_rows_of_an_image_are_of_its_worker() -> None:
-    """A batch norm of tokens gets several rows of each image."""
+    """A batch norm of tokens gets several rows of each image, more when the images grow."""
 
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(12, 5)
+            self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 5)
 
         def forward(self, images: Tensor) -> Tensor:
-            return self.head(self.norm(images.flatten(0, 1)).view(len(images), -1))
+            return self.head(self.norm(images.flatten(0, 1)).view(images.shape).mean(1))
 
     states = []
     for workers_per_pass in (1, 4):
@@ -373,8 +373,8 @@ def test_rows_of_an_image_are_of_its_worker() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         counted = {"workers": 4, "worker_batch": 3, "workers_per_pass": workers_per_pass}
         step = virtual(model, optimizer, **counted)
-        for _ in range(2):
-            step(torch.randn(12, 3, 4, generator=seeded(0)), torch.arange(12) % 5)
+        for rows in (1, 3, 3, 5):
+            step(torch.randn(12, rows, 4, generator=seeded(0)), torch.arange(12) % 5)
         step.synchronize()
         states.append(model.state_dict())
     torch.testing.assert_close(*states)
