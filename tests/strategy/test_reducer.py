@@ -1,7 +1,7 @@
 import copy
 import weakref
 from collections.abc import Callable
-from functools import partialmethod
+from functools import partial, partialmethod
 from itertools import pairwise
 
 import pytest
@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
+from lsgd.errors import UsageError
 from lsgd.learner import Learner, _remove_gaps
 from lsgd.strategy.reducer import Reducer
 
@@ -191,6 +194,29 @@ def test_the_norm_of_millions_of_numbers_is_exact(passes: int) -> None:
     step(model, reducer, [torch.randn(2, 2000) for _ in range(passes)], examples=2)
     expected = torch.linalg.vector_norm(model.weight.grad.double())
     torch.testing.assert_close(reducer.gradient_norm.double(), expected, rtol=2e-6, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch: inputs without gradients
+def test_two_gradients_in_one_backward_pass_are_refused() -> None:
+    """The sum over processes would start with the first one; another checkpoint adds them up."""
+
+    def process(comm: Comm, reentrant: bool) -> list[Tensor]:
+        model = nn.Linear(3, 3).double()
+        nn.init.eye_(model.weight)
+        reducer = reducer_of(model, comm)
+        images = torch.ones(2, 3, dtype=torch.float64).requires_grad_()
+        for _ in range(2):
+            reducer.start(4, 1)
+            hidden = checkpoint(model, images, use_reentrant=reentrant)
+            reducer.backward(checkpoint(model, hidden, use_reentrant=reentrant).sum())
+            reducer.finish()
+        return [model.weight.grad]
+
+    for [gradient] in run_on_threads(2, partial(process, reentrant=False)):
+        assert gradient.sum() > 0
+    with pytest.raises(UsageError, match=r"shape \(3,\) got two gradients.* use_reentrant=False"):
+        run_on_threads(2, partial(process, reentrant=True))
+    process(SingleComm(), reentrant=True)
 
 
 def test_a_run_has_parameters_without_gaps() -> None:
