@@ -28,6 +28,7 @@ from lsgd.run.checkpoint import Checkpoint, order_hash
 from lsgd.scores import Scores
 from lsgd.strategy import open_strategy
 from lsgd.strategy.guard import LOWER_LR
+from lsgd.strategy.reducer import dense_stride
 from lsgd.workloads import compute_metrics, open_workload
 
 
@@ -57,6 +58,7 @@ class Learner:
         preemption.block_stop_signals_in_compilers()
         self.workload = open_workload(recipe, device)
         self.model = self.workload.network().to(device)
+        _remove_gaps(self.model)
         self.model.load_state_dict(start, strict=False)
         if recipe.compile is True:
             shapes = len(recipe.training_sizes) * len(recipe.stages)
@@ -228,6 +230,16 @@ class Learner:
         if self.comm.rank == 0:
             self.metric_sums.restore(saved.tally)
         self.epoch_metrics, self.evaluations = dict(saved.rates), dict(saved.evaluations)
+
+
+def _remove_gaps(model: nn.Module) -> None:
+    """Copy parameters with gaps in memory, such as columns of a tensor, into memory without.
+
+    Strategies take the elements of a parameter, its gradient and its momentum in memory order.
+    """
+    for parameter in model.parameters():
+        if parameter.stride() != dense_stride(parameter):
+            parameter.data = parameter.data.clone()
 
 
 def cpu_threads(recipe: Recipe, hosted: int) -> int:

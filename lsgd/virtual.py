@@ -231,12 +231,16 @@ class VirtualStep:
         self._current: MicroBatch | None = None
         self._left: int | None = None
         """The backward passes that are missing in this step; None between two steps."""
-        self._saw_rows = not self._layers or workers_per_pass == 1
+        self._counts_rows = bool(self._layers) and workers_per_pass > 1
+        self._counted_shapes: list[torch.Size] = []
+        """The shapes of an image and its targets for which the layers' rows were counted last."""
 
     def _convert_model(self, seed: int) -> None:
         """Replace the model's BN and dropout layers by those of workers, and note what it had."""
         self._plain_types = _convert_batch_norms(self.model)
         self._dropout = replace_dropout(self.model, seed=seed)
+        for theirs, ours in self._dropout.items():
+            ours.is_frozen = self.model.training and not theirs.training
         self._freshness = _Freshness()
         self._layers = worker_batch_norms(self.model)
         self._requires_grad = [(each, each.requires_grad) for each in self.model.parameters()]
@@ -336,25 +340,26 @@ class VirtualStep:
 
     def _start(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         self._freshness.is_stale = True
-        if self._left is not None:  # an error has ended the step before
-            for part in self._core.carried_states:
-                part.pending_update.zero_()
+        if self._left is not None and self._layers:  # an error has ended the step before
+            self._statistics.discard()
         self._left = len(self._micro_batches)
         self._core.reducer.reclaim_gradients()
         self._core.reducer.start(self.workers * self.worker_batch, self._left)
+        shapes = [tensor.shape[1:] for tensor in tensors] if self._counts_rows else []
+        has_new_shapes = shapes != self._counted_shapes
         for number, each in enumerate(self._micro_batches):
             self._current = replace(each, epoch=self.steps) if self._dropout else each
             for part in self._core.carried_states:
                 part.start_micro_batch(self._current)
             workers, begin = len(each.workers), each.workers.start - self.hosted.start
             of_pass = slice(begin * self.worker_batch, (begin + workers) * self.worker_batch)
-            hooks = [] if self._saw_rows else self._watch_rows(len(each.examples))
+            hooks = self._watch_rows(len(each.examples)) if has_new_shapes else []
             try:
                 yield tuple(_interleave(tensor[of_pass], workers) for tensor in tensors)
             finally:
                 for hook in hooks:
                     hook.remove()
-            self._saw_rows = True
+            has_new_shapes, self._counted_shapes = False, shapes
             if self._left != len(self._micro_batches) - number - 1:
                 raise UsageError(
                     "each micro-batch needs one backward pass; call step.backward(loss) once in "
@@ -459,6 +464,8 @@ class VirtualStep:
             hook.remove()
         for layer, plain in self._plain_types.items():
             layer.__class__ = plain
+        for theirs, ours in self._dropout.items():
+            theirs.train(ours.training)
         replace_layers(self.model, {ours: theirs for theirs, ours in self._dropout.items()})
 
     def __enter__(self) -> Self:

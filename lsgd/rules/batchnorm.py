@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lsgd.errors import UsageError
+from lsgd.rules.backward import in_backward
 from lsgd.rules.sampler import MicroBatch
 
 TRITON = ("cuda", "xpu")
@@ -32,7 +34,8 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
     Parameters, buffers and evaluation are those of `nn.BatchNorm1d` and `nn.BatchNorm2d`, so that
     state dicts are interchangeable. The images of a micro-batch belong to its `workers` in turns.
     Means and variances are added up in `seen`, shape (2, channels), and update the running
-    statistics once per step, through RunningStatistics.
+    statistics once per step, through RunningStatistics. `calls` is a list of one number, that of
+    calls in this micro-batch, since an assignment to a module takes ten times as long.
 
     In a network that makes several rows of each image, such as tokens, `rows_per_image` is their
     number, and the rows of one image are adjacent.
@@ -45,6 +48,8 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
     workers: int = 1
     rows_per_image: int = 1
     seen: Tensor
+    calls: list[int] = [1]  # noqa: RUF012
+    """The default is of layers without RunningStatistics, whose calls nobody reads."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (images, channels, …), in training over the images of each virtual worker."""
@@ -57,7 +62,10 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
             images = of_images.flatten(2)
         normalise = choose_normalisation(images, self.workers)
         output, seen = normalise(images, self.weight, self.bias, self.workers, self.eps)
-        self.seen.add_(seen)  # += would assign an attribute of a module, which takes as long
+        # Activation checkpointing calls the layer a second time, from the backward pass.
+        if not (self.calls[0] and in_backward()):
+            self.calls[0] += 1
+            self.seen.add_(seen)  # += would assign an attribute of a module, which takes as long
         if images is input:
             return output
         return output.view(of_images.shape).transpose(1, 2).flatten(0, 1)
@@ -344,9 +352,10 @@ class RunningStatistics:
 
         share <- (1 - momentum) share + momentum (sum over its workers) / (active workers of all)
 
-    from a start of hosted / workers of the initial value. The sum of the shares equals the
-    statistics of one process with all workers, so a step needs no communication. To evaluate or
-    save, call `write_to_model`.
+    from a start of hosted / workers of the initial value. A worker that calls a layer several times
+    has the mean over its calls, and a layer that no worker calls keeps its share. The sum of the
+    shares equals the statistics of one process with all workers, so a step needs no communication.
+    To evaluate or save, call `write_to_model`.
     """
 
     name = "batchnorm"
@@ -368,27 +377,95 @@ class RunningStatistics:
         self.momentum = momentum
         self.fraction = hosted / workers
         self.share = self._read() * self.fraction
-        self.pending_update = torch.zeros_like(self.share)
-        parts = self.pending_update.split([2 * layer.num_features for layer in self.layers])
-        for layer, part in zip(self.layers, parts, strict=True):
-            layer.seen = part.view(2, layer.num_features)
+        self._pending = torch.zeros_like(self.share)
+        for layer, part in zip(self.layers, self._parts(self._pending), strict=True):
+            layer.seen, layer.calls = part.view(2, layer.num_features), [1]
+        # An ordinary step compares lists, and calls nothing for its counts.
+        self._calls = [layer.calls for layer in self.layers]
+        self._once = [[1]] * len(self.layers)
+        self._current = self._workers = 0
+        """The workers of the current micro-batch, and of all since the last update."""
+        self._further_calls: dict[int, int] = {}
+        """The calls since the last update beyond one for each worker, by layer."""
+        self._uncalled: list[int] = []
+        """The layers that the last step of this process with examples did not call."""
         self.counters = [
             count for layer in self.layers if (count := layer.num_batches_tracked) is not None
         ]
 
     def start_micro_batch(self, each: MicroBatch) -> None:
         """Set the next micro-batch's number of workers on every batch norm layer."""
+        if self._calls != self._once:
+            self._count_calls()
         workers = len(each.workers)
         for layer in self.layers:
             if layer.workers != workers:  # an assignment to a module takes ten times as long
                 layer.workers = workers
+            layer.calls[0] = 0
+        self._current = workers
+        self._workers += workers
+
+    @property
+    def pending_update(self) -> Tensor:
+        """The sum of the statistics of this process's workers since the last update."""
+        self._average_calls()
+        return self._pending
+
+    def check_all_called(self) -> None:
+        """Raise UsageError if a layer was not called, whose statistics a server would not keep."""
+        self._average_calls()
+        if self._uncalled:
+            channels = self.layers[self._uncalled[0]].num_features
+            raise UsageError(
+                f"a batch norm layer of {channels} channels was not called in a training step, and "
+                "a server would not keep its running statistics; remove the layer, or write "
+                "strategy=allreduce"
+            )
+
+    def discard(self) -> None:
+        """Discard the statistics of the micro-batches of a step that an error has ended."""
+        self._current = self._workers = 0
+        self._further_calls = {}
+        for calls in self._calls:
+            calls[0] = 1
+        self._pending.zero_()
+
+    def _count_calls(self) -> None:
+        """Store by layer how many more calls than one the last micro-batch has made."""
+        if not self._current:
+            self._pending.zero_()  # of calls between two steps, which are nobody's
+        for layer, calls in enumerate(self._calls):
+            if further := (calls[0] - 1) * self._current:
+                self._further_calls[layer] = self._further_calls.get(layer, 0) + further
+            calls[0] = 1
+
+    def _average_calls(self) -> None:
+        """Make the pending statistics of each worker their mean over its calls of a layer."""
+        if self._calls != self._once:
+            self._count_calls()
+        if self._workers:
+            self._uncalled = []
+        for layer, further in self._further_calls.items():
+            calls = self._workers + further
+            if not calls:
+                self._uncalled.append(layer)
+            elif further:
+                self.layers[layer].seen.mul_(self._workers / calls)
+        self._further_calls = {}
+        self._current = self._workers = 0
 
     def end_step(self, active_workers: int) -> None:
         """Update this process's share of the running BN statistics with the step's statistics."""
-        self.share.mul_(1 - self.momentum).add_(
-            self.pending_update, alpha=self.momentum / active_workers
-        )
-        self.pending_update.zero_()
+        kept = []
+        if self._calls != self._once or self._further_calls or self._uncalled:
+            self._average_calls()
+            shares = self._parts(self.share)
+            kept = [(shares[layer], shares[layer].clone()) for layer in self._uncalled]
+        self._current = self._workers = 0
+        self.share.mul_(1 - self.momentum).add_(self._pending, alpha=self.momentum / active_workers)
+        for part, value in kept:
+            part.copy_(value)
+        self._pending.zero_()
         # One kernel launch for all counters.
         torch._foreach_add_(self.counters, 1)
 
@@ -408,6 +485,8 @@ class RunningStatistics:
         `active_workers` of all processes had examples in them. The moving average does not change.
         """
         total = self.pending_update / active_workers
+        for layer in self._uncalled:
+            self._parts(total)[layer].copy_(self._parts(self.share)[layer])
         self.pending_update.zero_()
         sum_(total)
         self._write(total)
@@ -428,6 +507,11 @@ class RunningStatistics:
         shares = state["shares"]
         same = len(shares) == self.world_size
         self.share.copy_(shares[self.rank] if same else shares.sum(0) * self.fraction)
+
+    def _parts(self, statistics: Tensor) -> tuple[Tensor, ...]:
+        """Split the statistics of all layers into those of each, as views."""
+        parts: tuple[Tensor, ...] = statistics.split([2 * b.num_features for b in self.layers])
+        return parts
 
     def _read(self) -> Tensor:
         return torch.cat([buffer for layer in self.layers for buffer in _running(layer)])

@@ -8,12 +8,15 @@ device that needs the numbers.
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lsgd.errors import UsageError
+from lsgd.rules.backward import in_backward
 from lsgd.rules.sampler import MicroBatch
 
 FIRST_LAYER_COUNTER, MAX_LAYERS = 64, 4096
@@ -66,6 +69,10 @@ class CounterBasedDropout(nn.Module):
     """
 
     draws: Tensor
+    is_frozen: bool = False
+    """Whether this layer stays in evaluation mode."""
+    path: str = ""
+    """The name of this layer in its network."""
     calls: int = 0
     """The number of calls in this micro-batch; some blocks call one layer for two branches."""
 
@@ -82,10 +89,34 @@ class CounterBasedDropout(nn.Module):
         if not self.training:
             return x
         places = 1 if self.per_example else math.prod(x.shape[1:])
-        layer = self.layer + self.calls * MAX_LAYERS
-        self.calls += 1
+        layer = self.layer
+        if self.calls:  # so that an ordinary call asks for no backward pass
+            layer += self._further_call() * MAX_LAYERS
+        else:
+            self.calls = 1
         mask = self.keep_mask(self.draws, places, layer=layer).to(x.dtype) * self.scale
         return x * mask.view(len(x), *([1] * (x.dim() - 1) if self.per_example else x.shape[1:]))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of this layer: training, or evaluation, which a frozen layer always has."""
+        return super().train(mode and not self.is_frozen)
+
+    def _further_call(self) -> int:
+        """Return the number of a call that is not the first one of this micro-batch, from 0.
+
+        Activation checkpointing makes the first call again, from the backward pass. Raises
+        UsageError if there were several, since the order of the backward pass is another.
+        """
+        if not in_backward():
+            self.calls += 1
+            return self.calls - 1
+        if self.calls > 1:
+            raise UsageError(
+                f"the dropout layer {self.path} of rate {self.rate:g} was called {self.calls} "
+                "times in a micro-batch and is called again by activation checkpointing, which "
+                "must draw the same mask; use a layer for each call, or leave the checkpoint out"
+            )
+        return 0
 
     def extra_repr(self) -> str:
         """Return the rate and kind of this dropout layer for the printed model."""
@@ -144,19 +175,21 @@ def dropout_rate(module: nn.Module) -> float:
     return 0.0
 
 
-def replace_dropout(network: nn.Module, *, seed: int) -> dict[nn.Module, nn.Module]:
+def replace_dropout(network: nn.Module, *, seed: int) -> dict[nn.Module, CounterBasedDropout]:
     """Replace the dropout and stochastic-depth layers of a network by counter-based ones.
 
-    Returns the new layer of each layer that was replaced.
+    Returns the new layer of each layer that was replaced, which has its mode.
     """
-    ours: dict[nn.Module, nn.Module] = {}
-    for module in network.modules():
+    ours: dict[nn.Module, CounterBasedDropout] = {}
+    for path, module in network.named_modules():
         if rate := dropout_rate(module):
             whole = type(module) is not nn.Dropout
             scaled = bool(getattr(module, "scale_by_keep", True))
             ours[module] = CounterBasedDropout(
                 rate, layer=len(ours), seed=seed, per_example=whole, scaled=scaled
             )
+            ours[module].path = path
+            ours[module].train(module.training)
     replace_layers(network, ours)
     return ours
 

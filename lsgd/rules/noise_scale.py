@@ -15,10 +15,13 @@ give means of both.
 import math
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from lsgd.errors import UsageError
 
 STATE_KEY, SUM_COUNT = "noise", 5
 """The key of the noise sums in a state, and their number: S, T, f, steps and 1 / B."""
@@ -35,17 +38,23 @@ class NoiseScaleSums:
         self, parameters: Iterable[nn.Parameter], sums: Tensor, *, whole_steps: bool
     ) -> None:
         self.sums, self.whole_steps = sums, whole_steps
-        self.norms: list[Tensor] = []
-        for parameter in parameters:
+        self.norms: dict[int, Tensor] = {}
+        for number, parameter in enumerate(parameters):
             # The hook gets a micro-batch's gradient before it is accumulated, without a copy.
-            parameter.register_hook(self._seen)
+            parameter.register_hook(partial(self._seen, number))
 
-    def _seen(self, gradient: Tensor) -> None:
-        self.norms.append(torch.linalg.vector_norm(gradient))
+    def _seen(self, parameter: int, gradient: Tensor) -> None:
+        if parameter in self.norms:
+            raise UsageError(
+                f"a parameter of shape {tuple(gradient.shape)} got two gradients in one backward "
+                "pass, as from two checkpoints that share it, and the noise scale needs their sum; "
+                "pass use_reentrant=False to torch.utils.checkpoint"
+            )
+        self.norms[parameter] = torch.linalg.vector_norm(gradient)
 
     def end_micro_batch(self) -> None:
         """Add a micro-batch's squared gradient norm to the sums, after its backward pass."""
-        self.sums[0] += torch.stack(self.norms).to(self.sums.dtype).square().sum()
+        self.sums[0] += torch.stack([*self.norms.values()]).to(self.sums.dtype).square().sum()
         self.norms.clear()
 
     def end_step(self, micro_batch_sizes: list[int], examples: int, norm: Tensor) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lsgd.comm import Comm
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
+from lsgd.rules.batchnorm import RunningStatistics
 from lsgd.strategy.inner import InnerOptimizerStates, views
 from lsgd.workloads import CarriedState
 
@@ -78,8 +79,7 @@ class GradientComputation:
     def push(self) -> Tensor:
         """Return the gradient and the carried states' changes as a push; reset both to zeros."""
         for part, seen in state_sections(self.flat, self.parts):
-            seen.copy_(part.pending_update)
-            part.pending_update.zero_()
+            _take_pending_update(part, seen)
         push = self.flat + 0.0
         self.flat.zero_()
         return push
@@ -148,8 +148,8 @@ class LocalStepsComputation:
         torch._foreach_copy_(self.parameters, self.read)
         torch._foreach_sub_(self.read, copies)
         for part, seen in state_sections(self.flat, self.parts):
-            seen.copy_(part.pending_update / self.steps)
-            part.pending_update.zero_()
+            _take_pending_update(part, seen)
+            seen.div_(self.steps)
         return self.flat + 0.0
 
     def state(self, comm: Comm) -> dict[str, Any]:
@@ -176,6 +176,14 @@ def zero_push(parameters: Sequence[Tensor], parts: Sequence[CarriedState]) -> Te
     """Return a flat tensor of zeros, as long as a push of these parameters and carried states."""
     sizes = [each.numel() for each in (*parameters, *(part.pending_update for part in parts))]
     return parameters[0].detach().new_zeros(sum(sizes) + NUM_FLAGS)
+
+
+def _take_pending_update(part: CarriedState, out: Tensor) -> None:
+    """Move the pending update of a carried state into `out`, and set it to zeros."""
+    if isinstance(part, RunningStatistics):
+        part.check_all_called()
+    out.copy_(part.pending_update)
+    part.pending_update.zero_()
 
 
 def state_sections(

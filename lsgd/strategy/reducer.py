@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lsgd.comm import Comm
+from lsgd.errors import UsageError
 from lsgd.rules.loss_scale import LossScale
 
 LARGE = 2**13
@@ -161,7 +162,7 @@ class Reducer:
         self.found_inf = self.flags[0]
         self.gradient_norm = torch.zeros((), device=self.flag.device)
         self.loss_scale = LossScale(self.flag.device) if scales_loss else None
-        self._divisor, self._launched = 1, 0
+        self._divisor, self._launched, self._passes = 1, 0, 0
 
     def reclaim_gradients(self) -> None:
         """Make each `.grad` the view of its bucket again, after `zero_grad` has replaced it.
@@ -212,6 +213,7 @@ class Reducer:
         self.flag += 0 * part.detach()  # NaN if the loss is infinite or NaN
         if self.loss_scale:
             part = part * self.loss_scale.scale
+        self._passes += 1
         part.backward()
 
     def start_sums(self) -> None:
@@ -264,7 +266,7 @@ class Reducer:
         offset = 0
         for parameter in parameters:
             # Strided like the parameter, so that channels_last costs no copy.
-            view = flat.as_strided(parameter.size(), parameter.stride(), offset)
+            view = flat.as_strided(parameter.size(), dense_stride(parameter), offset)
             views.append(view)
             parameter.grad = view
             if self.comm.world_size > 1:  # a single process has no sum to start early
@@ -274,7 +276,17 @@ class Reducer:
         return bucket
 
     def _ready_hook(self, bucket: _Bucket) -> Callable[[Tensor], None]:
-        def ready(_: Tensor) -> None:
+        last_pass = 0
+
+        def ready(parameter: Tensor) -> None:
+            nonlocal last_pass
+            if last_pass == self._passes:
+                raise UsageError(
+                    f"a parameter of shape {tuple(parameter.shape)} got two gradients in one "
+                    "backward pass, as from two checkpoints that share it, and the first may have "
+                    "been sent; pass use_reentrant=False to torch.utils.checkpoint"
+                )
+            last_pass = self._passes
             bucket.left -= 1
             # All processes start their sums in the same order, whatever the order of completion.
             while self._launched < len(self.buckets) and not self.buckets[self._launched].left:
@@ -295,6 +307,11 @@ class Reducer:
         wire = bucket.flat if bucket.on_wire is None else bucket.on_wire
         bucket.wait = self.comm.start_all_reduce_(wire, bucket.name)
         self._launched += 1
+
+
+def dense_stride(tensor: Tensor) -> tuple[int, ...]:
+    """Return a tensor's stride if it has no gaps in memory, else that of a copy without gaps."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 def _group(parameters: list[nn.Parameter], limit: float) -> list[list[nn.Parameter]]:

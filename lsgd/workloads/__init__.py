@@ -40,12 +40,14 @@ class CarriedState(Protocol):
 
     name: str
     """The key of this state in a checkpoint."""
-    pending_update: Tensor
-    """The sum over this process's micro-batches that the next update applies to this state.
 
-    It is empty if the update needs none. Strategies that push it take it from here and write it
-    back.
-    """
+    @property
+    def pending_update(self) -> Tensor:
+        """The sum over this process's micro-batches that the next update applies to this state.
+
+        It is empty if the update needs none. Strategies that push it take it from here and write it
+        back.
+        """
 
     def start_micro_batch(self, each: MicroBatch) -> None:
         """Prepare the carried state for a training micro-batch that starts on this process."""

@@ -10,9 +10,11 @@ from helpers.micro_batches import training_micro_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
 
+from lsgd.errors import UsageError
 from lsgd.learner import compile_children
 from lsgd.models import make_model
 from lsgd.rules import sampler
@@ -452,6 +454,113 @@ def test_every_layer_of_a_model_has_statistics_of_its_own() -> None:
         model.state_dict().items(), plain.state_dict().values(), strict=True
     ):
         torch.testing.assert_close(ours, theirs, **CLOSE, msg=name)
+
+
+class Called(nn.Module):
+    """A network that calls its BN layer as often as it is told, from a checkpoint or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn, self.calls, self.reentrant = WorkerBatchNorm2d(CHANNELS).double(), 1, None
+
+    def forward(self, images: Tensor) -> Tensor:
+        for call in range(self.calls):
+            each = images + call
+            if self.reentrant is None:
+                images = images + self.bn(each)
+            else:
+                images = images + checkpoint(self.bn, each, use_reentrant=self.reentrant)
+        return images
+
+
+def called_step(model: Called, running: RunningStatistics, calls: list[int]) -> list[Tensor]:
+    """The inputs of all calls of a step with a micro-batch of two workers for each number."""
+    inputs: list[Tensor] = []
+    hook = model.bn.register_forward_pre_hook(lambda _, given: inputs.append(given[0].detach()))
+    for number, model.calls in enumerate(calls):
+        running.start_micro_batch(training_micro_batch(2))
+        images = torch.randn(2 * IMAGES, CHANNELS, 3, 3, generator=seeded(number)).double()
+        called = len(inputs)
+        output = model(images.requires_grad_())
+        called += model.calls
+        output.sum().backward()
+        del inputs[called:]
+    hook.remove()
+    running.end_step(2 * len(calls))
+    running.write_to_model(lambda _: None)
+    return inputs
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch: no gradient in reentrant checkpoints
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@pytest.mark.parametrize("calls", [[1], [2], [1, 3], [0, 2], [1, 1, 0]])
+def test_each_call_of_a_step_counts_once(calls: list[int], reentrant: bool | None) -> None:
+    """Also when a checkpoint makes it again in the backward pass; a worker's are averaged."""
+    model = Called()
+    model.reentrant = reentrant
+    running = RunningStatistics(model, hosted=6, workers=6, rank=0, world_size=1)
+    for _ in range(2):
+        running.read_from_model()
+        mean, var = model.bn.running_mean.clone(), model.bn.running_var.clone()
+        inputs = called_step(model, running, calls)
+        workers = [each[worker::2] for each in inputs for worker in range(2)]
+        seen = sum(each.mean((0, 2, 3)) for each in workers) / len(workers)
+        spread = sum(each.transpose(0, 1).flatten(1).var(1) for each in workers) / len(workers)
+        assert_statistics(model.bn, 0.9 * mean + 0.1 * seen, 0.9 * var + 0.1 * spread)
+
+
+def test_a_layer_without_calls_keeps_its_statistics() -> None:
+    """Exactly, in steps and in a measurement, on a process without examples too."""
+    model = Called()
+    model.other = WorkerBatchNorm2d(2).double()
+    before = model.bn.running_var.fill_(1 / 3).clone()
+    running = RunningStatistics(model, hosted=2, workers=2, rank=0, world_size=1)
+    for _ in range(5):
+        called_step(model, running, [0])
+        running.end_step(2)
+    running.write_to_model(lambda _: None)
+    assert torch.equal(model.bn.running_var, before)
+    running.start_micro_batch(training_micro_batch(2))
+    model.other(torch.randn(2 * IMAGES, 2, 3, 3).double())
+    running.measure(2, lambda _: None)
+    assert torch.equal(model.bn.running_var, before)
+    assert not torch.equal(model.other.running_var, torch.ones(2).double())
+    with pytest.raises(UsageError, match="layer of 3 channels was not called"):
+        running.check_all_called()
+    called_step(model, running, [1])
+    assert not torch.equal(model.bn.running_var, before)
+
+
+def test_a_call_between_two_steps_does_not_count() -> None:
+    model = Called()
+    running = RunningStatistics(model, hosted=2, workers=2, rank=0, world_size=1)
+    model.bn(torch.full((4, CHANNELS, 3, 3), 1e9).double())
+    [inputs] = called_step(model, running, [1])
+    seen = sum(inputs[worker::2].mean((0, 2, 3)) for worker in range(2)) / 2
+    torch.testing.assert_close(model.bn.running_mean, 0.1 * seen, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_compiled_calls_count_once(reentrant: bool | None) -> None:
+    """Compiled once, although the calls of a micro-batch are counted."""
+    found = []
+    for is_compiled in (False, True):
+        torch._dynamo.reset()
+        model, counter = Called(), CompileCounterWithBackend("aot_eager")
+        model.reentrant = reentrant
+        running = RunningStatistics(model, hosted=4, workers=4, rank=0, world_size=1)
+        if is_compiled:
+            model.compile(dynamic=False, backend=counter)
+        frames = []
+        for _ in range(3):
+            called_step(model, running, [2, 2])
+            frames.append(counter.frame_count)
+        assert frames[0] == frames[-1]
+        found.append([model.bn.running_mean, model.bn.running_var])
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, eager, **CLOSE)
 
 
 @pytest.mark.parametrize("size", [(), (2, 5)])

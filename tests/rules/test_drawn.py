@@ -5,13 +5,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from lsgd.errors import UsageError
 from lsgd.rules import philox
 from lsgd.rules.counter_dropout import (
     FIRST_LAYER_COUNTER,
     CounterBasedDraws,
     CounterBasedDropout,
+    counter_dropout_layers,
     keep_mask,
+    replace_dropout,
     uint32_blocks,
 )
 from lsgd.rules.sampler import MicroBatch
@@ -51,6 +56,57 @@ def test_the_masks_are_those_of_all_earlier_versions() -> None:
     layer = begun(CounterBasedDropout(0.5, layer=0, seed=1), [5])
     kept = [layer(torch.ones(1, 16)).nonzero()[:, 1].tolist() for _ in range(2)]
     assert kept == [[0, 1, 5, 8, 9, 10, 12, 14, 15], [0, 1, 5, 6, 7, 8, 10]]
+
+
+class Repeated(nn.Module):
+    """The same dropout layer for one or several calls, each from a checkpoint or not."""
+
+    def __init__(self, calls: int, reentrant: bool | None) -> None:
+        super().__init__()
+        self.calls, self.reentrant = calls, reentrant
+        self.part = nn.Sequential(nn.Tanh(), nn.Dropout(0.5), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.calls):
+            if self.reentrant is None:
+                x = self.part(x)
+            else:
+                x = checkpoint(self.part, x, use_reentrant=self.reentrant)
+        return x
+
+
+def gradient_of(network: nn.Module, passes: int = 2) -> Tensor:
+    """The gradient of a few inputs through a network with dropout, in several micro-batches."""
+    layers = counter_dropout_layers(network)
+    x = torch.linspace(-1, 1, 64).view(2, 32).requires_grad_()
+    for _ in range(passes):
+        for layer in layers:
+            begun(layer, [5, 9])
+        network(x).square().sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_draws_the_same_mask_again(reentrant: bool, is_compiled: bool) -> None:
+    torch._dynamo.reset()
+    gradients = []
+    for kind in (None, reentrant):
+        network = Repeated(1, kind)
+        replace_dropout(network, seed=1)
+        if is_compiled:
+            network.compile(backend="aot_eager")
+        gradients.append(gradient_of(network))
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_of_several_calls_is_refused(reentrant: bool) -> None:
+    network = Repeated(2, reentrant)
+    replace_dropout(network, seed=1)
+    with pytest.raises(UsageError, match=r"part\.1 of rate 0.5 was called 2 times"):
+        gradient_of(network)
 
 
 @pytest.mark.parametrize("whole", [False, True])

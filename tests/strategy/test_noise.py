@@ -17,6 +17,7 @@ from helpers.server_runs import ALLREDUCE, make_learner
 from helpers.server_runs import make_steps as steps_until
 from helpers.threaded import run_on_threads
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lsgd.comm.single import SingleComm
 from lsgd.compare import compare_metrics
@@ -65,6 +66,22 @@ def measured(sizes: list[int]) -> dict[str, float]:
         reducer.finish()
         watched.end_step(sizes, sum(sizes), reducer.gradient_norm)
     return noise_scale.noise_metrics(tally.state(lambda _: None))
+
+
+def test_two_gradients_of_a_parameter_are_refused() -> None:
+    """Of two reentrant checkpoints, the squares of whose norms are not that of their sum."""
+    model, sums = nn.Linear(3, 3), torch.zeros(noise_scale.SUM_COUNT)
+    watched = noise_scale.NoiseScaleSums(model.parameters(), sums, whole_steps=True)
+    images = torch.ones(2, 3).requires_grad_()
+    for reentrant in (False, True):
+        hidden = checkpoint(model, images, use_reentrant=reentrant)
+        loss = checkpoint(model, hidden, use_reentrant=reentrant).sum()
+        if reentrant:
+            with pytest.raises(UsageError, match=r"two gradients.* use_reentrant=False"):
+                loss.backward()
+        else:
+            loss.backward()
+            watched.end_micro_batch()
 
 
 @pytest.mark.parametrize("sizes", [[1] * 16, [2] * 8, [8, 8], [1, 15], [7, 5, 3, 1]])

@@ -1,6 +1,7 @@
+import copy
 import weakref
 from collections.abc import Callable
-from functools import partialmethod
+from functools import partial, partialmethod
 from itertools import pairwise
 
 import pytest
@@ -11,9 +12,13 @@ from helpers.threaded import ThreadComm, run_on_threads, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
-from lsgd.learner import Learner
+from lsgd.errors import UsageError
+from lsgd.learner import Learner, _remove_gaps
 from lsgd.strategy.reducer import Reducer
 
 KB = 1 / 1024
@@ -140,6 +145,45 @@ def test_gradients_are_views_of_the_buckets_or_as_autograd_made_them(
         torch.testing.assert_close(reducer.gradient_norm, torch.linalg.vector_norm(total))
 
 
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("cut", ["[:, :8]", ".t()", "[::2]", "[:1]"])
+def test_a_parameter_with_gaps_gets_its_own_gradient(cut: str, processes: int, large: bool) -> None:
+    """In one micro-batch, whose large gradients are handed over, and in two."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)).double()
+    for number, layer in enumerate(model):
+        layer.weight.data.normal_(generator=seeded(number))
+    weight = model[1].weight.detach().clone()
+    images = torch.randn(2, 4, 16, generator=seeded(1)).double()
+
+    def process(comm: ThreadComm) -> list[Tensor]:
+        own = copy.deepcopy(model)
+        part = own[1].weight = nn.Parameter(eval(f"weight{cut}", {"weight": weight.clone()}))
+        reducer = reducer_of(own, comm)
+        for bucket in reducer.buckets:
+            bucket.is_of_large_tensors = large
+        found = []
+        for passes in (1, 2):
+            shares = images.flatten(0, 1).chunk(processes * passes)
+            reducer.start(8, passes)
+            for share in shares[comm.rank :: processes]:
+                reducer.backward(output(own, share, part).pow(2).sum())
+            reducer.finish()
+            found += [parameter.grad.clone() for parameter in own.parameters()]
+        return found
+
+    def output(own: nn.Module, share: Tensor, part: Tensor) -> Tensor:
+        hidden = own[0](share)[:, : part.shape[1]] @ part.t()
+        return own[2](F.pad(hidden, (0, 16 - part.shape[0])))
+
+    own = copy.deepcopy(model)
+    part = own[1].weight = nn.Parameter(eval(f"weight{cut}", {"weight": weight}))
+    (output(own, images.flatten(0, 1), part).pow(2).sum() / 8).backward()
+    expected = [torch.zeros_like(p) if p.grad is None else p.grad for p in own.parameters()]
+    for found in run_on_threads(processes, process):
+        torch.testing.assert_close(found, expected * 2, rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.parametrize("passes", [1, 2])
 def test_the_norm_of_millions_of_numbers_is_exact(passes: int) -> None:
     """A CPU's own float32 norm of them misses in the fourth digit, another way for each bucket."""
@@ -150,6 +194,40 @@ def test_the_norm_of_millions_of_numbers_is_exact(passes: int) -> None:
     step(model, reducer, [torch.randn(2, 2000) for _ in range(passes)], examples=2)
     expected = torch.linalg.vector_norm(model.weight.grad.double())
     torch.testing.assert_close(reducer.gradient_norm.double(), expected, rtol=2e-6, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch: inputs without gradients
+def test_two_gradients_in_one_backward_pass_are_refused() -> None:
+    """The sum over processes would start with the first one; another checkpoint adds them up."""
+
+    def process(comm: Comm, reentrant: bool) -> list[Tensor]:
+        model = nn.Linear(3, 3).double()
+        nn.init.eye_(model.weight)
+        reducer = reducer_of(model, comm)
+        images = torch.ones(2, 3, dtype=torch.float64).requires_grad_()
+        for _ in range(2):
+            reducer.start(4, 1)
+            hidden = checkpoint(model, images, use_reentrant=reentrant)
+            reducer.backward(checkpoint(model, hidden, use_reentrant=reentrant).sum())
+            reducer.finish()
+        return [model.weight.grad]
+
+    for [gradient] in run_on_threads(2, partial(process, reentrant=False)):
+        assert gradient.sum() > 0
+    with pytest.raises(UsageError, match=r"shape \(3,\) got two gradients.* use_reentrant=False"):
+        run_on_threads(2, partial(process, reentrant=True))
+    process(SingleComm(), reentrant=True)
+
+
+def test_a_run_has_parameters_without_gaps() -> None:
+    """With the values of the network, whose other parameters stay where they are."""
+    model, weight = nn.Linear(4, 4), torch.randn(4, 8)
+    model.weight = nn.Parameter(weight[:, ::2])
+    place = model.bias.data_ptr()
+    _remove_gaps(model)
+    assert model.weight.stride() == (4, 1)
+    assert torch.equal(model.weight, weight[:, ::2])
+    assert model.bias.data_ptr() == place
 
 
 @pytest.mark.usefixtures("all_large")

@@ -285,6 +285,32 @@ def test_a_layer_that_was_set_to_evaluation_stays_frozen() -> None:
     assert torch.equal(after["running_mean"], before["running_mean"])
 
 
+def test_dropout_has_the_mode_of_the_layer_that_it_replaces() -> None:
+    """In both directions; one that was set to evaluation alone stays frozen, as BN does."""
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 3))
+
+    inputs, targets = torch.randn(8, 6, generator=seeded(0)), torch.arange(8) % 3
+    counted = {"workers": 2, "worker_batch": 4}
+    model = network()
+    model[0].eval()
+    with virtual(model, torch.optim.SGD(model.parameters(), lr=0.0), **counted) as step:
+        model.train()
+        assert [layer.training for layer in model] == [False, True, True, True]
+        step(inputs, targets)
+        assert torch.equal(model[0](inputs), inputs)
+        model.eval()
+    assert not any(layer.training for layer in model.modules())
+    assert torch.equal(model(inputs), model(inputs))
+    model = network().eval()
+    with virtual(model, torch.optim.SGD(model.parameters(), lr=0.0), **counted) as step:
+        assert not any(layer.training for layer in model.modules())
+        model.train()
+        step(inputs, targets)
+    assert all(layer.training for layer in model.modules())
+
+
 def test_a_closed_step_leaves_the_model_as_it_was() -> None:
     """And a copy of a model can be made at any time, such as for an average."""
     with small() as step:
@@ -330,15 +356,15 @@ def test_layers_of_timm_keep_their_activation() -> None:
 
 
 def test_rows_of_an_image_are_of_its_worker() -> None:
-    """A batch norm of tokens gets several rows of each image."""
+    """A batch norm of tokens gets several rows of each image, more when the images grow."""
 
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(12, 5)
+            self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 5)
 
         def forward(self, images: Tensor) -> Tensor:
-            return self.head(self.norm(images.flatten(0, 1)).view(len(images), -1))
+            return self.head(self.norm(images.flatten(0, 1)).view(images.shape).mean(1))
 
     states = []
     for workers_per_pass in (1, 4):
@@ -347,8 +373,8 @@ def test_rows_of_an_image_are_of_its_worker() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         counted = {"workers": 4, "worker_batch": 3, "workers_per_pass": workers_per_pass}
         step = virtual(model, optimizer, **counted)
-        for _ in range(2):
-            step(torch.randn(12, 3, 4, generator=seeded(0)), torch.arange(12) % 5)
+        for rows in (1, 3, 3, 5):
+            step(torch.randn(12, rows, 4, generator=seeded(0)), torch.arange(12) % 5)
         step.synchronize()
         states.append(model.state_dict())
     torch.testing.assert_close(*states)
