@@ -5,10 +5,11 @@ accumulation passes without dividing and refuses channels_last gradients, so lsg
 reducer.
 """
 
+import math
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import TypeVar
 
 # The buckets are already large. Fusing them again would make the order of sums, and with it the
@@ -29,6 +30,7 @@ if not hasattr(hvd, "init"):
     raise ImportError("its compiled extension does not match this torch")
 
 T = TypeVar("T")
+STALL = "HOROVOD_STALL"
 
 
 def built_parts() -> dict[str, bool]:
@@ -113,6 +115,18 @@ class InitialisedHorovodComm:
         """Leave Horovod as it is, since the program has initialised it."""
 
 
+def _limit_stalls(environment: MutableMapping[str, str], timeout: float) -> None:
+    """Make Horovod end the job `timeout` seconds after a process hangs, for which it would wait.
+
+    It looks for hanging processes from time to time, each minute by default, and ignores a limit
+    that is shorter than this interval. A limit that the user has set is kept.
+    """
+    limit = max(2, math.ceil(timeout))
+    check = environment.setdefault(f"{STALL}_CHECK_TIME_SECONDS", str(min(60, limit // 2)))
+    least = int(check) + 1 if check.isdecimal() else limit
+    environment.setdefault(f"{STALL}_SHUTDOWN_TIME_SECONDS", str(max(limit, least)))
+
+
 class HorovodComm(InitialisedHorovodComm):
     """Communicator of the processes of a job, which it joins over Horovod."""
 
@@ -120,8 +134,7 @@ class HorovodComm(InitialisedHorovodComm):
 
     def __init__(self, *, timeout: float, join_timeout: float) -> None:
         _reach_horovodrun(join_timeout)
-        # Otherwise Horovod waits for a hanging process for ever.
-        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(timeout)))
+        _limit_stalls(os.environ, timeout)
         hvd.init()
         super().__init__()
 

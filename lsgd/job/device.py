@@ -178,8 +178,11 @@ def new_event(device: torch.device, *, timed: bool = False) -> Any:
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all its work; return at once on the CPU."""
-    if device.type != "cpu":
-        _module(device.type).synchronize()
+    if device.type == "mps":  # of which a machine has one
+        torch.mps.synchronize()
+    elif device.type != "cpu":
+        # A thread begins with device 0 as its current one, whatever its process uses.
+        _module(device.type).synchronize(device)
 
 
 # --- Memory --------------------------------------------------------------------------------------

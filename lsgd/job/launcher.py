@@ -131,21 +131,21 @@ def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """
     for launcher, says in _DIALECTS.items():
         required = [says.rank, says.world_size, *[says.local_rank][: says.needs_local_rank]]
-        if all(name in environment for name in required):
-            world_size = int(environment[says.world_size])
+        if all(environment.get(name) for name in required):
+            world_size = _number(environment, says.world_size)
             local_size = _local_size(environment, says)
             return Launch(
                 launcher,
-                rank=int(environment[says.rank]),
+                rank=_number(environment, says.rank),
                 world_size=world_size,
-                local_rank=int(environment.get(says.local_rank, 0)),
+                local_rank=_number(environment, says.local_rank, 0),
                 local_size=local_size,
                 master_addr=_master_addr(environment, says, one_machine=local_size == world_size),
                 master_port=_master_port(environment, says),
                 restart_count=int(environment[LIFE]) if LIFE in environment else None,
             )
     for name in _OTHER_SIZES:
-        if int(environment.get(name, 1)) > 1:
+        if _number(environment, name, 1) > 1:
             _refuse_unknown(f"{name}={environment[name]}")
     if "PMIX_RANK" in environment:
         _refuse_unknown(f"PMIX_RANK={environment['PMIX_RANK']}")
@@ -237,6 +237,19 @@ def _expand(group: str) -> list[str]:
     return [prefix + number + tail for number in numbers for tail in _expand(rest)]
 
 
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return an environment variable as a number, or the default if it is unset or empty.
+
+    Raises UsageError for other text, such as the address that Kubernetes has in MASTER_PORT for a
+    Service called master.
+    """
+    value = environment.get(name) or ("" if default is None else str(default))
+    try:
+        return int(value)
+    except ValueError:
+        raise UsageError(f"{name}={value} is not a number; unset it, or write one") from None
+
+
 def _local_size(environment: Mapping[str, str], says: _Dialect) -> int:
     counts = tasks_per_node(environment.get(says.local_size, "1"))
     # Only Slurm gives the counts of all nodes; pick that of this node.
@@ -246,7 +259,7 @@ def _local_size(environment: Mapping[str, str], says: _Dialect) -> int:
 def _master_addr(
     environment: Mapping[str, str], says: _Dialect, *, one_machine: bool
 ) -> str | None:
-    if "MASTER_ADDR" in environment:
+    if environment.get("MASTER_ADDR"):
         return environment["MASTER_ADDR"]
     if one_machine:
         return "127.0.0.1"
@@ -259,8 +272,8 @@ def _master_addr(
 
 def _master_port(environment: Mapping[str, str], says: _Dialect) -> int:
     """Return the rendezvous port: MASTER_PORT, or one derived from the job, against clashes."""
-    if "MASTER_PORT" in environment:
-        return int(environment["MASTER_PORT"])
+    if environment.get("MASTER_PORT"):
+        return _number(environment, "MASTER_PORT")
     job = ".".join(environment.get(name, "") for name in says.job).strip(".")
     # Below 32768, where the systems' ephemeral ports begin.
     return 20000 + zlib.crc32(job.encode()) % 9000 if job else DEFAULT_PORT

@@ -195,7 +195,12 @@ class PeerMonitor:
                 dead.add(self.alive.pop(descriptor).pid)
                 self._poll.unregister(descriptor)
                 os.close(descriptor)
-        together = [member for member in process_records(self.folder) if member.pid in dead]
+        # A process of another machine may have the same pid, above all in containers.
+        together = [
+            member
+            for member in process_records(self.folder)
+            if member.pid in dead and member.host == platform.node()
+        ]
         # Which of these died first is not known; one that lost a peer was not the first.
         self.dead += sorted(
             together, key=lambda member: (member.code == PeerLostError.exit_code, not member.why)

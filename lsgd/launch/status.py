@@ -22,6 +22,8 @@ ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUE
 """The states of Slurm's jobs that have not ended."""
 NO_TASK = "4294967294"
 """The number that Slurm has for the task of an array's jobs that have not begun."""
+TASKS = r"(?P<first>\d+)(-(?P<last>\d+)(:(?P<step>\d+))?)?"
+"""The pattern of a part of Slurm's list of array tasks: a number, a range, or a range by a step."""
 RECORD_KEYS = {"job", "nodes", "start", "began", "log", "process_logs"}
 """The keys of JOB_FILE, which a Slurm job writes into its run folder when it starts."""
 
@@ -156,15 +158,17 @@ def _find(jobs: Sequence[Mapping[str, str]], number: str | None) -> dict[str, st
 def _tasks(text: str) -> set[int]:
     """Return the numbers in the ArrayTaskId of a job, or of all that have not begun.
 
-    >>> sorted(_tasks("1,4-6%2")), _tasks("3")
-    ([1, 4, 5, 6], {3})
+    >>> sorted(_tasks("1,4-6%2")), _tasks("3"), sorted(_tasks("0-12:4%2"))
+    ([1, 4, 5, 6], {3}, [0, 4, 8, 12])
     """
-    ends = [part.partition("-") for part in text.partition("%")[0].split(",")]
+    parts = [re.fullmatch(TASKS, part) for part in text.partition("%")[0].split(",")]
     return {
         number
-        for first, _, last in ends
-        if first.isdigit()
-        for number in range(int(first), int(last or first) + 1)
+        for part in parts
+        if part
+        for number in range(
+            int(part["first"]), int(part["last"] or part["first"]) + 1, int(part["step"] or 1)
+        )
     }
 
 
@@ -210,8 +214,9 @@ def _queued_job(jobs: Sequence[Mapping[str, str]], folder: Path) -> dict[str, st
 def _show() -> list[dict[str, str]]:
     """Return the fields of all jobs that Slurm knows, as `scontrol show job` prints them."""
     question = ["scontrol", "show", "job", "--oneliner"]
+    whole = os.environ | {"SLURM_BITSTR_LEN": "0"}  # else long lists of tasks are cut
     try:
-        done = subprocess.run(question, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(question, capture_output=True, text=True, errors="replace", env=whole)
     except FileNotFoundError:
         return []
     if done.returncode:

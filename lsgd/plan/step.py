@@ -1,7 +1,7 @@
 """A model of the time of one training step on any number of GPUs, by its parts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import NormalDist
 
@@ -159,7 +159,10 @@ class ModelledCluster:
         """Return the seconds per image of an average GPU without any waiting for others."""
         measured = self.measured
         # The measured step includes its straggler and its all-reduces: both are removed.
-        without_sums = measured.seconds - self.exposed_cost(measured.gpus, measured.images).seconds
+        # It is of one server, also where those of the plan have fewer GPUs.
+        server = replace(self, gpus_per_server=max(self.gpus_per_server, measured.gpus))
+        sums = server.exposed_cost(measured.gpus, measured.images)
+        without_sums = measured.seconds - sums.seconds
         return without_sums / (1 + self.straggler_share(measured.gpus)) / measured.images
 
 

@@ -49,7 +49,7 @@ from lsgd.strategy.virtual import make_gates
 from lsgd.workloads import CarriedState, Workload
 
 WHOLE = {4: torch.int32, 8: torch.int64}
-"""Integer dtype by element size in bytes."""
+"""Integer dtype by element size in bytes; tensors of other sizes are taken as bytes."""
 T = TypeVar("T")
 LOOK = 0.2
 """Seconds between two checks for a stop request by a process without a worker."""
@@ -438,7 +438,7 @@ class LiveStrategy(Strategy):
         """Overwrite tensors on all processes by those of a server's process, bit by bit."""
         for tensor in tensors:
             # Summed as integers, since -0.0 + 0.0 would lose the sign.
-            bits = flat_view(tensor).view(WHOLE[tensor.element_size()])
+            bits = flat_view(tensor).view(WHOLE.get(tensor.element_size(), torch.uint8))
             if self.process != self.server_ranks[server]:
                 bits.zero_()
             all_reduce_(self.comm, bits)

@@ -532,3 +532,26 @@ def test_what_the_first_process_finds_all_have() -> None:
     assert looked == [0]
     first = refusals(lambda comm: broadcast_from_rank0(comm, refused_on(0, comm)))
     assert first == ["no room; make some"] * 3
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize(
+    ("timeout", "own", "check", "shutdown"),
+    [
+        (600.0, {}, "60", "600"),
+        (30.0, {}, "15", "30"),
+        (0.4, {}, "1", "2"),
+        (30.0, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "90"}, "90", "91"),
+        (30.0, {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7"}, "15", "7"),
+    ],
+)
+def test_horovod_looks_for_hanging_processes_in_time(
+    timeout: float, own: dict[str, str], check: str, shutdown: str
+) -> None:
+    """It ignores a limit below the interval in which it looks, which is a minute by default."""
+    from lsgd.comm.horovod import _limit_stalls
+
+    environment = dict(own)
+    _limit_stalls(environment, timeout)
+    assert environment["HOROVOD_STALL_CHECK_TIME_SECONDS"] == check
+    assert environment["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == shutdown

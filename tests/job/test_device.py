@@ -1,10 +1,12 @@
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lsgd.errors import UsageError
+from lsgd.job import device
 from lsgd.job.device import (
     choose_kernels,
     cpu,
@@ -91,3 +93,12 @@ def test_contexts_that_overlap_leave_the_compilers_stance_as_it_was() -> None:
     assert eval_frame._stance.stance == "force_eager"
     second.__exit__(None, None, None)
     assert (eval_frame._stance.stance, before) == ("default", "default")
+
+
+def test_a_thread_waits_for_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its current device is 0, whatever its process uses."""
+    waited: list[torch.device] = []
+    monkeypatch.setattr(device, "_module", lambda _: SimpleNamespace(synchronize=waited.append))
+    device.synchronize(torch.device("cuda", 2))
+    device.synchronize(CPU)
+    assert waited == [torch.device("cuda", 2)]

@@ -220,3 +220,19 @@ def test_last_words_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LSGD_SUPERVISED", str(tmp_path / "file"))
     with members.exit_report(0) as leave:
         assert leave(6, "the disk is full") == 6
+
+
+def test_a_process_of_another_machine_does_not_die_with_a_pid(tmp_path: Path) -> None:
+    """In containers on several machines the same small pids are usual."""
+    launcher = job(tmp_path, "sleep", "100")
+    died = job(tmp_path, sys.executable, "-c", SAYS + "import time; time.sleep(100)")
+    with members.PeerMonitor(tmp_path, launcher.pid) as watch:
+        wait_until(lambda: watch.wait(0.05) or len(watch.alive) == 1)
+        record = {"rank": 5, "host": "elsewhere", "pid": died.pid}
+        (tmp_path / members.FOLDER / "elsewhere.jsonl").write_text(json.dumps(record) + "\n")
+        died.kill()
+        wait_until(lambda: watch.wait(0.05) or watch.dead)
+        assert [member.host for member in watch.dead] == [platform.node()]
+    launcher.kill()
+    launcher.wait()
+    died.wait()

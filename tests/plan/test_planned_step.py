@@ -142,3 +142,13 @@ def test_the_slowest_of_many(gpus: int) -> None:
     at = [-8 + width * (i + 0.5) for i in range(1600)]
     exact = sum(width * ((x > 0) - cdf(x) ** gpus) for x in at)
     assert expected_maximum(gpus) == pytest.approx(exact, rel=0.05)
+
+
+@pytest.mark.parametrize("gbits", [1.0, 2.5, 10.0])
+def test_servers_with_fewer_gpus_have_not_measured_the_network(
+    recipe: Recipe, gbits: float
+) -> None:
+    """The measured step is of one server with 8 GPUs, whose sums do not pass the network."""
+    there = replace(machine(network_bandwidth=gbits), measured=measured(gpus=8))
+    steps = [replace(there, gpus_per_server=gpus).step(recipe, 256) for gpus in (8, 4, 1)]
+    assert [step.compute for step in steps] == pytest.approx([steps[0].compute] * 3)
