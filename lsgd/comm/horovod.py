@@ -121,7 +121,8 @@ def _limit_stalls(environment: MutableMapping[str, str], timeout: float) -> None
     It looks for hanging processes from time to time, each minute by default, and ignores a limit
     that is shorter than this interval. A limit that the user has set is kept.
     """
-    limit = max(2, math.ceil(timeout))
+    own = environment.get(f"{STALL}_SHUTDOWN_TIME_SECONDS", "")
+    limit = max(2, int(own) if own.isdecimal() else math.ceil(timeout))
     check = environment.setdefault(f"{STALL}_CHECK_TIME_SECONDS", str(min(60, limit // 2)))
     least = int(check) + 1 if check.isdecimal() else limit
     environment.setdefault(f"{STALL}_SHUTDOWN_TIME_SECONDS", str(max(limit, least)))

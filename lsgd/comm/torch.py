@@ -87,6 +87,12 @@ class TorchComm(GroupComm):
                 device_id=device if own == "nccl" else None,
             )
         except (dist.DistError, RuntimeError, ValueError) as error:
+            if "Duplicate GPU" in str(error):
+                raise UsageError(
+                    f"{who} shares a GPU with another one ({error_cause(str(error))}); start at "
+                    "most one process for each GPU, or unset CUDA_VISIBLE_DEVICES if it hides some",
+                    is_local=True,
+                ) from None
             variables = "GLOO_SOCKET_IFNAME"
             if own == "nccl":
                 variables += " and NCCL_SOCKET_IFNAME"

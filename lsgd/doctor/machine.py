@@ -6,7 +6,7 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lsgd import installation
@@ -146,6 +146,26 @@ def gpus(
     return items
 
 
+def _configured(
+    variable: str, names: Sequence[str], interfaces: list[NetworkInterface]
+) -> CheckItem:
+    """Check the network interfaces that an environment variable names."""
+    found = []
+    for named in names:
+        chosen = next((each for each in interfaces if each.name == named), None)
+        if chosen is None:
+            there = ", ".join(each.name for each in interfaces)
+            other = meeting.external_interface(interfaces)
+            fix = f"export {variable}={other.name if other else 'lo'}"
+            return CheckItem("network", FAIL, f"{variable}={named}, but there are {there}", fix)
+        if not chosen.up or not chosen.addresses:
+            state = "has no address" if chosen.up else "is down"
+            fix = f"`ip link set {named} up`, or export {variable} with another one's name"
+            return CheckItem("network", FAIL, f"{variable}={named}, which {state}", fix)
+        found.append(str(chosen))
+    return CheckItem("network", PASS, f"{', '.join(found)}, up, by {variable}")
+
+
 def network(
     answer: ProbeResult,
     interfaces: list[NetworkInterface],
@@ -154,18 +174,12 @@ def network(
     """Check the network interface by which processes connect: the configured or the hostname's."""
     other = meeting.external_interface(interfaces)
     export = f"export GLOO_SOCKET_IFNAME={other.name if other else 'lo'}"
-    for variable in ("GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
-        if named := environment.get(variable):
-            chosen = next((each for each in interfaces if each.name == named), None)
-            if chosen is None:
-                names = ", ".join(each.name for each in interfaces)
-                fix = f"export {variable}={other.name if other else 'lo'}"
-                return CheckItem("network", FAIL, f"{variable}={named}, but there are {names}", fix)
-            if not chosen.up or not chosen.addresses:
-                state = "has no address" if chosen.up else "is down"
-                fix = f"`ip link set {named} up`, or export {variable} with another one's name"
-                return CheckItem("network", FAIL, f"{variable}={named}, which {state}", fix)
-            return CheckItem("network", PASS, f"{chosen}, up, by {variable}")
+    # torch takes several interfaces, and Horovod one.
+    of_torch = environment.get("GLOO_SOCKET_IFNAME", "").split(",")
+    if any(of_torch):
+        return _configured("GLOO_SOCKET_IFNAME", of_torch, interfaces)
+    if named := environment.get("HOROVOD_GLOO_IFACE"):
+        return _configured("HOROVOD_GLOO_IFACE", [named], interfaces)
     if answer.failure_reason:
         return CheckItem(
             "network", FAIL, f"asking for the hostname failed: {answer.failure_reason}", export

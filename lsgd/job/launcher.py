@@ -131,7 +131,7 @@ def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """
     for launcher, says in _DIALECTS.items():
         required = [says.rank, says.world_size, *[says.local_rank][: says.needs_local_rank]]
-        if all(environment.get(name) for name in required):
+        if all(name in environment for name in required):
             world_size = _number(environment, says.world_size)
             local_size = _local_size(environment, says)
             return Launch(
@@ -251,7 +251,9 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 
 def _local_size(environment: Mapping[str, str], says: _Dialect) -> int:
-    counts = tasks_per_node(environment.get(says.local_size, "1"))
+    counts = tasks_per_node(environment.get(says.local_size) or "1")
+    if not counts:
+        return _number(environment, says.local_size)
     # Only Slurm gives the counts of all nodes; pick that of this node.
     return counts[0] if len(counts) == 1 else counts[int(environment["SLURM_NODEID"])]
 

@@ -54,6 +54,22 @@ def test_who_has_met_the_others_is_not_sent_to_look_for_them(
     assert ("MASTER_ADDR" in str(refused.value)) != connecting
 
 
+def test_processes_that_share_a_gpu_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to look for a network between machines."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(
+            "ncclInvalidUsage\nDuplicate GPU detected : rank 1 and rank 0 both on 50000"
+        )
+
+    monkeypatch.setattr(lsgd.comm.torch, "_join", lambda *_: None)
+    monkeypatch.setattr("torch.distributed.init_process_group", fail)
+    launch = Launch("torchrun", rank=1, world_size=2, master_addr="node0")
+    with pytest.raises(UsageError, match="start at most one process for each GPU") as refused:
+        TorchComm(launch, device=torch.device("cuda"), timeout=1, join_timeout=1)
+    assert "IFNAME" not in str(refused.value)
+
+
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, seen: list[object], *, timeout: float) -> TorchComm:
     """What process 1 of 2 has on a GPU, with torch.distributed played by functions that note their
     calls in `seen`."""

@@ -60,6 +60,14 @@ def test_a_hostname_that_does_not_resolve() -> None:
             [LO, ETH], host(), {"GLOO_SOCKET_IFNAME": "eth0"}, PASS,
             "eth0 192.0.2.2, up, by GLOO_SOCKET_IFNAME",
         ),
+        (
+            [LO, ETH, DOWN], host(), {"GLOO_SOCKET_IFNAME": "eth0,ib0"}, FAIL,
+            "GLOO_SOCKET_IFNAME=ib0, which is down",
+        ),
+        (
+            [LO, ETH], host(), {"GLOO_SOCKET_IFNAME": "eth0,lo"}, PASS,
+            f"eth0 192.0.2.2, {LO}, up, by GLOO_SOCKET_IFNAME",
+        ),
     ],
 )  # fmt: skip
 def test_network(
