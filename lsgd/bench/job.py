@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, TextIO
@@ -35,11 +35,14 @@ class Job:
 
     def __init__(self, name: str, child: Child, stream: TextIO, limit: float) -> None:
         self.name, self._child, self._stream, self._limit = name, child, stream, limit
+        self._failure = ""
+        """The message of the request at which the job died or exceeded the limit."""
 
     def prepare(self, setting: Any) -> Any:
         """Prepare a benchmark's setting on all processes and return the reply of process 0.
 
-        Raises UsageError, with one sentence, if they refuse, die or exceed the time limit.
+        Raises UsageError, with one sentence, if they refuse, die or exceed the time limit, and the
+        same sentence at every request after the last two.
         """
         return self._ask("prepare", setting)
 
@@ -51,8 +54,22 @@ class Job:
         return self._ask("run", candidate, argument)
 
     def _ask(self, *request: Any) -> Any:
+        if self._failure:
+            raise UsageError(self._failure)
         try:
-            print(json.dumps(request), file=self._stream, flush=True)
+            line = self._exchange(json.dumps(request))
+        except UsageError as failure:
+            self._failure = str(failure)
+            raise
+        answer = json.loads(line)
+        if "refused" in answer:
+            raise UsageError(answer["refused"])
+        return answer["done"]
+
+    def _exchange(self, request: str) -> str:
+        """Send a line to process 0 and return its reply; raise UsageError without one."""
+        try:
+            print(request, file=self._stream, flush=True)
             line = self._stream.readline()
         except TimeoutError:
             raise_job_error(self.name, self._child, self._limit)
@@ -61,10 +78,7 @@ class Job:
         if not line:
             self._child.wait(EXIT_TIMEOUT)
             raise_job_error(self.name, self._child, self._limit)
-        answer = json.loads(line)
-        if "refused" in answer:
-            raise UsageError(answer["refused"])
-        return answer["done"]
+        return line
 
 
 @contextmanager
@@ -128,10 +142,24 @@ def open_command(
                     [*command, str(address), *arguments], environment={**environment, **os.environ}
                 ) as child,
                 _meet(name, child, server, limit) as connection,
-                connection.makefile("rw") as stream,
+                open_stream(connection) as stream,
             ):
                 connection.settimeout(limit)
                 yield Job(name, child, stream, limit)
+
+
+@contextmanager
+def open_stream(connection: socket.socket) -> Iterator[TextIO]:
+    """Open a connection as a text stream, which closes even if the peer has died.
+
+    A request that could not be sent is still in the stream, and closing it sends it again.
+    """
+    stream = connection.makefile("rw")
+    try:
+        yield stream
+    finally:
+        with suppress(ConnectionError):
+            stream.close()
 
 
 def python_command(library: str, processes: int) -> list[str]:

@@ -20,6 +20,8 @@ from lsgd.job.members import JOB_TAG, is_job_process, process_records, stop_job
 SAVING = 15.0
 """The seconds after Ctrl-C within which the processes exit: their own limit and some more."""
 INTERRUPTED = 130
+FORWARDED = {"mpirun": signal.SIGUSR1, "horovodrun": signal.SIGTERM}
+"""The signal that a launcher forwards to processes on other machines, which save and exit."""
 
 
 def is_attended() -> bool:
@@ -42,27 +44,45 @@ def run_attended(command: Sequence[str]) -> int:
             try:
                 code = job.wait()
             except KeyboardInterrupt:
-                code = _interrupt(job, folder)
+                code = _interrupt(job, folder, _forwarded_signal(command))
     return code if code >= 0 else 128 - code
 
 
-def _interrupt(job: "subprocess.Popen[bytes]", folder: Path) -> int:
-    """Let the job's processes save and exit, then kill its launcher, which prints nothing."""
-    # The launcher would print tracebacks, and is no longer needed to watch the processes.
-    job.send_signal(signal.SIGSTOP)
+def _interrupt(
+    job: "subprocess.Popen[bytes]", folder: Path, forwarded: signal.Signals | None
+) -> int:
+    """Let the job's processes save and exit, then kill its launcher."""
     with suppress(KeyboardInterrupt):  # a second Ctrl-C ends all of them at once
-        for pid in _at_work(folder):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGINT)
-        deadline = time.monotonic() + SAVING
-        while time.monotonic() < deadline and _at_work(folder):
-            time.sleep(0.05)
-    os.killpg(job.pid, signal.SIGKILL)
+        if forwarded and not _at_work(folder):
+            # They are on other machines, where only the launcher reaches them.
+            job.send_signal(forwarded)
+            with suppress(subprocess.TimeoutExpired):
+                job.wait(SAVING)
+        else:
+            # The launcher would print tracebacks, and no longer has to watch the processes.
+            job.send_signal(signal.SIGSTOP)
+            for pid in _at_work(folder):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT)
+            deadline = time.monotonic() + SAVING
+            while time.monotonic() < deadline and _at_work(folder):
+                time.sleep(0.05)
+    with suppress(ProcessLookupError):  # the launcher has exited
+        os.killpg(job.pid, signal.SIGKILL)
     job.wait()
     reasons = [member.why for member in process_records(folder) if member.rank == 0 and member.why]
     stop_job(folder)
     print(f"\nlsgd: {reasons[0] if reasons else 'interrupted'}", file=sys.stderr)
     return INTERRUPTED
+
+
+def _forwarded_signal(command: Sequence[str]) -> signal.Signals | None:
+    """Return the signal for processes on other machines, or None if the launcher starts none there.
+
+    A torchrun has processes on its own machine alone, as it is started on each.
+    """
+    names = [Path(word).name for word in command]  # the first may be env or sh
+    return next((FORWARDED[name] for name in names if name in FORWARDED), None)
 
 
 def _at_work(folder: Path) -> list[int]:

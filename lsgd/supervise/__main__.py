@@ -23,8 +23,17 @@ def _hosts(text: str) -> dict[str, int]:
     """Parse `a:8,b:4` into the number of processes of each host."""
     if not re.fullmatch("[^:,]+:[1-9][0-9]{0,8}(,[^:,]+:[1-9][0-9]{0,8})*", text):
         raise argparse.ArgumentTypeError(f"{text} is not of the form HOST:N,HOST:N")
-    pairs = [pair.partition(":") for pair in text.split(",")]
-    return {host: int(slots) for host, _, slots in pairs}
+    hosts: dict[str, int] = {}
+    twice = ""
+    for pair in text.split(","):
+        host, _, slots = pair.partition(":")
+        twice = twice or (host if host in hosts else "")
+        hosts[host] = hosts.get(host, 0) + int(slots)
+    if twice:
+        raise argparse.ArgumentTypeError(
+            f"{text} names {twice} twice; write {twice}:{hosts[twice]}"
+        )
+    return hosts
 
 
 def _parser() -> Parser:

@@ -80,13 +80,20 @@ def _next_command(
 ) -> tuple[list[str], int | None]:
     """Return the next command to start and its number of processes, if known; log both.
 
-    They are those of the hosts that answer now, less the processes that were lost.
+    They are those of the hosts that answer now, less the processes that were lost. Raises
+    UsageError if these hosts have fewer processes than --min-processes.
     """
     hosts = reachable_hosts(options.hosts)
     slots = options.processes or sum(hosts.values())
+    if len(hosts) < len(options.hosts):
+        silent = ", ".join(host for host in options.hosts if host not in hosts)
+        logbook.log_event("hosts", f"no answer from {silent}")
+        if slots < options.min_processes:
+            raise UsageError(
+                f"--min-processes {options.min_processes} is more than the {slots} of the hosts "
+                f"that answer; start sshd on {silent}, or write {slots} or less"
+            )
     size = max(slots - lost, options.min_processes) if slots else None
     command = fill_placeholders(options.command, size, hosts)
-    if len(hosts) < len(options.hosts):
-        logbook.log_event("hosts", f"no answer from {', '.join(options.hosts.keys() - hosts)}")
     logbook.log_event("start", f"starts {' '.join(command)}", processes=size, command=command)
     return command, size

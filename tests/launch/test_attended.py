@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from helpers.waiting import wait_until
 
 from lsgd.job.members import FOLDER, JOB_TAG, clear_records
@@ -46,6 +47,32 @@ import sys
 from lsgd.launch.attended import is_attended, run_attended
 assert is_attended()
 raise SystemExit(run_attended(sys.argv[1:]))
+"""
+
+# Its worker is as one on another machine, where no record of it and no signal but the launcher's
+# comes from here.
+REMOTE_LAUNCHER = """\
+#!{python}
+import os, signal, subprocess, sys
+environment = {{name: value for name, value in os.environ.items() if name != "{tag}"}}
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[1], *sys.argv[2:]],
+                          env=environment, start_new_session=True)
+signal.signal(signal.{forwarded}, lambda number, _: worker.send_signal(number))
+raise SystemExit(worker.wait())
+"""
+REMOTE_WORKER = """
+import signal, sys, time
+from pathlib import Path
+told = []
+signal.signal(getattr(signal, sys.argv[1]), lambda *_: told.append(1))
+print("ready", flush=True)
+end = time.monotonic() + 30  # if nobody asks it to save
+while not told:
+    time.sleep(0.01)
+    if time.monotonic() > end:
+        raise SystemExit
+time.sleep(0.3)
+Path(sys.argv[2]).touch()
 """
 
 
@@ -88,6 +115,20 @@ def test_one_line_and_nothing_left() -> None:
     # Whoever inherits them may take a while to bury them.
     left = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
     assert all(process.status() == psutil.STATUS_ZOMBIE for process in left)
+
+
+@pytest.mark.parametrize(("name", "forwarded"), [("mpirun", "SIGUSR1"), ("horovodrun", "SIGTERM")])
+def test_processes_on_other_machines_save(name: str, forwarded: str, tmp_path: Path) -> None:
+    launcher, saved = tmp_path / name, tmp_path / "saved"
+    launcher.write_text(
+        REMOTE_LAUNCHER.format(python=sys.executable, tag=JOB_TAG, forwarded=forwarded)
+    )
+    launcher.chmod(0o755)
+    job = ["env", "A=1", str(launcher), REMOTE_WORKER, forwarded, str(saved)]
+    code, seen = at_a_terminal([sys.executable, "-c", ATTENDED, *job], "ready", 1, b"\x03")
+    assert code == 130, seen
+    assert saved.exists()
+    assert seen.endswith("\nlsgd: interrupted\n")
 
 
 def test_an_end_of_its_own_keeps_its_exit_code() -> None:

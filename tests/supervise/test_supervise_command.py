@@ -17,6 +17,10 @@ from lsgd.supervise.__main__ import main, read
         ("--grace inf true", "--grace: inf is not a number of seconds above 0"),
         ("--hosts a:0,b:1 true {hosts}{np}", "a:0,b:1 is not of the form HOST:N,HOST:N"),
         (
+            "--hosts a:4,b:2,a:4 true {hosts}{np}",
+            "a:4,b:2,a:4 names a twice; write a:8",
+        ),
+        (
             "--processes 2 --min-processes 4 true {np}",
             "--min-processes 4 is more than the 2 at the start; write 2 or less",
         ),
