@@ -81,8 +81,9 @@ def without_skipped(data: Data) -> Data:
         listed = read_skip_list(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"data.skip_list={path} cannot be read ({error}); give the file that `python -m "
-            f"lsgd.prepare {check_dataset(data.name)} ROOT --check` has written, or leave it out"
+            f"data.skip_list={path} cannot be read ({error}); give the skip.txt that --check has "
+            f"written, an option of `python -m lsgd.prepare {check_dataset(data.name)}`, or leave "
+            "it out"
         ) from None
     skip = sorted(listed.difference(data.skip))
     # Images of further evaluation sets are in none of the counts.

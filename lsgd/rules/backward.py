@@ -3,7 +3,6 @@
 import torch
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def in_backward() -> bool:
-    """Return whether this thread runs a backward pass; compiled code asks at each of its calls."""
+    """Return whether this thread runs a backward pass; compiled code breaks its graph to ask."""
     return torch._C._current_graph_task_id() != -1
