@@ -108,7 +108,7 @@ def read_skip_list(file: Path) -> set[str]:
 
 
 def check_dataset(dataset: str) -> str:
-    """Return the name by which lsgd.prepare checks the images of a dataset of image files.
+    """Return the subcommand of lsgd.prepare that checks a dataset's images: imagenet or folder.
 
     The command of ImageNet rejects other classes, and any other one checks no images.
     """

@@ -49,7 +49,7 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
     rows_per_image: int = 1
     seen: Tensor
     calls: list[int] = [1]  # noqa: RUF012
-    """The default is of layers without RunningStatistics, whose calls nobody reads."""
+    """The number of calls in this micro-batch; shared by layers without RunningStatistics, unread."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (images, channels, …), in training over the images of each virtual worker."""
@@ -431,7 +431,7 @@ class RunningStatistics:
         self._pending.zero_()
 
     def _count_calls(self) -> None:
-        """Store by layer how many more calls than one the last micro-batch has made."""
+        """Count how often the last micro-batch called each batch norm layer beyond once."""
         if not self._current:
             self._pending.zero_()  # of calls between two steps, which are nobody's
         for layer, calls in enumerate(self._calls):

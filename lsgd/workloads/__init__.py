@@ -96,7 +96,7 @@ class Workload(Protocol):
 
     @property
     def metrics_part(self) -> str:
-        """The override of the user's own part that computes the metrics; empty for lsgd's own."""
+        """The override that names the user's own metric or workload, for errors; empty for lsgd's."""
 
     @property
     def evaluation_sets(self) -> tuple[str, ...]:
