@@ -119,7 +119,7 @@ def read_records(folder: Path) -> list[ScriptProcess]:
 
 
 def has_ended_process(folder: Path) -> bool:
-    """Return whether the audit has ended a process of the script after enough observed updates."""
+    """Return whether the audit has ended a process of the script, after enough updates."""
     for path in folder.glob("*.jsonl"):
         with path.open(encoding="utf-8") as file:
             if json.loads(file.readline()).get("is_ended_by_watch"):

@@ -116,7 +116,7 @@ class InitialisedHorovodComm:
 
 
 def _limit_stalls(environment: MutableMapping[str, str], timeout: float) -> None:
-    """Make Horovod end the job if a process hangs for `timeout` seconds; by default it waits forever.
+    """Make Horovod end the job if a process hangs for `timeout` seconds, not wait forever.
 
     It looks for hanging processes from time to time, each minute by default, and ignores a limit
     that is shorter than this interval. A limit that the user has set is kept.

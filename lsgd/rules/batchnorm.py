@@ -49,7 +49,7 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
     rows_per_image: int = 1
     seen: Tensor
     calls: list[int] = [1]  # noqa: RUF012
-    """The number of calls in this micro-batch; shared by layers without RunningStatistics, unread."""
+    """The number of calls in this micro-batch; unread in layers without RunningStatistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (images, channels, …), in training over the images of each virtual worker."""

@@ -27,7 +27,7 @@ class Spread:
 
 
 def detectable_difference(seeds: int, level: float = 0.95, share: float = 0.5) -> float:
-    """Return the smallest difference of two means that a t-test detects in 80 % of studies, POWER.
+    """Return the smallest difference of two means that a t-test detects in 80 % of studies.
 
     The unit is the standard deviation over seeds; each mean is of `seeds` runs; `level` is
     1 - alpha; `share` is that of one recipe in the sum of both variances. Uses the noncentral t

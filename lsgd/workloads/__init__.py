@@ -96,7 +96,7 @@ class Workload(Protocol):
 
     @property
     def metrics_part(self) -> str:
-        """The override that names the user's own metric or workload, for errors; empty for lsgd's."""
+        """The override that names the user's own metric or workload; empty for lsgd's own."""
 
     @property
     def evaluation_sets(self) -> tuple[str, ...]:
