@@ -389,11 +389,16 @@ def _open(library: str, launch: Launch, device: Device, settings: CommSettings) 
         case "torch":
             from lsgd.comm.torch import TorchComm
 
-            if launch.restart_count is not None:
+            if launch.restart_count is not None and device.type == "cpu":
                 from lsgd.comm.elastic import ElasticTorchComm
 
                 return ElasticTorchComm(
                     launch, device=device, timeout=timeout, join_timeout=join_timeout
+                )
+            if launch.restart_count:
+                raise PeerLostError(
+                    "this process was restarted and cannot rejoin the others, as groups of GPUs "
+                    "cannot be formed anew; rerun the same command to resume the run"
                 )
             return TorchComm(launch, device=device, timeout=timeout, join_timeout=join_timeout)
         case "horovod":

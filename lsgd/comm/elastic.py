@@ -42,11 +42,6 @@ class ElasticTorchComm(TorchComm):
     def __init__(
         self, launch: Launch, *, device: torch.device, timeout: float, join_timeout: float
     ) -> None:
-        if device.type != "cpu":
-            raise UsageError(
-                "restarted processes rejoin a job over gloo, which this one cannot do on a GPU; "
-                "write device=cpu, or launch with torchrun"
-            )
         self.process, self.restart_count = launch.rank, launch.restart_count or 0
         self._looking, self._closed = Lock(), False
         self.members = [(rank, 0) for rank in range(launch.world_size)]

@@ -116,7 +116,7 @@ class Controller:
             try:
                 self._search(pool, jobs)
             except BaseException:
-                self.signals.append(signal.SIGTERM)
+                self._stop_trials()
                 raise
             finally:
                 for job, _ in self.ended_before_first_step.values():
@@ -221,7 +221,13 @@ class Controller:
     def _refuse(self, error: ExitError) -> None:
         """Store the first error that would meet every run, and stop the search's running trials."""
         self.refusal = self.refusal or error
-        self.signals.append(signal.SIGTERM)
+        self._stop_trials()
+
+    def _stop_trials(self) -> None:
+        """Let the running trials save and end, unless they are ending already."""
+        # A second entry would kill them while they save.
+        if not self.signals:
+            self.signals.append(signal.SIGTERM)
 
     def _others_at_work(self) -> bool:
         """Wait shortly, then return whether another process still trains a trial of this folder."""
@@ -309,7 +315,7 @@ class Controller:
             self._say(job, f"ended before its first step: {why}")
             self.ended_before_first_step[job.number] = job, why
             if len(self.ended_before_first_step) >= UNSTARTED:
-                self.signals.append(signal.SIGTERM)
+                self._stop_trials()
             return
         if why and not job.is_recorded:
             # A diverged run has a value, the chance level, as it has in a report.

@@ -43,10 +43,20 @@ STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 def catch_stop_signals() -> list[int]:
-    """Catch SIGINT, SIGTERM and the like; return a list to which each received one is appended."""
+    """Catch SIGINT, SIGTERM and the like; return a list to which the received ones are appended.
+
+    Its first entry asks the job to save and exit, and a second one means that it is to be killed.
+    So after the first only SIGINT counts, which a person repeats who does not want to wait: a
+    terminal that is closed may send SIGHUP twice, and a scheduler SIGUSR1 and then SIGTERM.
+    """
     received: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        if number == signal.SIGINT or not received:
+            received.append(number)
+
     for number in (signal.Signals[name] for name in STOP_SIGNALS):
         # nohup sets SIGHUP to be ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: received.append(number))
+            signal.signal(number, note)
     return received

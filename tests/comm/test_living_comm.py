@@ -3,13 +3,19 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 import pytest
+import torch
 
+from lsgd import comm
 from lsgd.comm import elastic
 from lsgd.comm.elastic import ElasticTorchComm
+from lsgd.errors import PeerLostError
+from lsgd.job.launcher import Launch
+from lsgd.recipe import CommSettings
 
 # Some look for a process that is back, and some find one, without a pause: so at any moment of the
 # end one of them uses the store, and one connects to it.
@@ -82,3 +88,17 @@ def test_an_answer_that_cannot_be_had_now_is_had_later(
     assert pickle.loads(store["answer/1"]) == 2
     assert pickle.loads(store["answer/2"]) == 3
     assert "a restarted process gets no answer yet" in capsys.readouterr().err
+
+
+def test_processes_on_gpus_form_one_group_which_a_restarted_one_cannot_join(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has lost the others: its launcher gives up in the end, and a supervisor starts all."""
+    formed: list[Launch] = []
+    monkeypatch.setattr(comm.torch, "TorchComm", lambda launch, **_: formed.append(launch))
+    first = Launch("torchrun", 1, 2, 1, 2, "here", 1, restart_count=0)
+    comm._open("torch", first, torch.device("cuda"), CommSettings())
+    assert formed == [first]
+    again = replace(first, restart_count=1)
+    with pytest.raises(PeerLostError, match="rerun the same command to resume"):
+        comm._open("torch", again, torch.device("cuda"), CommSettings())

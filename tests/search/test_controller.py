@@ -1,6 +1,7 @@
 """The search at work, with trials that are written instead of trained."""
 
 import json
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -242,21 +243,24 @@ def test_a_folder_of_something_else_is_refused(content: str) -> None:
         check_folder(work.folder, work.space)
 
 
-def test_who_is_trained_beside_one_that_is_refused_saves_and_leaves() -> None:
-    work, left = Work(search()), threading.Event()
+def test_who_is_trained_beside_those_that_are_refused_saves_and_leaves() -> None:
+    """Asked once: a second signal would kill it while it saves."""
+    work, refused, stops = Work(search()), list[PlannedRun](), list[StopRequest]()
 
     def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
         if len(work.trained) == 1:
-            wait_until(lambda: stop)
-            left.set()
+            wait_until(lambda: len(refused) == 2 and stop)
+            stops.append(stop)
             return ExitSummary(75, "was preempted and has saved")
+        wait_until(lambda: len(work.trained) == 3)
+        refused.append(trial)
         trial.log_path.write_text("lsgd: there is no data\n")
         return ExitSummary(2, "was refused")
 
     with pytest.raises(UsageError, match="there is no data"):
-        work.run(train, jobs=2)
-    assert left.is_set()
-    assert work.states == [RUNNING, RUNNING]
+        work.run(train, jobs=3)
+    assert list(stops[0]) == [signal.SIGTERM]
+    assert work.states == [RUNNING, RUNNING, RUNNING]
 
 
 def test_who_is_given_up_is_told_so_and_leaves() -> None:

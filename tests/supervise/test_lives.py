@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 from helpers.waiting import wait_until
 
-from lsgd.supervise import restarts
+from lsgd.supervise import STOP_SIGNALS, catch_stop_signals, restarts
 from lsgd.supervise.restarts import run_with_restarts
 
 
@@ -138,6 +138,30 @@ def test_who_cannot_leave_does_not_keep_process_0_from_saving() -> None:
         seats = Saves({}, asked=asked)
         assert run_with_restarts(seats, 3, ["true"], [signal.SIGTERM]) == 75
         assert len(seats.started) == 3
+
+
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        # A terminal that is closed, and a scheduler with two signals, let the job save.
+        (["SIGHUP", "SIGHUP"], ["SIGHUP"]),
+        (["SIGUSR1", "SIGTERM"], ["SIGUSR1"]),
+        (["SIGINT", "SIGTERM"], ["SIGINT"]),
+        # A person who does not want to wait.
+        (["SIGINT", "SIGINT"], ["SIGINT", "SIGINT"]),
+        (["SIGTERM", "SIGINT"], ["SIGTERM", "SIGINT"]),
+    ],
+)
+def test_only_ctrl_c_is_a_second_signal(sent: list[str], received: list[str]) -> None:
+    before = {name: signal.getsignal(signal.Signals[name]) for name in STOP_SIGNALS}
+    try:
+        caught = catch_stop_signals()
+        for name in sent:
+            signal.raise_signal(signal.Signals[name])
+        assert caught == [signal.Signals[name] for name in received]
+    finally:
+        for name, handler in before.items():
+            signal.signal(signal.Signals[name], handler)
 
 
 def test_who_does_not_leave_is_killed() -> None:
