@@ -4,7 +4,6 @@ Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +rec
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from lsgd.comm import joined
 from lsgd.confusion import ConfusionMatrix, counting
 from lsgd.errors import UsageError
 from lsgd.evaluation import EvaluationProgress, evaluate, ignore_progress
+from lsgd.files import check_new_file
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.inputs.staging import stage_data
 from lsgd.job.command import Parser, integer_from, run_command
@@ -217,17 +217,6 @@ def _format_scores(split: str, scores: Scores, classes: int) -> str:
     return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"
 
 
-def _check_output(file: Path) -> None:
-    """Raise UsageError, before the evaluation, unless the file of --confusion can be written."""
-    if not file.parent.is_dir():
-        raise UsageError(
-            f"--confusion {file} is in a folder that does not exist; make the folder, or write "
-            "another file"
-        )
-    if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise UsageError(f"--confusion {file} cannot be written as a file; write another one")
-
-
 def _print_evaluation(arguments: argparse.Namespace) -> None:
     """Evaluate the checkpoint of a command line; print its scores, and what else it asks for."""
     if arguments.average > 1:
@@ -243,7 +232,7 @@ def _print_evaluation(arguments: argparse.Namespace) -> None:
             workloads=["images"],
         )
     if arguments.confusion:
-        _check_output(arguments.confusion)
+        check_new_file(arguments.confusion, "--confusion")
     by_set, confusion = _evaluate(saved, confusion=asked)
     if detect_launch().rank == 0:
         classes = saved.recipe.data.classes
