@@ -32,7 +32,7 @@ from lsgd.rules.metric import named_metric
 from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
 from lsgd.scores import Scores
-from lsgd.start_weights import bare_state_dict
+from lsgd.start_weights import read_state_dict
 from lsgd.trained_model import (
     build_trained,
     load_class_names,
@@ -132,21 +132,19 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
     """Load a file of plain weights, to be evaluated with the recipe of these overrides."""
     recipe = config.load_recipe(overrides)
     try:
-        weights = checkpoint.load_numbers(checkpoint.read(path, "give another file"))
+        tensors, _, saved = read_state_dict(checkpoint.read(path, "give another file"), str(path))
+        is_checkpoint = saved is not None
+    except checkpoint.DamagedCheckpointError:
+        is_checkpoint = True
     except ValueError as error:
         raise UsageError(
-            f"{path} holds no weights ({error}); give a file that torch.save made of a state_dict"
+            f"{path} holds no weights ({error}); give a file of a state dict, by torch.save or as "
+            "safetensors"
         ) from None
-    if isinstance(weights, dict) and "fingerprint" in weights:
+    if is_checkpoint:
         raise UsageError(
             f"{path} is a checkpoint of lsgd, which contains its recipe; leave out +recipe="
         )
-    try:
-        tensors, _ = bare_state_dict(weights)
-    except ValueError:
-        raise UsageError(
-            f"{path} holds no weights by name; give a file that torch.save made of a state_dict"
-        ) from None
     crop = recipe.data.image_size, recipe.data.crop_ratio
     return _SavedModel(recipe, str(path), tensors, parts={}, data={}, trained_crop=crop)
 
