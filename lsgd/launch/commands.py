@@ -21,8 +21,11 @@ from lsgd.launch.launch_command import LaunchCommand
 from lsgd.launch.options import Request
 from lsgd.launch.processes import count_processes, find_python, with_threads
 
-CARRIED = ("GLOO_", "HOROVOD_", "LSGD_", "NCCL_", "UCX_")
-"""The prefixes of the variables that mpirun exports to other hosts."""
+CARRIED = ("GLOO_", "HOROVOD_", "LSGD_", "MASTER_", "NCCL_", "UCX_")
+"""The prefixes of the variables that mpirun exports to other hosts.
+
+MASTER_ADDR and MASTER_PORT are the rendezvous, at which all processes have to connect.
+"""
 
 WITHOUT_HOROVOD = """
 import horovod.torch as hvd

@@ -42,6 +42,7 @@ def test_mpirun_carries_the_settings_of_libraries(
     """Those that are set; its ssh would leave them behind."""
     assert " -x " not in printed("mpirun", "bs8k", "--np", "2")
     names = ["NCCL_SOCKET_IFNAME", "HOROVOD_CYCLE_TIME", "UCX_TLS", "LSGD_DATA", "LD_LIBRARY_PATH"]
+    names += ["MASTER_ADDR", "MASTER_PORT"]  # where the processes of comm=torch connect
     for name in (*names, "MY_NCCL", "TOKEN"):
         monkeypatch.setenv(name, "value")
     monkeypatch.setenv("NCCL_DEBUG", "")
