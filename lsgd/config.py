@@ -538,7 +538,7 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recip
 
 def _saves_after_epochs(strategy: DictConfig) -> bool:
     """Return whether a strategy saves its checkpoints after epochs only, and none by time."""
-    return strategy.get("name") == "hogwild" or strategy.get("order") == "live"
+    return bool(strategy.get("name") == "hogwild" or strategy.get("order") == "live")
 
 
 def _check_choices(values: DictConfig) -> None:

@@ -1,6 +1,5 @@
 """The launchers that become the job."""
 
-import os
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -65,7 +64,7 @@ def test_mpirun_on_this_machine_may_start_more_processes_than_it_has_cores(
     printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As each launcher may; others' machines have the slots that they are said to have."""
-    monkeypatch.setattr(os, "sysconf", lambda _: 8)
+    monkeypatch.setattr(commands, "usable_cores_here", lambda: 8)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert "--oversubscribe" not in printed("mpirun", "digits", "--np", "4")
     assert " -np 5 --oversubscribe " in printed("mpirun", "digits", "--np", "5")
