@@ -170,7 +170,7 @@ class _Choice:
         if recipe.noise_scale and comm.world_size == 1:
             # For a noise scale a step needs at least two micro-batches.
             self.hosted = max(self.hosted // 2, 1)
-        self.record = ChoiceRecord(recipe, comm, device)
+        self.record = ChoiceRecord(recipe, self.open_fields, comm, device)
 
     def defaults_line(self) -> str:
         """Format the log line of a run that is too short to time anything."""
@@ -273,11 +273,15 @@ class ChoiceRecord:
     number of steps of a run that was too short to time anything, until another was timed.
     """
 
-    def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
+    def __init__(
+        self, recipe: Recipe, open_fields: Sequence[str], comm: Comm, device: torch.device
+    ) -> None:
         launch = detect_launch()
         data = asdict(recipe.data)
         self.timed = {
             **{name: getattr(recipe, name) for name in (*TIMED, *DECISIVE)},
+            # Which of these fields have a choice depends on the strategy and the workload.
+            "open": sorted(open_fields),
             "model": asdict(recipe.model),
             "data": {name: data[name] for name in data if name not in PATHS},
             "device": cpu() if device.type == "cpu" else device_name(device),
@@ -299,11 +303,9 @@ class ChoiceRecord:
     def read(self) -> dict[str, Any]:
         """Return the recorded values by field; an empty dictionary if there are none."""
         values = self._content().get("fastest")
-        opened = [name for name in TIMED if self.timed[name] == AUTO]
-        if not isinstance(values, dict) or any(name not in TIMED for name in values):
+        if not isinstance(values, dict) or kept_values(values) != values:
             return {}
-        is_whole = values.keys() <= {*opened} and len(kept_values(values)) == len(values)
-        return values if is_whole else {}
+        return values if values.keys() == {*self.timed["open"]} else {}
 
     def short_steps(self) -> int:
         """Return the steps of the longest run that was found too short to time anything, or 0."""

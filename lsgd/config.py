@@ -527,10 +527,18 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recip
             settings = completed.get(group)
             if isinstance(settings, DictConfig):
                 completed[group] = {key: settings[key] for key in settings if key in known}
+        strategy = completed.get("strategy")
+        if isinstance(strategy, DictConfig) and _saves_after_epochs(strategy):
+            completed.pop("checkpoint_minutes", None)  # which earlier versions ignored
         _check_choices(completed)
     except OmegaConfBaseException as error:
         raise UsageError(f"{first_line(error)}; give the configuration of a run of lsgd") from None
     return recipe_from_mapping(completed, *overrides)
+
+
+def _saves_after_epochs(strategy: DictConfig) -> bool:
+    """Return whether a strategy saves its checkpoints after epochs only, and none by time."""
+    return bool(strategy.get("name") == "hogwild" or strategy.get("order") == "live")
 
 
 def _check_choices(values: DictConfig) -> None:

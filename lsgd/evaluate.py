@@ -4,7 +4,6 @@ Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +rec
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from lsgd.comm import joined
 from lsgd.confusion import ConfusionMatrix, counting
 from lsgd.errors import UsageError
 from lsgd.evaluation import EvaluationProgress, evaluate, ignore_progress
+from lsgd.files import check_new_file
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.inputs.staging import stage_data
 from lsgd.job.command import Parser, integer_from, run_command
@@ -32,7 +32,7 @@ from lsgd.rules.metric import named_metric
 from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
 from lsgd.scores import Scores
-from lsgd.start_weights import bare_state_dict
+from lsgd.start_weights import read_state_dict
 from lsgd.trained_model import (
     build_trained,
     load_class_names,
@@ -132,21 +132,19 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
     """Load a file of plain weights, to be evaluated with the recipe of these overrides."""
     recipe = config.load_recipe(overrides)
     try:
-        weights = checkpoint.load_numbers(checkpoint.read(path, "give another file"))
+        tensors, _, saved = read_state_dict(checkpoint.read(path, "give another file"), str(path))
+        is_checkpoint = saved is not None
+    except checkpoint.DamagedCheckpointError:
+        is_checkpoint = True
     except ValueError as error:
         raise UsageError(
-            f"{path} holds no weights ({error}); give a file that torch.save made of a state_dict"
+            f"{path} holds no weights ({error}); give a file of a state dict, by torch.save or as "
+            "safetensors"
         ) from None
-    if isinstance(weights, dict) and "fingerprint" in weights:
+    if is_checkpoint:
         raise UsageError(
             f"{path} is a checkpoint of lsgd, which contains its recipe; leave out +recipe="
         )
-    try:
-        tensors, _ = bare_state_dict(weights)
-    except ValueError:
-        raise UsageError(
-            f"{path} holds no weights by name; give a file that torch.save made of a state_dict"
-        ) from None
     crop = recipe.data.image_size, recipe.data.crop_ratio
     return _SavedModel(recipe, str(path), tensors, parts={}, data={}, trained_crop=crop)
 
@@ -217,17 +215,6 @@ def _format_scores(split: str, scores: Scores, classes: int) -> str:
     return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"
 
 
-def _check_output(file: Path) -> None:
-    """Raise UsageError, before the evaluation, unless the file of --confusion can be written."""
-    if not file.parent.is_dir():
-        raise UsageError(
-            f"--confusion {file} is in a folder that does not exist; make the folder, or write "
-            "another file"
-        )
-    if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise UsageError(f"--confusion {file} cannot be written as a file; write another one")
-
-
 def _print_evaluation(arguments: argparse.Namespace) -> None:
     """Evaluate the checkpoint of a command line; print its scores, and what else it asks for."""
     if arguments.average > 1:
@@ -243,7 +230,7 @@ def _print_evaluation(arguments: argparse.Namespace) -> None:
             workloads=["images"],
         )
     if arguments.confusion:
-        _check_output(arguments.confusion)
+        check_new_file(arguments.confusion, "--confusion")
     by_set, confusion = _evaluate(saved, confusion=asked)
     if detect_launch().rank == 0:
         classes = saved.recipe.data.classes

@@ -58,6 +58,28 @@ def write_files(folder: Path, contents: Mapping[str, FileContent]) -> None:
                 file.write(content)
 
 
+def check_new_file(path: Path, option: str) -> None:
+    """Raise UsageError, before any work, unless a command can write a new file at this path.
+
+    `option` is the one of the command line that names the file, such as --out.
+    """
+    folder = path.parent
+    if path.exists() or path.is_symlink():
+        raise UsageError(
+            f"{option} {path} exists already and is not overwritten; write another file"
+        )
+    if not folder.is_dir():
+        raise UsageError(
+            f"{option} {path} cannot be written, as {folder} is not a folder; make it, or write a "
+            "file in a folder that exists"
+        )
+    if not os.access(folder, os.W_OK):
+        raise UsageError(
+            f"{option} {path} cannot be written, as {folder} is not yours to write to; write a "
+            "file in another folder"
+        )
+
+
 @contextmanager
 def create_output_folder(
     folder: Path | None, *, keep_partial: bool = False

@@ -80,7 +80,7 @@ def _read(recipe: Recipe) -> StartWeights:
             "original file, or leave model.start_sha256 out to start another run from this one"
         )
     try:
-        tensors, found, saved = _state_dict(content, str(file))
+        tensors, found, saved = read_state_dict(content, str(file))
     except (ValueError, DamagedCheckpointError) as error:
         why = str(error).partition(";")[0]
         raise UsageError(
@@ -101,24 +101,25 @@ def _read(recipe: Recipe) -> StartWeights:
     return StartWeights(tensors, optimizer, (note,))
 
 
-def _state_dict(content: bytes, name: str) -> tuple[dict[str, Tensor], str, Checkpoint | None]:
+def read_state_dict(content: bytes, name: str) -> tuple[dict[str, Tensor], str, Checkpoint | None]:
     """Decode the tensors in a file of weights by name; return them with a note on what was removed.
 
-    The checkpoint of lsgd that has them is returned too, if it is one. Raises ValueError, or
-    UsageError if a newer lsgd wrote the file.
+    The checkpoint of lsgd that has them is returned too, if it is one. Raises ValueError,
+    DamagedCheckpointError for a damaged checkpoint, and UsageError, which gives `name`, if a newer
+    lsgd wrote the file or a library is missing.
     """
     if _is_safetensors(content):
-        loaded = _load_safetensors(content)
+        loaded = _load_safetensors(content, name)
     else:
         loaded = load_numbers(content)
         if isinstance(loaded, dict) and "fingerprint" in loaded:
             saved = decode_checkpoint(content, name)
             note = f" of the checkpoint after step {saved.step}"
-            return bare_state_dict(saved.model)[0], note, saved
-    return *bare_state_dict(loaded), None
+            return _bare_state_dict(saved.model)[0], note, saved
+    return *_bare_state_dict(loaded), None
 
 
-def bare_state_dict(loaded: Any) -> tuple[dict[str, Tensor], str]:
+def _bare_state_dict(loaded: Any) -> tuple[dict[str, Tensor], str]:
     """Extract a state dict from loaded values; return it with a note on what was removed.
 
     It is taken out of a checkpoint as many scripts write it, and the name prefixes of
@@ -147,11 +148,11 @@ def _is_safetensors(content: bytes) -> bool:
     return int.from_bytes(content[:8], "little") < len(content) and content[8:9] == b"{"
 
 
-def _load_safetensors(content: bytes) -> dict[str, Tensor]:
+def _load_safetensors(content: bytes, name: str) -> dict[str, Tensor]:
     """Return the tensors in the bytes of a safetensors file; raises ValueError if it is damaged."""
     if not is_installed("safetensors"):
         raise UsageError(
-            "model.start is a safetensors file, which needs safetensors, which is not installed; "
+            f"{name} is a safetensors file, which needs safetensors, which is not installed; "
             f"run {install_command('export')}"
         )
     from safetensors import SafetensorError

@@ -35,7 +35,7 @@ from lsgd.doctor import (
 from lsgd.job import children
 from lsgd.job.command import Parser, run_alone, seconds
 from lsgd.job.network import list_interfaces
-from lsgd.job.system import usable_cores
+from lsgd.job.system import cpu_quota, usable_cores
 
 EPILOG = """\
 exit codes: 0 a run is possible here, 1 a check that every run needs fails
@@ -79,7 +79,7 @@ def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[CheckItem]:
     yield software.recipes(answers["recipes"].result())
     yield software.tensorboard(answers["tensorboard"].result())
     yield from _safely("run folder", machine.run_folder)
-    yield from _safely("cores", lambda: [machine.cores(machine.cpu_quota())])
+    yield from _safely("cores", lambda: [machine.cores(cpu_quota())])
     yield from machine.gpus(torch, machine.nvidia(limit))
     horovod = answers["horovod"].result()
     yield software.horovod(horovod)

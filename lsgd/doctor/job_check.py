@@ -59,6 +59,7 @@ from lsgd.job.command import run_command
 from lsgd.job.device import pick_device, synchronize
 from lsgd.job.launcher import Launch, detect_launch
 from lsgd.job.network import list_interfaces
+from lsgd.job.system import cpu_quota
 from lsgd.paths import is_leftover
 from lsgd.recipe import Recipe
 
@@ -323,7 +324,7 @@ def failed_checks() -> dict[str, str]:
     host = ProbeResult(next(probe.network()))
     items = [
         *machine.run_folder(),
-        machine.cores(machine.cpu_quota()),
+        machine.cores(cpu_quota()),
         *machine.gpus(ProbeResult(facts), machine.nvidia(MESSAGE_LIMIT)),
         machine.network(host, interfaces),
         machine.nccl_network(interfaces, len(facts.get("gpus", []))),

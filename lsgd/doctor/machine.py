@@ -15,7 +15,7 @@ from lsgd.job import network as meeting
 from lsgd.job.children import run_with_limit
 from lsgd.job.launcher import omp_num_threads
 from lsgd.job.network import Hostname, NetworkInterface
-from lsgd.job.system import usable_cores
+from lsgd.job.system import usable_cores, usable_within
 
 FILES = 1024
 """The open files that a process may need: images, decoding processes and a socket for each peer."""
@@ -29,53 +29,26 @@ It is for several checkpoints of 0.2 GB each for ResNet-50, and its logs.
 
 
 def cores(quota: float | None) -> CheckItem:
-    """Check that OMP_NUM_THREADS is valid and suits the CPU cores that this process may use."""
+    """Check that OMP_NUM_THREADS is valid and suits the CPU cores that this process may use.
+
+    Without the variable lsgd takes as many threads as there are cores, within the quota.
+    """
     usable, all_ = len(usable_cores()), os.cpu_count() or 1
     finding = f"{usable} of {all_}"
     numbers: dict[str, float] = {"cores": usable, "all_cores": all_}
     if quota is not None:
         numbers["quota"] = quota
         finding += f", {quota:g} of them by the cgroup's quota"
-    threads = os.environ.get("OMP_NUM_THREADS")
-    finding += f"; OMP_NUM_THREADS={threads}" if threads else ""
-    if threads and not omp_num_threads():
+    given = os.environ.get("OMP_NUM_THREADS")
+    finding += f"; OMP_NUM_THREADS={given}" if given else ""
+    threads, most = omp_num_threads(), usable_within(quota)
+    if given and not threads:
         fix = "`unset OMP_NUM_THREADS`, or export a number"
         return CheckItem("cores", FAIL, f"{finding}, which OpenMP ignores", fix, numbers=numbers)
-    if quota is not None and quota < usable and not threads:
-        fix = f"export OMP_NUM_THREADS={max(1, int(quota))}, as more threads would only wait"
+    if threads and threads > most:
+        fix = f"`unset OMP_NUM_THREADS`, or export at most {most}, as more threads would only wait"
         return CheckItem("cores", FAIL, finding, fix, numbers=numbers)
     return CheckItem("cores", PASS, finding, numbers=numbers)
-
-
-def cpu_quota(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> float | None:
-    """Return the number of CPU cores that control groups allow this process, or None for all."""
-    if not own.exists():
-        return None
-    quotas = []
-    for line in own.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        top = root if not controllers else root / "cpu"
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        folder = top / path.lstrip("/")
-        for group in (folder, *folder.parents):
-            if group.is_relative_to(top) and (quota := _quota(group)) is not None:
-                quotas.append(quota)
-    return min(quotas, default=None)
-
-
-def _quota(folder: Path) -> float | None:
-    try:
-        if (folder / "cpu.max").exists():
-            most, period = (folder / "cpu.max").read_text().split()
-        else:
-            most = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
-    except OSError:
-        return None
-    return None if most in ("max", "-1") else int(most) / int(period)
 
 
 def nvidia(limit: float) -> str | None:
@@ -197,7 +170,7 @@ def network(
     if not chosen.loopback:
         return CheckItem("network", PASS, f"{chosen}, up, to which {host.name} resolves")
     finding = f"{chosen.name}: {host.name} is {host.addresses[0]}, enough for one machine"
-    if int(environment.get("SLURM_JOB_NUM_NODES", 1)) > 1:
+    if int(environment.get("SLURM_JOB_NUM_NODES") or 1) > 1:
         fix = f"{meeting.hosts_file_fix(host, interfaces)}, or {export}"
         return CheckItem("network", FAIL, finding, fix)
     if other is None:

@@ -65,11 +65,11 @@ first lines. The training images have terms of their own; lsgd itself is under t
 2.0.
 """
 
-BY_TORCHVISION = """\
+BY_MODULE = """\
+import {module}
 from safetensors.torch import load_file
-from torchvision import models
 
-network = models.{name}(num_classes={classes})
+network = {constructor}
 network.load_state_dict(load_file("model.safetensors"))
 network.eval()"""
 
@@ -176,9 +176,9 @@ def _data(exported: ExportedNetwork) -> str:
 
 
 def _loading(exported: ExportedNetwork) -> str:
-    if exported.is_torchvision_model:
-        name = exported.recipe.model.name.rpartition("/")[2]
-        return BY_TORCHVISION.format(name=name, classes=exported.recipe.data.classes)
+    if plain := exported.plain_constructor:
+        module, constructor = plain
+        return BY_MODULE.format(module=module, constructor=constructor)
     return BY_LSGD
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import lsgd
 from lsgd.comm.single import SingleComm
 from lsgd.job.device import choose_kernels, pick_device
-from lsgd.models.library_networks import builder_options
+from lsgd.models.library_networks import builder_options, own_network_keywords
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 from lsgd.rules.batchnorm import worker_batch_norms
@@ -84,21 +84,40 @@ class ExportedNetwork:
     @property
     def is_torchvision_model(self) -> bool:
         """Whether torchvision builds the same network from its name and number of classes alone."""
-        options = builder_options(self.recipe) if self.recipe.model.is_from_library else {}
-        plain = not options and self.recipe.model.blurpool == "none"
-        return type(self.network).__module__.startswith("torchvision.models.") and plain
+        recipe, model = self.recipe, self.recipe.model
+        if not type(self.network).__module__.startswith("torchvision.models.") or model.is_own:
+            return False
+        options = builder_options(recipe) if model.is_from_library else {}
+        # One of grey images has another first layer.
+        return not options and model.blurpool == "none" and recipe.data.channels == 3
+
+    @property
+    def plain_constructor(self) -> tuple[str, str] | None:
+        """The module to import and the expression that build a network without lsgd.
+
+        None if only lsgd builds one that takes the exported tensors.
+        """
+        model, data = self.recipe.model, self.recipe.data
+        if self.is_torchvision_model:
+            name = model.name.rpartition("/")[2]
+            return "torchvision.models", f"torchvision.models.{name}(num_classes={data.classes})"
+        if not model.is_own:
+            return None
+        module, _, name = model.name.partition(":")
+        given = own_network_keywords(self.recipe)
+        arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        return module, f"{module}.{name}({arguments})"
 
     @property
     def constructor_code(self) -> str:
         """The Python expression that builds a network for the exported tensors.
 
-        It calls torchvision if that has the network, else lsgd with the run folder.
+        It is the plain constructor if there is one; else it calls lsgd with the run folder.
         """
-        if self.is_torchvision_model:
-            name = self.recipe.model.name.rpartition("/")[2]
-            return f"torchvision.models.{name}(num_classes={self.recipe.data.classes})"
+        if self.plain_constructor:
+            return self.plain_constructor[1]
         recipe = 'lsgd.config.read_recipe(RUN / "config.yaml")'
-        if self.recipe.model.is_own:  # which is imported for a recipe to train
+        if self.recipe.data.is_own_workload:  # which is imported for a recipe to train
             recipe = 'lsgd.config.load_recipe([f"recipe={RUN}/config.yaml"])'
         return f'lsgd.workloads.open_workload({recipe}, torch.device("cpu")).network()'
 
@@ -146,7 +165,7 @@ def write_state_dict(exported: ExportedNetwork, file: BinaryIO) -> str:
     note = (
         ""
         if exported.is_torchvision_model
-        else f"torchvision has no {exported.recipe.model.name}; "
+        else "torchvision does not build it from its name alone; "
     )
     return (
         f"{note}load it: {exported.constructor_code}.load_state_dict(torch.load(FILE), strict=True)"

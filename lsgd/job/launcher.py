@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lsgd.errors import UsageError
-from lsgd.job.system import usable_cores
+from lsgd.job.system import cpu_quota, usable_cores
 
 DEFAULT_PORT = 29500
 """The rendezvous port, if the launcher does not number its jobs."""
@@ -192,10 +192,13 @@ def omp_num_threads(environment: Mapping[str, str] = os.environ) -> int | None:
 def cores(launch: Launch, environment: Mapping[str, str] = os.environ) -> int:
     """Return the number of CPU cores for this process: an equal share, at most its CPU affinity.
 
-    On a machine that Slurm shares among jobs only this job's cores count.
+    On a machine that Slurm shares among jobs only this job's cores count, and of a container those
+    of its CPU quota. Raises UsageError if Slurm's variable is not a number.
     """
-    machine = int(environment.get("SLURM_CPUS_ON_NODE", os.cpu_count() or 1))
-    # mpirun may have bound the process to some of them.
+    machine = _number(environment, "SLURM_CPUS_ON_NODE", os.cpu_count() or 1)
+    if (quota := cpu_quota()) is not None:
+        machine = min(machine, int(quota))
+    # mpirun or srun may have bound each process to cores of its own, which are no more divided.
     bound = len(usable_cores())
     return max(1, min(bound, machine // launch.local_size))
 
@@ -255,7 +258,7 @@ def _local_size(environment: Mapping[str, str], says: _Dialect) -> int:
     if not counts:
         return _number(environment, says.local_size)
     # Only Slurm gives the counts of all nodes; pick that of this node.
-    return counts[0] if len(counts) == 1 else counts[int(environment["SLURM_NODEID"])]
+    return counts[0] if len(counts) == 1 else counts[_number(environment, "SLURM_NODEID")]
 
 
 def _master_addr(

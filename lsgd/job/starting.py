@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from lsgd.job.launcher import detect_launch
+from lsgd.job.launcher import cores, detect_launch
 from lsgd.job.threads import count_wanted_cores, limit_spinning
 
 QUICK = {"-h", "--help", "--explain", "--version", "--cfg", "--recipes", "--fields", "--studies"}
@@ -48,7 +48,7 @@ def prepare_for_torch() -> None:
     Process 0 of a job prints the announcement, at a terminal only.
     """
     with suppress(Exception):  # a problem with the launcher is reported later, where it matters
-        detect_launch()
+        cores(detect_launch())
         sys.meta_path.insert(0, _BeforeTorch())
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from threading import Thread
 
@@ -28,7 +29,10 @@ COUNTERS = Path("/proc/vmstat")
 DRIVER = Path("/sys/module/nvidia/version")
 """The file of the version of the driver of NVIDIA's GPUs, in Linux."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = PROCESSES / "self" / "cgroup"
+"""Linux's file with the control groups of this process, whose folders are in CGROUPS."""
+CGROUP_LIMIT = CGROUPS / "memory.max"
 """The file with the bytes of memory that a container may use, or `max`."""
 PS = ("-E", "-ww") if sys.platform == "darwin" else ("eww",)
 """The options of ps that show a process's environment; macOS has others than elsewhere."""
@@ -44,6 +48,52 @@ def usable_cores() -> set[int]:
         cores: set[int] = os.sched_getaffinity(0)
         return cores
     return set(range(os.cpu_count() or 1))
+
+
+def usable_within(quota: float | None) -> int:
+    """Return the number of CPU cores that this process may use, at most the whole ones of a quota.
+
+    A fraction of one core counts as one.
+    """
+    usable = len(usable_cores())
+    return usable if quota is None else min(usable, max(1, int(quota)))
+
+
+def count_usable_cores() -> int:
+    """Return the number of CPU cores that this process may use by its affinity and its quota."""
+    return usable_within(cpu_quota())
+
+
+@cache
+def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:
+    """Return the number of CPU cores that control groups allow this process, or None for all."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        top = root if not controllers else root / "cpu"
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        folder = top / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(top) and (quota := _quota(group)) is not None:
+                quotas.append(quota)
+    return min(quotas, default=None)
+
+
+def _quota(folder: Path) -> float | None:
+    try:
+        if (folder / "cpu.max").exists():
+            most, period = (folder / "cpu.max").read_text().split()
+        else:
+            most = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        return None if most in ("max", "-1") else int(most) / int(period)
+    except (OSError, ValueError):
+        return None
 
 
 def bind_to(cores: set[int]) -> None:

@@ -19,10 +19,13 @@ from lsgd.job.network import (
 )
 from lsgd.launch.launch_command import LaunchCommand
 from lsgd.launch.options import Request
-from lsgd.launch.processes import count_processes, find_python, with_threads
+from lsgd.launch.processes import count_processes, find_python, usable_cores_here, with_threads
 
-CARRIED = ("GLOO_", "HOROVOD_", "LSGD_", "NCCL_", "UCX_")
-"""The prefixes of the variables that mpirun exports to other hosts."""
+CARRIED = ("GLOO_", "HOROVOD_", "LSGD_", "MASTER_", "NCCL_", "UCX_")
+"""The prefixes of the variables that mpirun exports to other hosts.
+
+MASTER_ADDR and MASTER_PORT are the rendezvous, at which all processes have to connect.
+"""
 
 WITHOUT_HOROVOD = """
 import horovod.torch as hvd
@@ -153,7 +156,7 @@ def mpirun(request: Request) -> LaunchCommand:
         logs = ""
     # On this machine Open MPI has a slot for each core, which the system may count twice.
     alone = not (hosts or gpus or "SLURM_JOB_ID" in os.environ)
-    crowded = alone and processes > os.sysconf("SC_NPROCESSORS_ONLN") // 2
+    crowded = alone and processes > usable_cores_here() // 2
     command = [
         # Open MPI binds each of two processes to one core, and all its threads with it.
         *["mpirun", "--bind-to", "none", "-np", str(processes)],

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from lsgd.errors import UsageError
-from lsgd.job.launcher import omp_num_threads
+from lsgd.job.launcher import Launch, cores, omp_num_threads
 from lsgd.launch.options import LAUNCHERS, Request
 from lsgd.paths import local_path
 
@@ -66,13 +66,20 @@ def omp_setting(request: Request, processes: int) -> str:
     """Return the setting OMP_NUM_THREADS=N that divides a machine's cores among its processes.
 
     Otherwise each process would start as many threads as there are cores. A value that the caller
-    has set is kept.
+    has set is kept. They are the cores that this job may use here, but with --hosts all, since the
+    bindings and quotas of other machines are unknown.
     """
     if omp_num_threads():
         return f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"
     slots = _slots(request.options)
     local_size = slots[0] if slots else int(request.options.get("--gpus", processes))
-    return f"OMP_NUM_THREADS={max(1, os.sysconf('SC_NPROCESSORS_ONLN') // local_size)}"
+    machine = (os.cpu_count() or 1) if slots else usable_cores_here()
+    return f"OMP_NUM_THREADS={max(1, machine // local_size)}"
+
+
+def usable_cores_here() -> int:
+    """Return the number of CPU cores that a job which is started from here may use on a machine."""
+    return cores(Launch("none"))
 
 
 def _slots(options: Mapping[str, str]) -> list[int]:

@@ -21,7 +21,7 @@ from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.models import give_one_channel
 from lsgd.models.parameter_roles import ParameterRoles, find_roles, is_vector
-from lsgd.own_parts import NETWORK, first_line, imported_part
+from lsgd.own_parts import NETWORK, OwnPart, first_line, imported_part
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNormAct2d, worker_batch_norm_type
 from lsgd.rules.counter_dropout import dropout_rate, replace_dropout
@@ -242,19 +242,29 @@ def _build(recipe: Recipe) -> nn.Module:
     return network
 
 
+def own_network_keywords(recipe: Recipe) -> dict[str, Any]:
+    """Return the arguments with which a recipe calls its own network's class or function."""
+    return _own_network(recipe).keywords(recipe.model.options, **_sizes(recipe))
+
+
+def _own_network(recipe: Recipe) -> OwnPart:
+    return imported_part(NETWORK, recipe.model.name, recipe.model.source)
+
+
+def _sizes(recipe: Recipe) -> dict[str, int]:
+    data = recipe.data
+    return {"classes": data.classes, "channels": data.channels, "image_size": data.image_size}
+
+
 def _build_own(recipe: Recipe) -> nn.Module:
     """Build the network of a user's own, with the recipe's seed; raises UsageError if it fails."""
-    data, model = recipe.data, recipe.model
-    part = imported_part(NETWORK, model.name, model.source)
-    sizes = {"classes": data.classes, "channels": data.channels, "image_size": data.image_size}
+    part = _own_network(recipe)
     try:
-        return _build_seeded(
-            partial(part.make, **part.keywords(model.options, **sizes)), recipe.seed
-        )
+        return _build_seeded(partial(part.make, **own_network_keywords(recipe)), recipe.seed)
     except UsageError:
         raise
     except Exception as error:
-        raise part.refusal(model.options, error) from error
+        raise part.refusal(recipe.model.options, error) from error
 
 
 def _build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:

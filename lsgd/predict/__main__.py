@@ -28,7 +28,7 @@ from pathlib import Path
 
 from lsgd import config, paths
 from lsgd.errors import InputFailedError, UsageError, converting_disk_full
-from lsgd.files import atomic_write
+from lsgd.files import atomic_write, check_new_file
 from lsgd.job.command import Parser, integer_from, run_alone
 from lsgd.predict.loose_images import find_images
 from lsgd.predict.network import DIGITS, ImageClassifier, Prediction, load_classifier
@@ -65,15 +65,8 @@ def predict(options: argparse.Namespace) -> int:
             "no image is given; write images or folders of images, or --validation for the "
             "validation images of the run"
         )
-    if options.out and options.out.exists():
-        raise UsageError(
-            f"--out {options.out} exists already and is not overwritten; write another"
-        )
-    if options.out and not options.out.parent.is_dir():
-        raise UsageError(
-            f"--out {options.out} cannot be written, as {options.out.parent} is not a folder; "
-            "write a file in a folder that exists"
-        )
+    if options.out:
+        check_new_file(options.out, "--out")
     images = find_images(given)
     classifier = load_classifier(options.run, overrides)
     classes = len(classifier.class_names)

@@ -10,7 +10,7 @@ from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.job.command import Parser, number_type
-from lsgd.job.system import usable_cores
+from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.prepare import add_max_pixels, listed
 from lsgd.recipe.image_folder import read_skip_list
@@ -119,7 +119,7 @@ def _prepare(options: argparse.Namespace) -> None:
     if options.split:
         from lsgd.prepare.split import split_folder
 
-        divided = split_folder(root, options.out, options.split, processes=len(usable_cores()))
+        divided = split_folder(root, options.out, options.split, processes=count_usable_cores())
         root = divided.folder
         if divided.empty:
             print(
@@ -165,7 +165,7 @@ def prepare(
 
     _check_place(root, index or root)
     skip = None
-    limits = {"processes": len(usable_cores()), "max_pixels": max_pixels}
+    limits = {"processes": count_usable_cores(), "max_pixels": max_pixels}
     with locked_folder(index or root):
         found = check_names(root, allow_empty_classes=allow_empty_classes)
         found.errors.extend(_set_faults(root, sets))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser
-from lsgd.job.system import usable_cores
+from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.prepare import add_max_pixels
 
@@ -91,7 +91,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--processes",
         type=int,
-        default=len(usable_cores()),
+        default=count_usable_cores(),
         metavar="N",
         help="default: the cores, here %(default)s",
     )

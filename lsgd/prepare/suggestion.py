@@ -14,7 +14,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.inputs.decoding import load_image
 from lsgd.inputs.index import open_indexes
 from lsgd.job.device import device_name, pick_device, synchronize
-from lsgd.job.system import usable_cores
+from lsgd.job.system import count_usable_cores
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.recipe.epoch_scaling import scale_epochs
@@ -70,7 +70,7 @@ def suggested_command(overrides: Sequence[str], train: int) -> tuple[str, str]:
     """
     basic = ["recipe=bs256", "data=folder", *overrides, *overrides_for_size(train)]
     device = pick_device("auto")
-    cores, on_cpu = len(usable_cores()), device.type == "cpu"
+    cores, on_cpu = count_usable_cores(), device.type == "cpu"
     place = f"{cores} core{'s' * (cores > 1)}" if on_cpu else device_name(device)
     suggested = ""
     for network, size in NETWORKS if on_cpu else NETWORKS[-2:]:

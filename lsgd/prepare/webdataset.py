@@ -16,7 +16,7 @@ from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.inputs.index import IMAGE_SUFFIXES, MAX_FILE_BYTES, IndexRow, write_index
 from lsgd.job.command import Parser
-from lsgd.job.system import usable_cores
+from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.prepare import add_max_pixels, listed
 from lsgd.prepare.folder import print_suggestion
@@ -115,7 +115,7 @@ def prepare(options: argparse.Namespace) -> None:
         raise UsageError(f"{index} cannot be written; give --index FOLDER for the indexes")
     with locked_folder(index):
         counts = index_shards(
-            root, index, shards, processes=len(usable_cores()), max_pixels=options.max_pixels
+            root, index, shards, processes=count_usable_cores(), max_pixels=options.max_pixels
         )
     print(
         f"{counts['classes']:,} classes, {counts['train']:,} images in train and "

@@ -864,8 +864,11 @@ def _check_order(recipe: Recipe) -> None:
 
 def _refuse_halts(recipe: Recipe, strategy: str) -> None:
     """Raise UsageError for checkpoints and evaluations within an epoch, which a strategy lacks."""
+    minutes = recipe.checkpoint_minutes
     for key, value, is_set in (
         ("checkpoint_steps", recipe.checkpoint_steps, recipe.checkpoint_steps > 0),
+        # The default is no request: these strategies do without.
+        ("checkpoint_minutes", minutes, minutes not in (0, Recipe.checkpoint_minutes)),
         ("evaluation.every", recipe.evaluation.every, recipe.evaluation.is_within_epochs),
     ):
         if is_set:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lsgd import files
 from lsgd.errors import UsageError
-from lsgd.files import atomic_write, create_output_folder, truncate_torn_line
+from lsgd.files import atomic_write, check_new_file, create_output_folder, truncate_torn_line
 
 
 def stop_half_way(path: Path) -> None:
@@ -96,3 +96,22 @@ def test_a_folder_that_cannot_be_new_is_refused_and_stays(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     with create_output_folder(None) as folder:
         assert folder is None
+
+
+def test_only_a_new_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link without a target exists too: a file in its place would be another one."""
+    check_new_file(tmp_path / "new", "--out")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    for name, reason in {
+        ".": "exists already",
+        "file": "exists already",
+        "link": "exists already",
+        "no/file": "no is not a folder",
+        "file/file": "file is not a folder",
+    }.items():
+        with pytest.raises(UsageError, match=f"^--out {tmp_path / name} .*{reason}.*; .*write a"):
+            check_new_file(tmp_path / name, "--out")
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write to any folder
+    with pytest.raises(UsageError, match="is not yours to write to; write a file in another"):
+        check_new_file(tmp_path / "new", "--out")

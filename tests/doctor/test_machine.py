@@ -45,6 +45,10 @@ def test_a_hostname_that_does_not_resolve() -> None:
         # Debian's installer writes this one.
         ([LO, ETH], host("127.0.1.1"), {}, PASS, "lo: node7 is 127.0.1.1, enough for one machine"),
         (
+            [LO, ETH], host("127.0.1.1"), {"SLURM_JOB_NUM_NODES": ""}, PASS,
+            "lo: node7 is 127.0.1.1, enough for one machine",
+        ),
+        (
             [LO, ETH], host("127.0.1.1"), {"SLURM_JOB_NUM_NODES": "2"}, FAIL,
             "lo: node7 is 127.0.1.1, enough for one machine",
         ),
@@ -114,39 +118,19 @@ def test_hidden_gpus_are_shown_again() -> None:
     assert "unset CUDA_VISIBLE_DEVICES" in cuda.fix
 
 
-@pytest.mark.parametrize(
-    ("own", "files", "quota"),
-    [
-        ("0::/a/b", {"cpu.max": "max 100000", "a/cpu.max": "150000 100000"}, 1.5),
-        ("0::/a/b", {"a/cpu.max": "400000 100000", "a/b/cpu.max": "200000 100000"}, 2.0),
-        ("0::/", {"cpu.max": "max 100000"}, None),
-        (
-            "4:memory:/x\n3:cpu,cpuacct:/docker/1",
-            {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"},
-            0.5,
-        ),
-        ("3:cpu:/x", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "1"}, None),
-    ],
-)
-def test_quota_of_the_control_group(
-    tmp_path: Path, own: str, files: dict[str, str], quota: float | None
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"{text}\n")
-    (tmp_path / "own").write_text(f"{own}\n")
-    assert machine.cpu_quota(tmp_path, tmp_path / "own") == quota
-
-
-def test_more_threads_than_the_quota_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    cores = len(os.sched_getaffinity(0))
+def test_more_threads_than_cores_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lsgd takes no more itself, also with a quota; OMP_NUM_THREADS may."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    item = machine.cores(cores / 2)
-    assert item.status == FAIL
-    assert item.fix.startswith(f"export OMP_NUM_THREADS={max(1, cores // 2)},")
-    assert machine.cores(None).status == PASS
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert machine.cores(cores / 2).status == PASS
+    for quota in (None, 4.5, 0.5):
+        item = machine.cores(quota)
+        assert (item.status, item.fix) == (PASS, "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert machine.cores(None).status == machine.cores(9.0).status == PASS
+    for quota, most in ((4.5, 4), (0.5, 1)):
+        item = machine.cores(quota)
+        assert item.status == FAIL
+        assert item.fix.startswith(f"`unset OMP_NUM_THREADS`, or export at most {most}, as more")
     monkeypatch.setenv("OMP_NUM_THREADS", "all")
     item = machine.cores(None)
     assert (item.status, item.fix) == (FAIL, "`unset OMP_NUM_THREADS`, or export a number")

@@ -1,4 +1,5 @@
 import contextlib
+import importlib
 import pickle
 import re
 import shutil
@@ -6,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.exported import images, logits, read, trained_learner
+from helpers.exported import GREY, OWN, images, logits, read, trained_learner
 from torch import Tensor, nn
 
+import lsgd
+from lsgd import config
 from lsgd.export.__main__ import write
 from lsgd.models import make_network
 from lsgd.vision import models
@@ -76,9 +79,35 @@ def test_a_network_of_our_own_says_so(name: str, tmp_path: Path) -> None:
     learner = trained_learner(name, tmp_path / "run", "averaging=ema", "averaging.half_life=1")
     exported = read(tmp_path / "run", "torchvision")
     how = write(exported, "torchvision", tmp_path / "a.pth")
-    assert how.startswith(f"torchvision has no {name}; load it: lsgd.workloads.open_workload(")
+    how_of_ours = "torchvision does not build it from its name alone; load it: lsgd.workloads."
+    assert how.startswith(how_of_ours)
     ours = make_network(exported.recipe).eval()
     ours.load_state_dict(torch.load(tmp_path / "a.pth"), strict=True)
     batch = images(exported.recipe, 3)
     with torch.no_grad():
         torch.testing.assert_close(ours(batch), logits(learner, batch), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("resnet50", GREY),
+        ("torchvision/squeezenet1_1", GREY),
+        ("torchvision/squeezenet1_1", ()),
+        ("mynets:Small", ()),
+        ("mynets:altered", ()),
+    ],
+)
+def test_the_printed_code_loads_it(
+    name: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first layer has another number of channels than torchvision's."""
+    (tmp_path / "mynets.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = trained_learner(name, tmp_path / "run", *words).recipe
+    (tmp_path / "run/config.yaml").write_text(config.to_yaml(recipe))
+    how = write(read(tmp_path / "run", "torchvision"), "torchvision", file := tmp_path / "a.pth")
+    assert ("torchvision.models." in how) == (name.startswith("torchvision/") and not words)
+    names = {"RUN": tmp_path / "run", "FILE": file, "lsgd": lsgd, "torch": torch}
+    names |= {module: importlib.import_module(module) for module in ("torchvision", "mynets")}
+    assert not any(eval(how.rpartition("load it: ")[2], names))

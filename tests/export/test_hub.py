@@ -1,13 +1,16 @@
 """The folder for the Hub: what it says is read by the Hub's own library, and its code is run."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.exported import images, logits, read, trained_learner
+from helpers.exported import GREY, OWN, images, logits, read, trained_learner
 from markdown_it import MarkdownIt
 
 from lsgd.config import from_saved
@@ -25,6 +28,7 @@ pytestmark = pytest.mark.export
         ("small_resnet", ("averaging=ema", "averaging.half_life=1")),
         ("lenet5", ()),
         ("torchvision/squeezenet1_1", ()),
+        ("torchvision/squeezenet1_1", GREY),
         ("timm/test_convnext", ()),
     ],
 )
@@ -38,13 +42,35 @@ def test_the_code_of_the_card_loads_the_network(
     assert names == {"README.md", "config.json", "model.safetensors"}
     text = (tmp_path / "hub/README.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert ("lsgd" in code) == ("/" not in name or name.startswith("timm/"))
+    assert ("lsgd" in code) == (not name.startswith("torchvision/") or words == GREY)
     monkeypatch.chdir(tmp_path / "hub")
     found: dict = {}
     exec(code, found)
     batch = images(exported.recipe, 3)
     with torch.no_grad():
         said = found["network"](batch)
+    torch.testing.assert_close(said, logits(learner, batch), rtol=0, atol=1e-5)
+
+
+def test_the_code_of_the_card_loads_a_network_of_one_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a fresh process, which has imported nothing of it."""
+    (tmp_path / "mynets.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    learner = trained_learner("mynets:Small", tmp_path / "run")
+    exported = read(tmp_path / "run", "hub")
+    write(exported, "hub", tmp_path / "hub")
+    text = (tmp_path / "hub/README.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "network = mynets.Small(hidden=(9,), classes=7, channels=3)" in code
+    batch = images(exported.recipe, 3)
+    torch.save(batch, tmp_path / "hub/batch.pt")
+    code += "import torch\nwith torch.no_grad(): said = network(torch.load('batch.pt'))\n"
+    code += "torch.save(said, 'said.pt')\n"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path / "hub", env=environment)
+    said = torch.load(tmp_path / "hub/said.pt")
     torch.testing.assert_close(said, logits(learner, batch), rtol=0, atol=1e-5)
 
 

@@ -27,6 +27,8 @@ NETWORKS = {
         "model.last_gamma=0.1", "bn_statistics=last", *MADE_UP,
     ),
     "torchvision/squeezenet1_1": (*OF_A_LIBRARY, "model=torchvision/squeezenet1_1"),
+    "mynets:Small": (*OF_A_LIBRARY, "model=mynets:Small", "model.options.hidden=[9]"),
+    "mynets:altered": (*OF_A_LIBRARY, "model=mynets:altered"),
     "timm/test_convnext": (
         *OF_A_LIBRARY, "model=timm/test_convnext", "model.options.drop_path_rate=0.2"
     ),
@@ -36,6 +38,25 @@ NETWORKS = {
 ResNet-50 has a small last gamma: its residual branches then affect the result, but do not amplify
 float32 rounding as larger gammas do after so few steps.
 """
+
+GREY = ("data.channels=1", "data.mean=[0.449]", "data.std=[0.226]")
+OWN = """
+from torch import nn
+
+class Small(nn.Sequential):
+    def __init__(self, classes: int, channels: int, *, hidden=(8,)):
+        layers = [nn.Conv2d(channels, *hidden, 3, 2), nn.BatchNorm2d(*hidden), nn.Dropout(0.5)]
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(*hidden, classes)]
+        super().__init__(*layers)
+
+def altered(classes: int) -> nn.Module:
+    from torchvision.models import squeezenet1_1
+
+    network = squeezenet1_1(num_classes=classes)
+    network.classifier[1] = nn.Sequential(nn.Conv2d(512, 8, 1), nn.Conv2d(8, classes, 1))
+    return network
+"""
+"""A module with two networks of the user's own, of which one alters a network of torchvision."""
 
 
 def trained_learner(name: str, folder: Path, *words: str) -> Learner:

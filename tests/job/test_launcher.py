@@ -207,28 +207,44 @@ def test_processes_that_know_only_that_they_are_several(environment: dict[str, s
 
 
 @pytest.mark.parametrize(
-    ("cpus_on_node", "bound", "local_size", "expected"),
+    ("cpus_on_node", "quota", "bound", "local_size", "expected"),
     [
-        (None, 64, 8, 8),
+        ("", None, 64, 8, 8),
         # Bound by mpirun or srun.
-        (None, 4, 8, 4),
+        ("", None, 4, 8, 4),
         # Slurm gave the job 16 of the 64.
-        (16, 64, 8, 2),
-        (16, 16, 8, 2),
-        (None, 64, 100, 1),
+        ("16", None, 64, 8, 2),
+        ("16", None, 16, 8, 2),
+        ("", None, 64, 100, 1),
+        # A container has a share of the processors' time, of which several processes have theirs.
+        ("", 8.5, 64, 1, 8),
+        ("", 8.5, 64, 4, 2),
+        ("4", 8.5, 64, 1, 4),
+        ("16", 8.5, 2, 1, 2),
+        ("", 0.5, 64, 1, 1),
+        ("", 100.0, 64, 1, 64),
     ],
 )
 def test_cores(
     monkeypatch: pytest.MonkeyPatch,
-    cpus_on_node: int | None,
+    cpus_on_node: str,
+    quota: float | None,
     bound: int,
     local_size: int,
     expected: int,
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(bound)))
-    environment = {"SLURM_CPUS_ON_NODE": str(cpus_on_node)} if cpus_on_node else {}
-    assert cores(Launch("srun", local_size=local_size), environment) == expected
+    monkeypatch.setattr("lsgd.job.launcher.cpu_quota", lambda: quota)
+    for environment in ({"SLURM_CPUS_ON_NODE": cpus_on_node}, {})[: 1 + (not cpus_on_node)]:
+        assert cores(Launch("srun", local_size=local_size), environment) == expected
+
+
+def test_numbers_of_slurm_that_are_none_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"^SLURM_NODEID=x is not a number"):
+        detect_launch(SRUN | {"SLURM_NODEID": "x"})
+    with pytest.raises(UsageError, match=r"^SLURM_CPUS_ON_NODE=all is not a number; unset it, or"):
+        cores(Launch("none"), {"SLURM_CPUS_ON_NODE": "all"})
 
 
 NUMBERS = st.tuples(st.integers(0, 120), st.integers(0, 4), st.integers(1, 4)).map(

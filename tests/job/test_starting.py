@@ -64,3 +64,10 @@ def test_an_answer_stands_alone_and_one_process_speaks(
 ) -> None:
     job = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"} if environment else {}
     assert started(tmp_path, "-m", "lsgd.train", *words, **environment, **job)[1] == ""
+
+
+def test_a_wrong_variable_of_a_launcher_is_left_to_the_command(tmp_path: Path) -> None:
+    """An import of torch is no place for its sentence, which would end in a traceback."""
+    waits, said = started(tmp_path, "-m", "lsgd.train", SLURM_CPUS_ON_NODE="all")
+    assert waits == "None None"
+    assert "SLURM_CPUS_ON_NODE" not in said

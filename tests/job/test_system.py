@@ -92,6 +92,43 @@ def test_what_no_file_says_is_taken_as_usual(portable: None) -> None:
     assert system.memory_limit() > system.peak_memory() > 2**20
 
 
+@pytest.mark.parametrize(
+    ("own", "files", "quota"),
+    [
+        ("0::/a/b", {"cpu.max": "max 100000", "a/cpu.max": "150000 100000"}, 1.5),
+        ("0::/a/b", {"a/cpu.max": "400000 100000", "a/b/cpu.max": "200000 100000"}, 2.0),
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        (
+            "4:memory:/x\n3:cpu,cpuacct:/docker/1",
+            {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"},
+            0.5,
+        ),
+        ("0::/", {"cpu.max": "few 100000"}, None),
+        ("3:cpu:/x", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "1"}, None),
+    ],
+)
+def test_quota_of_the_control_group(
+    tmp_path: Path, own: str, files: dict[str, str], quota: float | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    (tmp_path / "own").write_text(f"{own}\n")
+    assert system.cpu_quota(tmp_path, tmp_path / "own") == quota
+    assert system.cpu_quota(tmp_path, tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [(None, 8), (16.0, 8), (4.0, 4), (2.7, 2), (0.5, 1)]
+)
+def test_usable_cores_are_the_whole_ones_of_a_quota(
+    quota: float | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "usable_cores", lambda: set(range(8)))
+    monkeypatch.setattr(system, "cpu_quota", lambda: quota)
+    assert system.count_usable_cores() == expected
+
+
 def test_no_other_file_asks_linux() -> None:
     """A name of Linux alone, of `os` or of a folder, would end a command elsewhere."""
     calls = {"pidfd_open", "memfd_create", "posix_fallocate", "waitid", "inotify_init"}

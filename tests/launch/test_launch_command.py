@@ -54,8 +54,9 @@ def test_it_prints_to_the_letter(
     """`LSGD_WRITE_GOLDEN=1 pytest -k letter` writes what is printed now."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr(os, "sysconf", lambda _: 12)
-    monkeypatch.setenv("MASTER_ADDR", "node0")
+    monkeypatch.setattr("lsgd.launch.commands.usable_cores_here", lambda: 12)
+    if name == "torchrun-nodes":
+        monkeypatch.setenv("MASTER_ADDR", "node0")
     text = printed(*PRINTED[name])
     # Programs lie beside the Python where they are installed there.
     beside = shell_line([f"{Path(sys.executable).parent}/"])

@@ -1,6 +1,5 @@
 """The launchers that become the job."""
 
-import os
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -42,6 +41,7 @@ def test_mpirun_carries_the_settings_of_libraries(
     """Those that are set; its ssh would leave them behind."""
     assert " -x " not in printed("mpirun", "bs8k", "--np", "2")
     names = ["NCCL_SOCKET_IFNAME", "HOROVOD_CYCLE_TIME", "UCX_TLS", "LSGD_DATA", "LD_LIBRARY_PATH"]
+    names += ["MASTER_ADDR", "MASTER_PORT"]  # where the processes of comm=torch connect
     for name in (*names, "MY_NCCL", "TOKEN"):
         monkeypatch.setenv(name, "value")
     monkeypatch.setenv("NCCL_DEBUG", "")
@@ -64,7 +64,7 @@ def test_mpirun_on_this_machine_may_start_more_processes_than_it_has_cores(
     printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As each launcher may; others' machines have the slots that they are said to have."""
-    monkeypatch.setattr(os, "sysconf", lambda _: 8)
+    monkeypatch.setattr(commands, "usable_cores_here", lambda: 8)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert "--oversubscribe" not in printed("mpirun", "digits", "--np", "4")
     assert " -np 5 --oversubscribe " in printed("mpirun", "digits", "--np", "5")

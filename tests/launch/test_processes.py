@@ -28,6 +28,20 @@ def test_threads_share_the_cores(
     assert "-np 4 -H a:1" in line
 
 
+def test_only_the_cores_that_a_job_may_use_here_are_shared(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of taskset or a container; of hosts that are named, each has its own."""
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert "OMP_NUM_THREADS=3 " in printed("torchrun", "digits", "--np=2")
+    assert "OMP_NUM_THREADS=6 " in printed("mpirun", "digits", "--np=1")
+    assert "OMP_NUM_THREADS=32 " in printed("mpirun", "digits", "--hosts=a:2,b:2")
+    monkeypatch.setattr("lsgd.job.launcher.cpu_quota", lambda: 4.5)
+    assert "OMP_NUM_THREADS=2 " in printed("torchrun", "digits", "--np=2")
+
+
 @pytest.mark.parametrize(
     ("launcher", "options", "expected"),
     [

@@ -171,6 +171,8 @@ REFUSED = [
         (f"{HOGWILD} optim.momentum=0.9", "^strategy=hogwild is plain SGD, .* optim.momentum=0.9"),
         (f"{HOGWILD} {ADAGRAD}", "not support optim.name=adagrad .*; write optim=s"),
         (f"{LIVE} evaluation.every=0.5", "evaluation.every=0.5 would halt .* strategy.order=live"),
+        (f"{LIVE} checkpoint_minutes=5", "minutes=5.* would halt .* strategy.order=live"),
+        (f"{HOGWILD} checkpoint_minutes=0.5", "=0.5 would halt .* strategy=hogwild, which"),
         (f"{HOGWILD} checkpoint_steps=5", "would halt all workers of strategy=hogwild, which"),
 ]  # fmt: skip
 """Words that make no sense, and what the sentence says that refuses them."""

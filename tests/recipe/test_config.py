@@ -476,6 +476,19 @@ def test_a_word_may_name_the_choice_of_a_group_of_a_saved_recipe() -> None:
     assert config.from_saved(saved, "comm={timeout: 5}").comm.timeout == 5
 
 
+@pytest.mark.parametrize("strategy", ["hogwild", "async"])
+def test_a_saved_time_of_checkpoints_that_had_no_effect_is_dropped(strategy: str) -> None:
+    """Earlier versions ignored it, where this one rejects it on a command line."""
+    words = [f"strategy={strategy}", "optim.momentum=0", "optim.nesterov=false"]
+    recipe = load("+recipe=digits", *words, *["strategy.order=live"] * (strategy == "async"))
+    saved = asdict(recipe) | {"checkpoint_minutes": 5.0}
+    assert config.from_saved(saved) == recipe
+    with pytest.raises(UsageError, match=r"checkpoint_minutes=5\.0 would halt"):
+        config.from_saved(saved, "checkpoint_minutes=5")
+    saved = asdict(load("+recipe=digits", "checkpoint_minutes=5"))
+    assert config.from_saved(saved).checkpoint_minutes == 5
+
+
 @pytest.mark.parametrize(
     ("group", "value"),
     [

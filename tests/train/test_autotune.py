@@ -396,6 +396,25 @@ def test_the_same_command_makes_the_same_choice(
             choose(*LONG, *other.split())
 
 
+@pytest.mark.parametrize("order", [("async", "allreduce"), ("allreduce", "async")])
+def test_a_choice_is_kept_for_the_fields_that_were_timed(
+    order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers of an asynchronous strategy push their own gradients, and have one per pass."""
+    machine = Machine(monkeypatch)
+    machine.workers[2] = 0.5
+    words = {
+        "async": (*LONG, "strategy=async", "schedule.reference_batch=32"),
+        "allreduce": LONG,
+    }
+    expected = {"async": 1, "allreduce": 2}
+    for strategy in (*order, *order):
+        values, (line,) = choose(*words[strategy])
+        assert values["workers_per_pass"] == expected[strategy]
+        assert ("workers_per_pass" in line) == (strategy == "allreduce")
+    assert "as timed before" in line
+
+
 def test_two_jobs_at_once_keep_one_choice(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the one that was done first."""
     machine = Machine(monkeypatch)

@@ -153,11 +153,16 @@ def test_the_command_prints_and_writes_it(
 
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(OLD / "images-killed"), *PLAIN, "--confusion", str(tmp_path / "no/file.csv")]
-    assert "no/file.csv is in a folder that does not exist" in usage_error(main, capsys, *words)
-    words[-1] = str(tmp_path)
-    assert f"--confusion {tmp_path} cannot be written as a file" in usage_error(
-        main, capsys, *words
-    )
+    refusal = usage_error(main, capsys, *words)
+    assert f"no/file.csv cannot be written, as {tmp_path}/no is not a folder" in refusal
+    for existing in (tmp_path, kept := tmp_path / "kept.pt", tmp_path / "link"):
+        kept.write_bytes(b"weights")
+        if existing.name == "link":
+            existing.symlink_to("kept.pt")
+        words[-1] = str(existing)
+        refusal = usage_error(main, capsys, *words)
+        assert f"--confusion {existing} exists already and is not overwritten; write" in refusal
+    assert kept.read_bytes() == b"weights"
     recipe = compose_recipe("+recipe=ptb_small", "inputs=synthetic", "model.width=8")
     checkpoint.write(Learner(recipe, SingleComm(), torch.device("cpu")).checkpoint(), tmp_path)
     refusal = usage_error(main, capsys, str(tmp_path), "--per-class")

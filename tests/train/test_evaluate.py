@@ -183,6 +183,24 @@ def test_weights_as_other_scripts_save_them(tmp_path: Path) -> None:
         evaluate_path(tmp_path / "theirs.pth", recipe)
 
 
+@pytest.mark.export
+def test_an_export_as_safetensors_is_evaluated(tmp_path: Path) -> None:
+    """By its content: neither the ending of its name nor its metadata is asked for."""
+    from safetensors.torch import save_file
+
+    recipe = ["+recipe=digits", "device=cpu"]
+    plain = open_workload(compose_recipe(*recipe), torch.device("cpu")).network().state_dict()
+    torch.save(plain, tmp_path / "plain.pth")
+    plain = {name: value.contiguous() for name, value in plain.items()}
+    save_file(plain, tmp_path / "a.weights", {"format": "pt"})
+    assert evaluate_path(tmp_path / "a.weights", recipe) == evaluate_path(
+        tmp_path / "plain.pth", recipe
+    )
+    (tmp_path / "a.weights").write_bytes((tmp_path / "a.weights").read_bytes()[:-9])
+    with pytest.raises(UsageError, match=r"holds no weights \(it is a damaged safetensors file"):
+        evaluate_path(tmp_path / "a.weights", recipe)
+
+
 def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page.pth").write_bytes(b"<html>404</html>")
     with pytest.raises(UsageError, match=r"page\.pth holds no weights .*; give a file"):
@@ -192,8 +210,12 @@ def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
         evaluate_path(tmp_path / "text.pth", ["+recipe=bs256"])
     for values in ([1], {1: torch.zeros(2)}):
         torch.save(values, tmp_path / "list.pth")
-        with pytest.raises(UsageError, match=r"list\.pth holds no weights by name; give a file"):
+        sentence = r"list\.pth holds no weights \(it has no tensors by name\); give a file"
+        with pytest.raises(UsageError, match=sentence):
             evaluate_path(tmp_path / "list.pth", ["+recipe=bs256"])
+    torch.save({"fc.weight": torch.eye(2).to_sparse()}, tmp_path / "sparse.pth")
+    with pytest.raises(UsageError, match=r"\(its fc\.weight is not a dense tensor\)"):
+        evaluate_path(tmp_path / "sparse.pth", ["+recipe=bs256"])
     torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "plain.pth")
     with pytest.raises(
         UsageError, match=r"plain\.pth is damaged or not a .* weights, add a recipe .*\+recipe="

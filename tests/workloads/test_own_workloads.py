@@ -1,5 +1,8 @@
 """Workloads and metrics of one's own: what is refused before a run, and what they compute."""
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,12 +13,14 @@ import pytest
 import torch
 
 from lsgd.comm.single import SingleComm
-from lsgd.config import from_saved, load_recipe
+from lsgd.config import from_saved, load_recipe, to_yaml
 from lsgd.errors import UsageError
+from lsgd.export.network import load_exported_network
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.recipe.reference import option_list
 from lsgd.rules.sampler import MicroBatch
+from lsgd.run import checkpoint
 from lsgd.step import train_step
 from lsgd.workloads import compute_metrics, open_workload
 from lsgd.workloads.images import ImageClassification
@@ -356,3 +361,19 @@ def test_a_metric_of_ones_own_judges_the_run() -> None:
     assert scores["top1_error"] == scores["wrong_error"] == 25
     assert workload.count_names[3:] == ("wrong_error: images", "wrong_error: wrong")
     assert workload.metric.format_labelled(25) == "wrong error 25.00 %"
+
+
+def test_the_code_that_an_export_prints_loads_the_network(tmp_path: Path) -> None:
+    """In a process that has not imported the workload, which that code does."""
+    pytest.importorskip("safetensors")
+    learner = Learner(sums(), SingleComm(), CPU)
+    (tmp_path / "run").mkdir()
+    checkpoint.write(learner.checkpoint(), tmp_path / "run")
+    (tmp_path / "run/config.yaml").write_text(to_yaml(learner.recipe))
+    exported = load_exported_network(tmp_path / "run", (), "safetensors")
+    code = "import json, torch, lsgd.workloads, lsgd.config; from pathlib import Path; "
+    code += f"RUN = Path('run'); print(json.dumps([*{exported.constructor_code}.state_dict()]))"
+    run = [sys.executable, "-c", code]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    names = subprocess.run(run, stdout=subprocess.PIPE, check=True, cwd=tmp_path, env=environment)
+    assert json.loads(names.stdout) == [*exported.network.state_dict()]
