@@ -1,5 +1,6 @@
 """Workloads of one's own: the base class with the rules of virtual workers, and their opening."""
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
@@ -234,6 +235,8 @@ def _check_examples(workload: OwnWorkload) -> None:
 def _try_out(workload: OwnWorkload, inputs: Inputs) -> None:
     """Compute the loss of two validation examples together and alone; raises UsageError."""
     override, kinds = f"data.workload={workload.recipe.data.workload}", len(workload.count_names)
+    # A copy, since carried_states keeps states of this throwaway model for the loss.
+    workload = copy.copy(workload)
     model = workload.network().to(workload.device)
     workload.carried_states(model, range(1), SingleComm())
     model.eval()

@@ -12,6 +12,7 @@ import torch
 from lsgd.comm.single import SingleComm
 from lsgd.config import from_saved, load_recipe
 from lsgd.errors import UsageError
+from lsgd.evaluation import evaluate
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.recipe.reference import option_list
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 from lsgd.parts import OwnWorkload
+from lsgd.rules.averaging import MovingAverage
 
 
 class Sums(OwnWorkload):
@@ -96,6 +98,17 @@ class Numbers:
     evaluation = train
 
 
+class Averaged(Sums):
+    """Sums, evaluated with weights that carried_states averages."""
+
+    def carried_states(self, model, hosted, comm):
+        self.average = MovingAverage(model, 2.0, 1)
+        return (*super().carried_states(model, hosted, comm), self.average)
+
+    def evaluation_mode(self, model, inputs):
+        return self.average.swapped_in()
+
+
 class Unfinished(OwnWorkload):
     metric_names = ("rmse",)
 
@@ -163,7 +176,7 @@ def learned(recipe: Recipe) -> Learner:
     """The learner of a recipe after its first step."""
     learner = Learner(recipe, SingleComm(), CPU)
     [task, *_] = learner.strategy.tasks(0, [0])
-    train_step(learner, task, learner.workload.inputs().train(task.micro_batches))
+    train_step(learner, task, open_workload(recipe, CPU).inputs().train(task.micro_batches))
     learner.strategy.synchronize()
     return learner
 
@@ -180,6 +193,14 @@ def test_a_step_does_not_depend_on_the_micro_batches() -> None:
     assert sorted(found) == [*range(9)]
     assert sorted(workload.example_order(1)) == [*range(64)]
     assert workload.metric.format_labelled(1.5) == "rmse 1.50"
+
+
+def test_opening_the_inputs_keeps_the_carried_states_of_the_model() -> None:
+    """The workload keeps the average of the trained model, which its evaluation uses."""
+    recipe = sums("data.workload=own_task:Averaged")
+    learner = learned(recipe)
+    fresh = evaluate(learner, open_workload(recipe, CPU).inputs())
+    assert evaluate(learner, learner.workload.inputs()) == fresh
 
 
 def test_options_and_source_are_in_the_fingerprint() -> None:
