@@ -14,6 +14,7 @@ from lsgd.config import from_saved, load_recipe
 from lsgd.errors import UsageError
 from lsgd.evaluation import evaluate
 from lsgd.learner import Learner
+from lsgd.models.randomness_guard import _dropout_rate
 from lsgd.recipe import Recipe
 from lsgd.recipe.reference import option_list
 from lsgd.rules.sampler import MicroBatch
@@ -107,6 +108,55 @@ class Averaged(Sums):
 
     def evaluation_mode(self, model, inputs):
         return self.average.swapped_in()
+
+
+class Drawing(Sums):
+    """Sums, whose network has a further layer, or whose loss draws random numbers."""
+
+    def __init__(self, recipe, device, *, layer="", in_loss=False):
+        super().__init__(recipe, device)
+        self.layer, self.in_loss = layer, in_loss
+
+    def make_network(self):
+        layers = {"lstm": Recurrent(0.5), "attention": Attention(0.5), "still lstm": Recurrent(0.0),
+                  "still attention": Attention(0.0), "time first": TimeFirst(),
+                  "alpha": nn.AlphaDropout(0.5), "channels": nn.Dropout1d(0.5), "rrelu": nn.RReLU()}
+        network = super().make_network()
+        network[2] = layers.get(self.layer, nn.Identity())
+        return network
+
+    def loss(self, model, batch, each):
+        noisy = nn.functional.dropout(batch, 0.5, training=self.in_loss and each.split == "train")
+        return super().loss(model, noisy, each)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, 2, batch_first=True, dropout=rate)
+
+    def forward(self, x):
+        return self.lstm(x[:, None])[0][:, 0]
+
+
+class Attention(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=rate, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(*[x[:, None]] * 3)[0][:, 0]
+
+
+class TimeFirst(nn.Module):
+    """Dropout on (time, examples, width), with as many times as examples of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.dropout(torch.stack((x, x)))[0]
 
 
 class Unfinished(OwnWorkload):
@@ -322,9 +372,56 @@ def test_an_unfinished_workload_is_refused() -> None:
         open_workload(sums("data.workload=own_task:Unfinished"), CPU)
 
 
-def test_rows_that_are_not_examples_are_refused() -> None:
-    with pytest.raises(UsageError, match="a batch norm layer gets 16 rows for 8 examples"):
-        learned(sums("data.workload_options.rows=2"))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("layer=alpha", r"in 2 \(bernoulli"),
+        ("layer=channels", "in 2 "),
+        ("layer=rrelu", "in 2 "),
+        ("layer=lstm", r"in 2.lstm "),
+        ("layer=attention", r"in 2.attention "),
+        ("in_loss=true", "in its own forward pass "),
+    ],
+)
+def test_draws_from_the_generator_of_torch_are_refused(options: str, message: str) -> None:
+    """They depend on the earlier micro-batches of the process."""
+    recipe = sums("data.workload=own_task:Drawing", f"data.workload_options.{options}")
+    message = f"own_task:Drawing draws random numbers {message}.*; set their rate to 0 and use nn"
+    with pytest.raises(UsageError, match=message):
+        open_workload(recipe, CPU).inputs()
+
+
+@pytest.mark.parametrize("layer", ["still lstm", "still attention"])
+def test_layers_that_drop_nothing_are_kept(layer: str) -> None:
+    recipe = sums("data.workload=own_task:Drawing", f"data.workload_options.layer='{layer}'")
+    open_workload(recipe, CPU).inputs()
+
+
+def test_an_lstm_on_a_gpu_draws_nothing_without_dropout() -> None:
+    lstm = torch.ops.aten._cudnn_rnn.default
+    names = [argument.name for argument in lstm._schema.arguments]
+    values = [0.0 if name == "dropout" else None for name in names]
+    assert _dropout_rate(lstm, values, {}) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("data.workload_options.rows=2", "4 rows for 2 examples to WorkerBatchNorm1d in 1.2, "),
+        # Two rows for two examples, and for one.
+        (
+            "data.workload=own_task:Drawing data.workload_options.layer='time first'",
+            "2 rows for 1 example to CounterBasedDropout in 2.dropout, which cannot tell whose",
+        ),
+    ],
+)
+@pytest.mark.parametrize("worker_batch", [1, 4])
+def test_rows_that_are_not_examples_are_refused(
+    words: str, message: str, worker_batch: int
+) -> None:
+    recipe = replace(sums(*words.split(" ", 1)), worker_batch=worker_batch)
+    with pytest.raises(UsageError, match=message):
+        open_workload(recipe, CPU).inputs()
 
 
 def test_a_saved_workload_is_not_imported() -> None:
