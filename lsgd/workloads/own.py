@@ -275,8 +275,11 @@ def _try_training(
         for path, layer in model.named_modules()
         if layer in {*norms, *drops} and layer.training
     }
+    single = _single_example_share(workload.recipe)
     for norm in norms:
-        norm.eval()  # a single example has no variance
+        if single and norm.training:
+            norm.register_forward_pre_hook(partial(_refuse_single_values, single))
+        norm.eval()  # a single example may have no variance
     fix = "set their rate to 0 and use nn.Dropout, or numbers of lsgd.parts.uniforms"
     guard = RandomnessGuard(override, fix, model, set())
     with refusing_errors(f"{override} fails on the first {len(ids)} training examples"):
@@ -285,6 +288,28 @@ def _try_training(
                 state.start_micro_batch(each)
             with _checking_rows(override, layers, len(each.examples)), guard.modules(), guard:
                 workload.loss(model, batch, each)
+
+
+def _single_example_share(recipe: Recipe) -> str:
+    """Return the error of a recipe in which a worker has a single example; empty if none has."""
+    examples = recipe.train_examples
+    for stage in recipe.stages:
+        size, n = stage.batch_size, stage.worker_batch
+        if n == 1:
+            return "worker_batch=1 gives a worker a single example, and BN needs two; write 2"
+        if recipe.keeps_tail and examples % size % n == 1:
+            return (
+                f"tail=keep leaves one worker of the last step with a single example ({examples} = "
+                f"{examples // size} x {size} + {examples % size}), and BN needs two; write "
+                "tail=drop or another worker_batch"
+            )
+    return ""
+
+
+def _refuse_single_values(error: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Raise UsageError if an example has a single value of each channel, unlike an image."""
+    if math.prod(inputs[0].shape[2:]) == 1:
+        raise UsageError(error)
 
 
 @contextmanager

@@ -54,6 +54,8 @@ class Sums(OwnWorkload):
         norm = nn.BatchNorm3d(4) if self.kind == "volumes" else nn.BatchNorm1d(4)
         if self.rows > 1: norm = nn.Sequential(nn.Unflatten(1, (self.rows, -1)), nn.Flatten(0, 1),
                                                nn.BatchNorm1d(4 // self.rows), Merge(self.rows))
+        if self.kind == "images": norm = nn.Sequential(nn.Unflatten(1, (1, 2, 2)),
+                                                       nn.BatchNorm2d(1), nn.Flatten())
         return nn.Sequential(nn.Linear(2, 4), norm, nn.Dropout(0.5), nn.Linear(4, 1))
 
     def open_inputs(self):
@@ -415,13 +417,27 @@ def test_an_lstm_on_a_gpu_draws_nothing_without_dropout() -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("worker_batch", [1, 4])
-def test_rows_that_are_not_examples_are_refused(
-    words: str, message: str, worker_batch: int
-) -> None:
-    recipe = replace(sums(*words.split(" ", 1)), worker_batch=worker_batch)
+def test_rows_that_are_not_examples_are_refused(words: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        open_workload(recipe, CPU).inputs()
+        open_workload(sums(*words.split(" ", 1)), CPU).inputs()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("worker_batch=1 workers=16", "worker_batch=1 gives a worker a single example, and BN"),
+        ("tail=keep worker_batch=7", r"tail=keep leaves .* a single example \(64 = 2 x 28 \+ 8\)"),
+        ("tail=drop worker_batch=7", ""),
+        ("worker_batch=1 workers=16 data.workload_options.kind=images", ""),
+    ],
+)
+def test_batch_norm_over_one_value_is_refused(words: str, message: str) -> None:
+    workload = open_workload(sums("schedule.warmup=none", *words.split()), CPU)
+    if not message:
+        workload.inputs()
+        return
+    with pytest.raises(UsageError, match=message):
+        workload.inputs()
 
 
 def test_a_saved_workload_is_not_imported() -> None:
