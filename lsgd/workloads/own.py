@@ -84,7 +84,15 @@ class OwnWorkload(ABC):
         """Convert a mean loss and summed counts into the values of `metric_names`, by name."""
 
     def evaluation_examples(self, split: str) -> int:
-        """Return the number of examples of an evaluation set."""
+        """Return the number of examples of an evaluation set; override it if there is one but val.
+
+        Raises UsageError for other sets than val, whose sizes the recipe does not have.
+        """
+        if split != MAIN_SET:
+            raise UsageError(
+                f"{self.metrics_part} has the evaluation set {split} and no size of it; override "
+                f"evaluation_examples(split) for {split}, or leave it out of evaluation_sets"
+            )
         return self.recipe.data.val_examples
 
     def example_order(self, epoch: int) -> NDArray[np.int64]:

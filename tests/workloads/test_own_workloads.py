@@ -132,6 +132,11 @@ class Drawing(Sums):
         return super().loss(model, noisy, each)
 
 
+class TwoSets(Sums):
+    evaluation_sets = ("val", "test")
+    evaluation_examples = OwnWorkload.evaluation_examples
+
+
 class Recurrent(nn.Module):
     def __init__(self, rate):
         super().__init__()
@@ -326,6 +331,13 @@ def test_a_broken_workload_is_one_sentence(kind: str, message: str) -> None:
     recipe = sums(f"data.workload_options.kind='{kind}'")
     with pytest.raises(UsageError, match=f"data.workload=own_task:Sums {message}"):
         open_workload(recipe, CPU).inputs()
+
+
+def test_a_further_set_has_a_size_of_its_own() -> None:
+    workload = open_workload(sums("data.workload=own_task:TwoSets"), CPU)
+    assert sum(len(e.examples) for e in workload.evaluation_micro_batches("val", 0, 1)) == 9
+    with pytest.raises(UsageError, match=r"override evaluation_examples\(split\) for test, or"):
+        workload.inputs()
 
 
 def test_an_epoch_in_which_nothing_counts_has_no_mean_loss() -> None:
