@@ -247,9 +247,10 @@ def _try_evaluation(workload: OwnWorkload, model: nn.Module, inputs: Inputs) -> 
             f"{counts.dtype}; return a loss of shape () and int64 counts of shape ({kinds},), one "
             "for each of count_names"
         )
-    losses = sum(float(each) for each, _ in alone)
+    each_loss = [float(each) for each, _ in alone]
+    losses, tolerance = sum(each_loss), 1e-3 * sum(map(abs, each_loss))
     counted = torch.stack([each for _, each in alone]).sum(0)
-    if not (counts.equal(counted) and math.isclose(loss, losses, rel_tol=1e-3, abs_tol=1e-3)):
+    if not (counts.equal(counted) and math.isclose(loss, losses, rel_tol=0, abs_tol=tolerance)):
         raise UsageError(
             f"{override} has a loss of {float(loss):.4g} and counts {counts.tolist()} for two "
             f"examples, which alone have {losses:.4g} and {counted.tolist()} in sum; return sums "
