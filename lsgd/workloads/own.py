@@ -215,6 +215,29 @@ def _check_examples(workload: OwnWorkload) -> None:
             f"{override} has example_weights of shape {shape} and {dtype}; write an int64 array of "
             f"shape ({examples},), the weight of each training example, 0 or more"
         )
+    _check_divisors(workload, weights)
+
+
+def _check_divisors(workload: OwnWorkload, weights: NDArray[np.int64]) -> None:
+    """Raise UsageError if all examples of an update have the weight 0, which would divide by 0."""
+    recipe, zeros = workload.recipe, int((weights == 0).sum())
+    for epoch in range(recipe.epochs):
+        stage = recipe.stage(epoch)
+        # Other strategies divide the gradient of each worker.
+        is_whole = recipe.strategy.name in ("allreduce", "sync")
+        size = stage.batch_size if is_whole else stage.worker_batch
+        if zeros < min(size, len(weights) % size or size):
+            continue
+        order = workload.example_order(epoch)
+        if not recipe.keeps_tail:
+            order = order[: len(order) // stage.batch_size * stage.batch_size]
+        sums = np.add.reduceat(weights[order], np.arange(0, len(order), size))
+        if not sums.all():
+            raise UsageError(
+                f"{workload.metrics_part} has example_weights of 0 for all examples of an update "
+                f"in epoch {epoch}, whose gradient is divided by their sum; give each example a "
+                "weight above 0, or leave out those without one"
+            )
 
 
 def _try_out(workload: OwnWorkload, inputs: Inputs) -> None:

@@ -44,6 +44,8 @@ class Sums(OwnWorkload):
         if kind == "test set": self.evaluation_sets = ("test",)
         if kind == "empty set": self.evaluation_sets = ("val", "test")
         if kind == "shares": self.example_weights = np.full(recipe.train_examples, 0.5)
+        if kind == "no weights": self.example_weights = np.zeros(recipe.train_examples, np.int64)
+        if kind == "rare weights": self.example_weights = np.int64(np.arange(64) % 3 == 0)
         if kind == "few weights": self.example_weights = np.ones(3, np.int64)
 
     def evaluation_examples(self, split):
@@ -315,6 +317,7 @@ def test_what_does_not_fit_the_workload_is_refused(words: list[str], message: st
         ("empty set", "has 0 examples in its evaluation set test, of .*; return the number of"),
         ("no set", "has 0 examples in its evaluation set val, of which there is no mean loss"),
         ("shares", r"has example_weights of shape \(64,\) and float64; write an int64 array of"),
+        ("no weights", "has example_weights of 0 for all examples of an update in epoch 0, who"),
         ("few weights", r"has example_weights of shape \(3,\) and int64; .* of shape \(64,\)"),
         ("no network", r"fails in make_network \(OSError: no disk\); fix it"),
         ("volumes", "normalises by BatchNorm3d in 1, which may mix the examples"),
@@ -333,6 +336,14 @@ def test_a_broken_workload_is_one_sentence(kind: str, message: str) -> None:
     recipe = sums(f"data.workload_options.kind='{kind}'")
     with pytest.raises(UsageError, match=f"data.workload=own_task:Sums {message}"):
         open_workload(recipe, CPU).inputs()
+
+
+def test_an_update_has_an_example_with_a_weight() -> None:
+    """A third of the examples has one: each step, but not each share of a worker."""
+    words = ["data.workload_options.kind='rare weights'"]
+    open_workload(sums(*words), CPU).inputs()
+    with pytest.raises(UsageError, match="has example_weights of 0 for all examples of an"):
+        open_workload(sums(*words, "strategy=async"), CPU).inputs()
 
 
 def test_a_further_set_has_a_size_of_its_own() -> None:
