@@ -1,7 +1,8 @@
 """Readers of text corpora, which return texts, tagged sentences and trees as numbers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,39 @@ def read_corpus(data: Data, read: Callable[[Path], Corpus]) -> Corpus:
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{data.name} at {root} cannot be read ({error}); fix that file") from None
+
+
+def cached_while_unchanged(
+    names: Iterable[str],
+) -> Callable[[Callable[..., Corpus]], Callable[..., Corpus]]:
+    """Let a function that reads a corpus from a folder return the last one until a file changes.
+
+    `names` are those of the files that it reads if they exist.
+    """
+    names = tuple(names)
+
+    def decorate(read: Callable[..., Corpus]) -> Callable[..., Corpus]:
+        @lru_cache(maxsize=1)
+        def read_version(root: Path, *versions: object, **options: bool) -> Corpus:
+            return read(root, **options)
+
+        @wraps(read)
+        def read_cached(root: Path, **options: bool) -> Corpus:
+            versions = (_version(root / name) for name in names)
+            return read_version(root, *versions, **options)
+
+        return read_cached
+
+    return decorate
+
+
+def _version(file: Path) -> tuple[int, ...]:
+    """Return numbers that differ if a file has been written to; none if it is missing."""
+    try:
+        state = file.stat()
+    except OSError:
+        return ()
+    return state.st_ino, state.st_mtime_ns, state.st_size
 
 
 def read_lines(path: Path) -> list[str]:

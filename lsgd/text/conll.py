@@ -10,7 +10,7 @@ are kept unchanged.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.text import check_counts, corpus_columns, read_corpus, read_lines
+from lsgd.text import cached_while_unchanged, check_counts, corpus_columns, read_corpus, read_lines
 
 FILES = (
     {"train": "eng.train", "val": "eng.testa", "test": "eng.testb"},
@@ -84,9 +84,9 @@ def open_tagged_corpus(data: Data) -> TaggedCorpus:
     return corpus
 
 
-@cache
+@cached_while_unchanged(name for names in FILES for name in names.values())
 def read_tagged_corpus(root: Path, *, lowercase: bool) -> TaggedCorpus:
-    """Read a corpus of tagged sentences from a folder, once per process; only test may be missing.
+    """Read a corpus of tagged sentences from a folder; only its test set may be missing.
 
     Raises OSError for a missing file, and ValueError with file and line for a broken one.
     """

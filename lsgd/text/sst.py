@@ -9,7 +9,7 @@ A line is a tree: (LABEL WORD) is a leaf and (LABEL LEFT RIGHT) a node with two 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.text import check_counts, corpus_columns, read_corpus, read_lines
+from lsgd.text import cached_while_unchanged, check_counts, corpus_columns, read_corpus, read_lines
 
 FILES = {"train": "train.txt", "val": "dev.txt", "test": "test.txt"}
 UNKNOWN = 0
@@ -95,9 +95,9 @@ def open_tree_corpus(data: Data) -> TreeCorpus:
     return corpus
 
 
-@cache
+@cached_while_unchanged(FILES.values())
 def read_tree_corpus(root: Path, *, lowercase: bool) -> TreeCorpus:
-    """Read a corpus of parsed sentences from a folder, once per process; only test may be missing.
+    """Read a corpus of parsed sentences from a folder; only its test set may be missing.
 
     Raises OSError for a missing file, and ValueError with file and line for a broken one.
     """

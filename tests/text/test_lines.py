@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,3 +66,16 @@ def test_an_empty_line_within_a_text_stays(tmp_path: Path) -> None:
     for name, text in LANGUAGE.items():
         (tmp_path / name).write_text(text)
     assert read_texts(tmp_path, "own").sets["train"].tolist().count(0) == 3
+
+
+@pytest.mark.parametrize("read", [read_tagged_corpus, read_tree_corpus])
+def test_a_corrected_corpus_is_read_again(tmp_path: Path, read: Callable[..., Any]) -> None:
+    """A corpus in a notebook's process, which reads an unchanged one once."""
+    files = TAGGED if read is read_tagged_corpus else TREES
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    before = read(tmp_path, lowercase=False)
+    assert read(tmp_path, lowercase=False) is before
+    (tmp_path / "train.txt").write_text(files["train.txt"] * 2)
+    assert read(tmp_path, lowercase=False).counts["train_examples"] == 4
+    assert read(tmp_path, lowercase=False).words == before.words
