@@ -1,5 +1,6 @@
 """Readers of text corpora, which return texts, tagged sentences and trees as numbers."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache, wraps
@@ -15,6 +16,9 @@ from lsgd.recipe.image_folder import prepare_command
 from lsgd.untrusted_files import open_regular
 
 Corpus = TypeVar("Corpus")
+
+LONGEST_WORD = 10_000
+"""The number of characters of the longest word: a vocabulary has an array of that width."""
 
 
 def read_corpus(data: Data, read: Callable[[Path], Corpus]) -> Corpus:
@@ -71,20 +75,31 @@ def _version(file: Path) -> tuple[int, ...]:
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text file without trailing blanks and trailing empty lines.
 
-    A byte-order mark, trailing blanks and Windows line ends are removed, since editors add them.
-    Raises ValueError with file and line for a line that is not UTF-8.
+    A byte-order mark, trailing blanks and the line ends of Windows and old Macs are removed, since
+    editors add them. Raises ValueError with file and line for a line that is not UTF-8 or has too
+    long a word.
     """
     with open_regular(path) as file:
         content = file.read()
+    for end in (b"\r\r\n", b"\r\n", b"\r"):
+        content = content.replace(end, b"\n")
     try:
         lines = content.decode("utf-8").removeprefix("\ufeff").split("\n")
     except UnicodeDecodeError as error:
         broken = content.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path.name}, line {broken}, is not in UTF-8") from None
     # Not str.rstrip(), which would also remove other spaces, and these may be part of a word.
-    lines = [line.rstrip(" \t\r") for line in lines]
+    lines = [line.rstrip(" \t") for line in lines]
     while lines and not lines[-1]:
         lines.pop()
+    for number, line in enumerate(lines, 1):
+        if len(line) > LONGEST_WORD:
+            longest = max(map(len, re.split("[ \t()]", line)))
+            if longest > LONGEST_WORD:
+                raise ValueError(
+                    f"{path.name}, line {number}, has a word of {longest:,} characters, and at "
+                    f"most {LONGEST_WORD:,} are possible"
+                )
     return lines
 
 

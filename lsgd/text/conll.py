@@ -128,7 +128,7 @@ def read_sentences(path: Path) -> Iterator[TaggedSentence]:
     tags: list[str] = []
     for number, line in enumerate([*read_lines(path), ""], 1):
         # Not str.split(), which would also split a word at a no-break space.
-        columns = [column for column in re.split("[ \t\r]+", line) if column]
+        columns = [column for column in re.split("[ \t]+", line) if column]
         if not columns or columns[0] == DOCUMENT:
             if words:
                 yield tuple(words), tuple(tags)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lsgd.text import read_lines
 from lsgd.text.conll import read_tagged_corpus
 from lsgd.text.ptb import read_texts
 from lsgd.text.sst import read_tree_corpus
@@ -20,6 +21,8 @@ TREES = {"train.txt": "(3 (2 It) (4 good))\n(2 Yes)\n", "dev.txt": "(2 It)\n"}
 EDITS: dict[str, Callable[[str], str]] = {
     "byte-order mark": lambda text: "\ufeff" + text,
     "ends of lines": lambda text: text.replace("\n", "\r\n"),
+    "old ends of lines": lambda text: text.replace("\n", "\r"),
+    "doubled ends of lines": lambda text: text.replace("\n", "\r\r\n"),
     "blanks": lambda text: text.replace("\n", " \t\n"),
     "empty lines": lambda text: text + "\n \n\t\n\n",
     "no last end of a line": lambda text: text.rstrip("\n"),
@@ -79,3 +82,14 @@ def test_a_corrected_corpus_is_read_again(tmp_path: Path, read: Callable[..., An
     (tmp_path / "train.txt").write_text(files["train.txt"] * 2)
     assert read(tmp_path, lowercase=False).counts["train_examples"] == 4
     assert read(tmp_path, lowercase=False).words == before.words
+
+
+def test_a_word_has_at_most_10000_characters(tmp_path: Path) -> None:
+    """An array of the vocabulary is as wide as its longest word, 40 GB with one of 1 MB."""
+    file = tmp_path / "train.txt"
+    file.write_text("a\n(2 " + "b" * 10_000 + f") {'c ' * 9_000}")
+    assert len(read_lines(file)) == 2
+    file.write_text("a\n(2 " + "b" * 10_001 + ")")
+    message = "train.txt, line 2, has a word of 10,001 characters, and at most 10,000 are possible"
+    with pytest.raises(ValueError, match=message):
+        read_lines(file)
