@@ -1,7 +1,7 @@
 """Readers of text corpora, which return texts, tagged sentences and trees as numbers."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import fields
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -17,6 +17,8 @@ from lsgd.untrusted_files import open_regular
 
 Corpus = TypeVar("Corpus")
 
+FETCHED = ("ptb", "conll2003", "sst")
+"""The names of the text corpora that lsgd.prepare fetches."""
 LONGEST_WORD = 10_000
 """The number of characters of the longest word: a vocabulary has an array of that width."""
 
@@ -28,12 +30,12 @@ def read_corpus(data: Data, read: Callable[[Path], Corpus]) -> Corpus:
         return read(root)
     except (FileNotFoundError, NotADirectoryError) as error:
         # Nothing is downloaded into a folder with the user's own files.
-        own = root.is_dir() and any(root.glob("[!.]*.txt"))
+        has_texts = any(True for each in ("[!.]*.txt", "eng.*") for _ in root.glob(each))
         fetch = f"run `{prepare_command(data.name, root)}`, which fetches it"
+        advice = fetch if data.name in FETCHED and not has_texts else "put it there"
         raise UsageError(
-            f"no {data.name} at {root}: {error.filename} is missing; "
-            f"{'put it there' if own else fetch}, or write data.root=FOLDER, or inputs=synthetic "
-            "to train on made-up examples"
+            f"no {data.name} at {root}: {error.filename} is missing; {advice}, or write "
+            "data.root=FOLDER, or inputs=synthetic to train on made-up examples"
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{data.name} at {root} cannot be read ({error}); fix that file") from None
@@ -101,6 +103,16 @@ def read_lines(path: Path) -> list[str]:
                     f"most {LONGEST_WORD:,} are possible"
                 )
     return lines
+
+
+def check_not_empty(texts: Mapping[str, Sized], files: Mapping[str, str]) -> None:
+    """Raise ValueError, with the name of the file, if the train or val text of a corpus is empty.
+
+    Both arguments are by the name of the set.
+    """
+    for name in ("train", "val"):
+        if not len(texts[name]):
+            raise ValueError(f"{files[name]} is empty")
 
 
 def check_counts(data: Data, counts: Mapping[str, int]) -> None:

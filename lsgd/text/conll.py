@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.text import cached_while_unchanged, check_counts, corpus_columns, read_corpus, read_lines
+from lsgd.text import (
+    cached_while_unchanged,
+    check_counts,
+    check_not_empty,
+    corpus_columns,
+    read_corpus,
+    read_lines,
+)
 
 FILES = (
     {"train": "eng.train", "val": "eng.testa", "test": "eng.testb"},
@@ -99,6 +106,7 @@ def read_tagged_corpus(root: Path, *, lowercase: bool) -> TaggedCorpus:
     }
     test = root / names["test"]
     texts["test"] = list(read_sentences(test)) if test.exists() else []
+    check_not_empty(texts, names)
     if lowercase:
         for name, text in texts.items():
             texts[name] = [(tuple(map(str.lower, words)), tags) for words, tags in text]

@@ -17,7 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.text import cached_while_unchanged, check_counts, corpus_columns, read_corpus, read_lines
+from lsgd.text import (
+    cached_while_unchanged,
+    check_counts,
+    check_not_empty,
+    corpus_columns,
+    read_corpus,
+    read_lines,
+)
 
 FILES = {"train": "train.txt", "val": "dev.txt", "test": "test.txt"}
 UNKNOWN = 0
@@ -106,6 +113,7 @@ def read_tree_corpus(root: Path, *, lowercase: bool) -> TreeCorpus:
         for name, file in FILES.items()
         if name != "test" or (root / file).exists()
     }
+    check_not_empty(texts, FILES)
     if lowercase:
         texts = {
             name: [tree._replace(words=[word.lower() for word in tree.words]) for tree in trees]

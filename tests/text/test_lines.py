@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsgd.text import read_lines
+from lsgd.config import load_recipe
+from lsgd.errors import UsageError
+from lsgd.prepare.published import PUBLISHED
+from lsgd.text import FETCHED, read_corpus, read_lines
 from lsgd.text.conll import read_tagged_corpus
 from lsgd.text.ptb import read_texts
 from lsgd.text.sst import read_tree_corpus
@@ -93,3 +96,39 @@ def test_a_word_has_at_most_10000_characters(tmp_path: Path) -> None:
     message = "train.txt, line 2, has a word of 10,001 characters, and at most 10,000 are possible"
     with pytest.raises(ValueError, match=message):
         read_lines(file)
+
+
+@pytest.mark.parametrize("edited", [0, 1])
+@pytest.mark.parametrize(
+    ("files", "read"),
+    [(LANGUAGE, language), (TAGGED, tagged), (TREES, trees)],
+    ids=["language", "tagging", "trees"],
+)
+def test_an_empty_text_is_named(
+    tmp_path: Path, files: dict[str, str], read: Callable[[Path], Numbers], edited: int
+) -> None:
+    """Its counts of 0 would be those of no possible recipe."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    empty = [*files][edited]
+    (tmp_path / empty).write_text("\n")
+    with pytest.raises(ValueError, match=f"^{empty} is empty"):
+        read(tmp_path)
+
+
+def test_only_the_published_corpora_are_fetched(tmp_path: Path) -> None:
+    """And none into a folder with texts."""
+    assert {*FETCHED} == {each.name for each in PUBLISHED} - {"fashion-mnist"}
+    recipes = {"conll2003": "conll_bilstm", "ptb": "ptb_small", "sst": "sst_treelstm"}
+    for name, recipe in recipes.items():
+        for data, advice in ((name, "run `python -m lsgd.prepare"), ("mine", "put it there, or")):
+            words = [f"+recipe={recipe}", f"data.name={data}", f"data.root={tmp_path}"]
+            with pytest.raises(UsageError, match=f"is missing; {advice}"):
+                read_corpus(load_recipe(words).data, _missing)
+    (tmp_path / "eng.train").write_text("EU O\n")
+    with pytest.raises(UsageError, match="is missing; put it there, or"):
+        read_corpus(load_recipe(["+recipe=conll_bilstm", words[-1]]).data, _missing)
+
+
+def _missing(root: Path) -> None:
+    raise FileNotFoundError(2, "No such file", str(root / "train"))
