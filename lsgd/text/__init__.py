@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import fields
-from functools import lru_cache, wraps
+from functools import cached_property, lru_cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -145,6 +145,22 @@ def corpus_columns(
     return of_sets | {
         f"vocabulary {name}": np.array(words, np.str_) for name, words in vocabularies.items()
     }
+
+
+class Concatenation:
+    """A base class of sets of examples, such as sentences, whose elements are concatenated."""
+
+    lengths: NDArray[np.int64]
+
+    @cached_property
+    def begins(self) -> NDArray[np.int64]:
+        """The position of each example's first element, shape (examples,)."""
+        return np.cumsum(self.lengths) - self.lengths
+
+
+def int_array(values: Iterable[int]) -> NDArray[np.int64]:
+    """Return an int64 array of these integers."""
+    return np.fromiter(values, dtype=np.int64)
 
 
 def word_places(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

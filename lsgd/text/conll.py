@@ -10,7 +10,6 @@ are kept unchanged.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,12 @@ from numpy.typing import NDArray
 
 from lsgd.recipe import Data
 from lsgd.text import (
+    Concatenation,
     cached_while_unchanged,
     check_counts,
     check_not_empty,
     corpus_columns,
+    int_array,
     read_corpus,
     read_lines,
 )
@@ -42,7 +43,7 @@ TaggedSentence = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Sentences:
+class Sentences(Concatenation):
     """The tagged sentences of a set (train, val or test), concatenated, as arrays of numbers."""
 
     words: NDArray[np.int64]
@@ -51,11 +52,6 @@ class Sentences:
     """The tag of each word, shape (tokens,)."""
     lengths: NDArray[np.int64]
     """The number of tokens of each sentence, at least 1, shape (sentences,)."""
-
-    @cached_property
-    def begins(self) -> NDArray[np.int64]:
-        """The position of each sentence's first token in `words`, shape (sentences,)."""
-        return np.cumsum(self.lengths) - self.lengths
 
 
 @dataclass(frozen=True)
@@ -118,9 +114,9 @@ def read_tagged_corpus(root: Path, *, lowercase: bool) -> TaggedCorpus:
     number_of_tag = {tag: number for number, tag in enumerate(vocabulary)}
     sets = {
         name: Sentences(
-            _numbers(number_of_word.get(word, UNKNOWN) for words, _ in text for word in words),
-            _numbers(number_of_tag[tag] for _, tags in text for tag in tags),
-            _numbers(len(words) for words, _ in text),
+            int_array(number_of_word.get(word, UNKNOWN) for words, _ in text for word in words),
+            int_array(number_of_tag[tag] for _, tags in text for tag in tags),
+            int_array(len(words) for words, _ in text),
         )
         for name, text in texts.items()
     }
@@ -153,7 +149,3 @@ def read_sentences(path: Path) -> Iterator[TaggedSentence]:
             )
         words.append(columns[0])
         tags.append(columns[-1])
-
-
-def _numbers(values: Iterator[int]) -> NDArray[np.int64]:
-    return np.fromiter(values, dtype=np.int64)

@@ -9,7 +9,6 @@ A line is a tree: (LABEL WORD) is a leaf and (LABEL LEFT RIGHT) a node with two 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +17,12 @@ from numpy.typing import NDArray
 
 from lsgd.recipe import Data
 from lsgd.text import (
+    Concatenation,
     cached_while_unchanged,
     check_counts,
     check_not_empty,
     corpus_columns,
+    int_array,
     read_corpus,
     read_lines,
 )
@@ -46,7 +47,7 @@ class Tree(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TreeSet:
+class TreeSet(Concatenation):
     """The parsed sentences of a set (train, val or test) as concatenated arrays of tree nodes."""
 
     words: NDArray[np.int64]
@@ -62,11 +63,6 @@ class TreeSet:
     """The label of each node, shape (nodes,)."""
     lengths: NDArray[np.int64]
     """The number of nodes of each tree, shape (trees,); the last node of a tree is its root."""
-
-    @cached_property
-    def begins(self) -> NDArray[np.int64]:
-        """The position of each tree's first node in `words`, shape (trees,)."""
-        return np.cumsum(self.lengths) - self.lengths
 
 
 @dataclass(frozen=True)
@@ -129,11 +125,11 @@ def read_tree_corpus(root: Path, *, lowercase: bool) -> TreeCorpus:
 
 def _numbered(trees: Sequence[Tree], numbers: dict[str, int]) -> TreeSet:
     return TreeSet(
-        _array(numbers.get(word, UNKNOWN) for tree in trees for word in tree.words),
-        _array(place for tree in trees for place in tree.left),
-        _array(place for tree in trees for place in tree.right),
-        _array(label for tree in trees for label in tree.labels),
-        _array(len(tree.labels) for tree in trees),
+        int_array(numbers.get(word, UNKNOWN) for tree in trees for word in tree.words),
+        int_array(place for tree in trees for place in tree.left),
+        int_array(place for tree in trees for place in tree.right),
+        int_array(label for tree in trees for label in tree.labels),
+        int_array(len(tree.labels) for tree in trees),
     )
 
 
@@ -143,7 +139,7 @@ def read_trees(path: Path) -> Iterator[Tree]:
     The message has the file and the line.
     """
     for number, line in enumerate(read_lines(path), 1):
-        if line.strip(" "):
+        if line:
             try:
                 yield parse(line)
             except ValueError as error:
@@ -194,7 +190,3 @@ def parse(line: str) -> Tree:
     if opened != [[len(tree.labels) - 1]] or not tree.labels:
         raise ValueError("is not one tree, such as (3 (2 not) (1 bad))")
     return tree
-
-
-def _array(values: Iterator[int]) -> NDArray[np.int64]:
-    return np.fromiter(values, dtype=np.int64)
