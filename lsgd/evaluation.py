@@ -54,10 +54,10 @@ def evaluate(
     """Evaluate a model on all processes; return scores by evaluation set, equal on every process.
 
     Each example is in one micro-batch of one process, nothing is padded, and integer counts are
-    summed over processes, so the metrics do not depend on the number of processes or on
-    micro-batches. The forward pass runs without autocast, even if training is in bfloat16, unless
-    the recipe has evaluation.bfloat16. Raises PreemptedError, on all processes, at the end of a
-    micro-batch.
+    summed over processes, so the counts do not depend on the number of processes or on
+    micro-batches, and the loss only up to rounding. The forward pass runs without autocast, even if
+    training is in bfloat16, unless the recipe has evaluation.bfloat16. Raises PreemptedError, on
+    all processes, at the end of a micro-batch.
     """
     workload, model = learner.workload, learner.model
     if not (splits := workload.evaluation_sets if sets is None else sets):

@@ -73,8 +73,14 @@ class Learner:
         lower = AUTOCAST_DTYPES.get(recipe.precision)
         if lower:
             check_autocast(self.model, device, lower)
+        # The cached copy of a weight adds up the gradients of all its uses in the lower precision,
+        # which is inaccurate where each example uses the weights many times.
+        each_alone = recipe.batching == "recursive" or recipe.padding == "per_sentence"
         self.autocast = torch.autocast(
-            device.type, lower or torch.bfloat16, enabled=lower is not None
+            device.type,
+            lower or torch.bfloat16,
+            enabled=lower is not None,
+            cache_enabled=not each_alone,
         )
         """The autocast context of a forward pass in training."""
         self.epoch_metrics: dict[int, dict[str, float]] = {}

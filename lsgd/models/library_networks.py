@@ -6,21 +6,19 @@ anything else that depends on the other images of a micro-batch or on a generato
 """
 
 import copy
-import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.models import give_one_channel
 from lsgd.models.parameter_roles import ParameterRoles, find_roles, is_vector
+from lsgd.models.randomness_guard import RandomnessGuard
 from lsgd.own_parts import NETWORK, OwnPart, first_line, imported_part
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNormAct2d, worker_batch_norm_type
@@ -66,7 +64,12 @@ def check_library_network(recipe: Recipe) -> None:
     _replace_layers(ours, recipe, roles)
     name = recipe.model.name
     drawing = {m: path for path, m in network.named_modules() if dropout_rate(m)}
-    watched = _RandomnessGuard(name, network, set(drawing))
+    watched = RandomnessGuard(
+        f"model={name}",
+        "set their rate to 0 in model.options, or choose another network",
+        network,
+        set(drawing),
+    )
     network = network.to("meta").train()
     versions = {path: buffer._version for path, buffer in network.named_buffers()}
     _check_logits(_probe(network, watched, recipe), recipe)
@@ -126,7 +129,7 @@ def _check_rows(network: nn.Module, recipe: Recipe) -> None:
                 )
 
 
-def _probe(network: nn.Module, watched: "_RandomnessGuard", recipe: Recipe) -> Any:
+def _probe(network: nn.Module, watched: RandomnessGuard, recipe: Recipe) -> Any:
     """Run a network on a few meta images under a guard against randomness; return its output."""
 
     def call(images: Tensor) -> Any:
@@ -392,71 +395,3 @@ def _make_worker_norm(norm: nn.Module, path: str, recipe: Recipe, rows: int) -> 
     made.rows_per_image = rows
     made.load_state_dict(norm.state_dict())
     return made
-
-
-class _RandomnessGuard(TorchDispatchMode):
-    """A torch dispatch mode that raises UsageError for random numbers outside dropout layers.
-
-    The refusal names the layer that draws them.
-    """
-
-    def __init__(self, name: str, network: nn.Module, drawing: set[nn.Module]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.name, self.network, self.drawing = name, network, drawing
-        self.inside: list[nn.Module] = []
-        self.calls: dict[nn.Module, list[int]] = {}
-
-    @contextmanager
-    def modules(self) -> Iterator[None]:
-        """Track the layer that runs, and dropout layers' input rows, during this context."""
-        hooks = []
-        for module in self.network.modules():
-            hooks += [
-                module.register_forward_pre_hook(self._enter),
-                module.register_forward_hook(self._leave),
-            ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.inside.append(module)
-        if module in self.drawing:
-            self.calls.setdefault(module, []).append(len(inputs[0]))
-
-    def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        self.inside.pop()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run a torch operation; raise UsageError for random numbers outside dropout layers."""
-        keywords = kwargs or {}
-        draws = (
-            torch.Tag.nondeterministic_seeded in func.tags
-            and _attention_dropout_rate(func, args, keywords) != 0
-        )
-        if draws and not self.drawing.intersection(self.inside):
-            names = {module: path for path, module in self.network.named_modules()}
-            where = names[self.inside[-1]] if self.inside else ""
-            raise UsageError(
-                f"model={self.name} draws random numbers in {where or 'its own forward pass'} "
-                f"({func.name().removeprefix('aten::')}), which do not depend on the example "
-                "alone; set their rate to 0 in model.options, or choose another network"
-            )
-        return func(*args, **keywords)
-
-
-def _attention_dropout_rate(func: Any, args: Any, keywords: dict[str, Any]) -> float:
-    """Return the dropout rate among a torch operation's arguments, or NaN if it has none.
-
-    Attention has one; a rate of 0 means that it draws nothing.
-    """
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.name in ("dropout_p", "p"):
-            value = args[place] if place < len(args) else keywords.get(argument.name)
-            value = argument.default_value if value is None else value
-            return math.nan if value is None else float(value)
-    return math.nan

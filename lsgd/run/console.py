@@ -164,8 +164,9 @@ def _speed(row: Row) -> Iterator[str]:
     """Yield, as text, the speed of a metrics.jsonl row and what share of its time was waiting."""
     counted = speed_unit(row)
     speed = _shown(row, counted + PER_SECOND)
-    if math.isnan(speed):  # all steps of the epoch were made before the run was resumed
-        yield "no step timed"
+    if math.isnan(speed):
+        # All steps of the epoch were made before the run was resumed, or they counted nothing.
+        yield "no step timed" if row.get("step_seconds") is None else f"0 {counted}/s"
         return
     yield f"{speed:.0f} {counted}/s"
     for key in WAITS:

@@ -389,16 +389,22 @@ class Meter:
     def read(self, counts: MetricSumsState) -> Row:
         """Return the values of a train row: loss, metric and speed since the last one, and memory.
 
+        Loss and metric are NaN if the steps count no unit of the loss.
         `data_wait` is the share of this process's time that was spent waiting for data, and
         `communication_wait`, of a job with several processes, that spent waiting for the others.
         """
         before, self.last = self.last, self._reading(counts)
         seen = subtract_sums(counts, before.sums)
-        rates, metric = self.run.scores(seen).metrics, self.run.workload.metric.name
-        # Non-finite outputs have no meaningful error rate.
-        value = rates[metric] if math.isfinite(rates["loss"]) else math.nan
-        own = {"loss": rates["loss"], metric: value, **noise_scale.noise_metrics(seen)}
-        return own | self._speed(before, self.last)
+        metric = self.run.workload.metric.name
+        own = {"loss": math.nan, metric: math.nan}
+        # These steps may count nothing, such as no labelled token; the epoch has to.
+        if seen["counts"][0]:
+            rates = self.run.scores(seen).metrics
+            own["loss"] = rates["loss"]
+            # Non-finite outputs have no meaningful error rate.
+            if math.isfinite(rates["loss"]):
+                own[metric] = rates[metric]
+        return own | noise_scale.noise_metrics(seen) | self._speed(before, self.last)
 
     def read_epoch(self, counts: MetricSumsState) -> Row:
         """Return the epoch's average speed and step, its shares of waiting, and the memory.

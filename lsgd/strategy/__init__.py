@@ -31,7 +31,7 @@ class StepTask:
     divisor: int
     """Divisor of the gradient of the whole update.
 
-    It is the sum of Workload.weights over the examples of the update on all processes.
+    It is the sum of Workload.example_weights over the examples of the update on all processes.
     """
     active_workers: int
     """Number of workers, over all processes, that have examples in this update."""

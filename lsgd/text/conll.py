@@ -10,7 +10,6 @@ are kept unchanged.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.text import check_counts, corpus_columns, read_corpus, read_lines
+from lsgd.text import (
+    Concatenation,
+    cached_while_unchanged,
+    check_counts,
+    check_not_empty,
+    corpus_columns,
+    int_array,
+    read_corpus,
+    read_lines,
+)
 
 FILES = (
     {"train": "eng.train", "val": "eng.testa", "test": "eng.testb"},
@@ -35,7 +43,7 @@ TaggedSentence = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Sentences:
+class Sentences(Concatenation):
     """The tagged sentences of a set (train, val or test), concatenated, as arrays of numbers."""
 
     words: NDArray[np.int64]
@@ -44,11 +52,6 @@ class Sentences:
     """The tag of each word, shape (tokens,)."""
     lengths: NDArray[np.int64]
     """The number of tokens of each sentence, at least 1, shape (sentences,)."""
-
-    @cached_property
-    def begins(self) -> NDArray[np.int64]:
-        """The position of each sentence's first token in `words`, shape (sentences,)."""
-        return np.cumsum(self.lengths) - self.lengths
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,9 @@ def open_tagged_corpus(data: Data) -> TaggedCorpus:
     return corpus
 
 
-@cache
+@cached_while_unchanged(name for names in FILES for name in names.values())
 def read_tagged_corpus(root: Path, *, lowercase: bool) -> TaggedCorpus:
-    """Read a corpus of tagged sentences from a folder, once per process; only test may be missing.
+    """Read a corpus of tagged sentences from a folder; only its test set may be missing.
 
     Raises OSError for a missing file, and ValueError with file and line for a broken one.
     """
@@ -99,6 +102,7 @@ def read_tagged_corpus(root: Path, *, lowercase: bool) -> TaggedCorpus:
     }
     test = root / names["test"]
     texts["test"] = list(read_sentences(test)) if test.exists() else []
+    check_not_empty(texts, names)
     if lowercase:
         for name, text in texts.items():
             texts[name] = [(tuple(map(str.lower, words)), tags) for words, tags in text]
@@ -110,9 +114,9 @@ def read_tagged_corpus(root: Path, *, lowercase: bool) -> TaggedCorpus:
     number_of_tag = {tag: number for number, tag in enumerate(vocabulary)}
     sets = {
         name: Sentences(
-            _numbers(number_of_word.get(word, UNKNOWN) for words, _ in text for word in words),
-            _numbers(number_of_tag[tag] for _, tags in text for tag in tags),
-            _numbers(len(words) for words, _ in text),
+            int_array(number_of_word.get(word, UNKNOWN) for words, _ in text for word in words),
+            int_array(number_of_tag[tag] for _, tags in text for tag in tags),
+            int_array(len(words) for words, _ in text),
         )
         for name, text in texts.items()
     }
@@ -128,7 +132,7 @@ def read_sentences(path: Path) -> Iterator[TaggedSentence]:
     tags: list[str] = []
     for number, line in enumerate([*read_lines(path), ""], 1):
         # Not str.split(), which would also split a word at a no-break space.
-        columns = [column for column in re.split("[ \t\r]+", line) if column]
+        columns = [column for column in re.split("[ \t]+", line) if column]
         if not columns or columns[0] == DOCUMENT:
             if words:
                 yield tuple(words), tuple(tags)
@@ -145,7 +149,3 @@ def read_sentences(path: Path) -> Iterator[TaggedSentence]:
             )
         words.append(columns[0])
         tags.append(columns[-1])
-
-
-def _numbers(values: Iterator[int]) -> NDArray[np.int64]:
-    return np.fromiter(values, dtype=np.int64)

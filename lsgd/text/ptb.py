@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.text import check_counts, read_corpus, read_lines
+from lsgd.text import check_counts, check_not_empty, read_corpus, read_lines
 
 END, UNKNOWN = "<eos>", "<unk>"
 FILES = {"train": "train", "val": "valid", "test": "test"}
@@ -62,6 +62,7 @@ def read_texts(root: Path, dataset: str) -> TextCorpus:
         name: list(_words(file)) if name != "test" or file.exists() else []
         for name, file in files.items()
     }
+    check_not_empty(words, {name: file.name for name, file in files.items()})
     # Equally frequent words are sorted, so that every machine numbers them equally.
     ranks = Counter(words["train"])
     vocabulary = sorted(ranks, key=lambda word: (-ranks[word], word))

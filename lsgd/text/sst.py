@@ -9,7 +9,6 @@ A line is a tree: (LABEL WORD) is a leaf and (LABEL LEFT RIGHT) a node with two 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.text import check_counts, corpus_columns, read_corpus, read_lines
+from lsgd.text import (
+    Concatenation,
+    cached_while_unchanged,
+    check_counts,
+    check_not_empty,
+    corpus_columns,
+    int_array,
+    read_corpus,
+    read_lines,
+)
 
 FILES = {"train": "train.txt", "val": "dev.txt", "test": "test.txt"}
 UNKNOWN = 0
@@ -39,7 +47,7 @@ class Tree(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TreeSet:
+class TreeSet(Concatenation):
     """The parsed sentences of a set (train, val or test) as concatenated arrays of tree nodes."""
 
     words: NDArray[np.int64]
@@ -55,11 +63,6 @@ class TreeSet:
     """The label of each node, shape (nodes,)."""
     lengths: NDArray[np.int64]
     """The number of nodes of each tree, shape (trees,); the last node of a tree is its root."""
-
-    @cached_property
-    def begins(self) -> NDArray[np.int64]:
-        """The position of each tree's first node in `words`, shape (trees,)."""
-        return np.cumsum(self.lengths) - self.lengths
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,9 @@ def open_tree_corpus(data: Data) -> TreeCorpus:
     return corpus
 
 
-@cache
+@cached_while_unchanged(FILES.values())
 def read_tree_corpus(root: Path, *, lowercase: bool) -> TreeCorpus:
-    """Read a corpus of parsed sentences from a folder, once per process; only test may be missing.
+    """Read a corpus of parsed sentences from a folder; only its test set may be missing.
 
     Raises OSError for a missing file, and ValueError with file and line for a broken one.
     """
@@ -106,6 +109,7 @@ def read_tree_corpus(root: Path, *, lowercase: bool) -> TreeCorpus:
         for name, file in FILES.items()
         if name != "test" or (root / file).exists()
     }
+    check_not_empty(texts, FILES)
     if lowercase:
         texts = {
             name: [tree._replace(words=[word.lower() for word in tree.words]) for tree in trees]
@@ -121,11 +125,11 @@ def read_tree_corpus(root: Path, *, lowercase: bool) -> TreeCorpus:
 
 def _numbered(trees: Sequence[Tree], numbers: dict[str, int]) -> TreeSet:
     return TreeSet(
-        _array(numbers.get(word, UNKNOWN) for tree in trees for word in tree.words),
-        _array(place for tree in trees for place in tree.left),
-        _array(place for tree in trees for place in tree.right),
-        _array(label for tree in trees for label in tree.labels),
-        _array(len(tree.labels) for tree in trees),
+        int_array(numbers.get(word, UNKNOWN) for tree in trees for word in tree.words),
+        int_array(place for tree in trees for place in tree.left),
+        int_array(place for tree in trees for place in tree.right),
+        int_array(label for tree in trees for label in tree.labels),
+        int_array(len(tree.labels) for tree in trees),
     )
 
 
@@ -135,7 +139,7 @@ def read_trees(path: Path) -> Iterator[Tree]:
     The message has the file and the line.
     """
     for number, line in enumerate(read_lines(path), 1):
-        if line.strip(" "):
+        if line:
             try:
                 yield parse(line)
             except ValueError as error:
@@ -186,7 +190,3 @@ def parse(line: str) -> Tree:
     if opened != [[len(tree.labels) - 1]] or not tree.labels:
         raise ValueError("is not one tree, such as (3 (2 not) (1 bad))")
     return tree
-
-
-def _array(values: Iterator[int]) -> NDArray[np.int64]:
-    return np.fromiter(values, dtype=np.int64)

@@ -23,8 +23,8 @@ Each is the median, the approximate standard deviation of the logarithm, and the
 def synthetic_texts(counts: Mapping[str, int], *, classes: int, seed: int) -> TextCorpus:
     """Generate a random text with this number of tokens for each set, determined by the seed.
 
-    Token frequencies differ, and every other token is its predecessor's number plus one, so that a
-    model can learn something.
+    Token frequencies differ, and a quarter of the tokens, at random places, have the number of the
+    token before them plus one, so that a model can learn something.
     """
     sets = {}
     for number, (name, count) in enumerate(counts.items()):

@@ -131,7 +131,7 @@ class LanguageModeling:
             }
             texts = synthetic_texts(counts, classes=data.classes, seed=recipe.seed)
             return TextInputs(recipe, texts, "a made-up text")
-        return TextInputs(self.recipe, open_texts(data), "in memory")
+        return TextInputs(recipe, open_texts(data), "in memory")
 
     def example_order(self, epoch: int) -> NDArray[np.int64]:
         """Return the order of an epoch's text windows: window by window, over all streams."""

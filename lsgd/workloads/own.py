@@ -1,8 +1,10 @@
 """Workloads of one's own: the base class with the rules of virtual workers, and their opening."""
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
@@ -17,6 +19,7 @@ from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
 from lsgd.job.device import arrays_to_device
 from lsgd.models import DTYPES
+from lsgd.models.randomness_guard import RandomnessGuard
 from lsgd.own_parts import WORKLOAD, imported_part, refusing_errors
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler
@@ -36,8 +39,9 @@ class OwnWorkload(ABC):
 
     A subclass names its metrics and counts, and has the four abstract methods. Its `__init__` takes
     `recipe` and `device`, passes them on, and may take options. The network's batch norm layers
-    normalise each virtual worker's examples separately, and its dropout layers draw by (seed,
-    epoch, example).
+    normalise each virtual worker's examples separately, and its `nn.Dropout` layers draw by (seed,
+    epoch, example); each gets one row for each example. Others that draw random numbers are
+    rejected.
     """
 
     metric_names: ClassVar[tuple[str, ...]]
@@ -80,7 +84,15 @@ class OwnWorkload(ABC):
         """Convert a mean loss and summed counts into the values of `metric_names`, by name."""
 
     def evaluation_examples(self, split: str) -> int:
-        """Return the number of examples of an evaluation set."""
+        """Return the number of examples of an evaluation set; override it if there is one but val.
+
+        Raises UsageError for other sets than val, whose sizes the recipe does not have.
+        """
+        if split != MAIN_SET:
+            raise UsageError(
+                f"{self.metrics_part} has the evaluation set {split} and no size of it; override "
+                f"evaluation_examples(split) for {split}, or leave it out of evaluation_sets"
+            )
         return self.recipe.data.val_examples
 
     def example_order(self, epoch: int) -> NDArray[np.int64]:
@@ -104,7 +116,7 @@ class OwnWorkload(ABC):
         if worker_batch_norms(model):
             workers, rank, processes = self.recipe.workers, comm.rank, comm.world_size
             states.append(
-                _CheckedStatistics(
+                RunningStatistics(
                     model, hosted=len(hosted), workers=workers, rank=rank, world_size=processes
                 )
             )
@@ -144,31 +156,6 @@ class OwnWorkload(ABC):
         _check_examples(self)
         _try_out(self, inputs)
         return inputs
-
-
-class _CheckedStatistics(RunningStatistics):
-    """Running BN statistics that check once whether each layer has a row for each example."""
-
-    def __init__(self, model: nn.Module, **settings: Any) -> None:
-        super().__init__(model, **settings)
-        self.examples = 0
-        self.hooks = [layer.register_forward_pre_hook(self._check) for layer in self.layers]
-
-    def start_micro_batch(self, each: MicroBatch) -> None:
-        """Set the next micro-batch's number of workers; the second one needs no check any more."""
-        super().start_micro_batch(each)
-        if self.examples:
-            for hook in self.hooks:
-                hook.remove()
-            self.hooks = []
-        self.examples = len(each.examples)
-
-    def _check(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if layer.training and len(inputs[0]) != self.examples:
-            raise UsageError(
-                f"a batch norm layer gets {len(inputs[0])} rows for {self.examples} examples, "
-                "which do not belong to one worker each; give it one row for each example"
-            )
 
 
 def _normalise_per_worker(norm: nn.Module, path: str, workload: str) -> None:
@@ -228,14 +215,46 @@ def _check_examples(workload: OwnWorkload) -> None:
             f"{override} has example_weights of shape {shape} and {dtype}; write an int64 array of "
             f"shape ({examples},), the weight of each training example, 0 or more"
         )
+    _check_divisors(workload, weights)
+
+
+def _check_divisors(workload: OwnWorkload, weights: NDArray[np.int64]) -> None:
+    """Raise UsageError if all examples of an update have the weight 0, which would divide by 0."""
+    recipe, zeros = workload.recipe, int((weights == 0).sum())
+    for epoch in range(recipe.epochs):
+        stage = recipe.stage(epoch)
+        # Other strategies divide the gradient of each worker.
+        is_whole = recipe.strategy.name in ("allreduce", "sync")
+        size = stage.batch_size if is_whole else stage.worker_batch
+        if zeros < min(size, len(weights) % size or size):
+            continue
+        order = workload.example_order(epoch)
+        if not recipe.keeps_tail:
+            order = order[: len(order) // stage.batch_size * stage.batch_size]
+        sums = np.add.reduceat(weights[order], np.arange(0, len(order), size))
+        if not sums.all():
+            raise UsageError(
+                f"{workload.metrics_part} has example_weights of 0 for all examples of an update "
+                f"in epoch {epoch}, whose gradient is divided by their sum; give each example a "
+                "weight above 0, or leave out those without one"
+            )
+
+
+def _try_out(workload: OwnWorkload, inputs: Inputs) -> None:
+    """Compute the loss of a few examples as in evaluation and in training; raises UsageError."""
+    # A copy, since carried_states keeps states of this throwaway model for the loss.
+    workload = copy.copy(workload)
+    model = workload.network().to(workload.device)
+    hosted = range(min(2, workload.recipe.workers))
+    states = workload.carried_states(model, hosted, SingleComm())
+    _try_evaluation(workload, model, inputs)
+    _try_training(workload, model, inputs, states)
 
 
 @torch.inference_mode()
-def _try_out(workload: OwnWorkload, inputs: Inputs) -> None:
+def _try_evaluation(workload: OwnWorkload, model: nn.Module, inputs: Inputs) -> None:
     """Compute the loss of two validation examples together and alone; raises UsageError."""
-    override, kinds = f"data.workload={workload.recipe.data.workload}", len(workload.count_names)
-    model = workload.network().to(workload.device)
-    workload.carried_states(model, range(1), SingleComm())
+    override, kinds = workload.metrics_part, len(workload.count_names)
     model.eval()
     ids = np.arange(min(2, workload.evaluation_examples(MAIN_SET)))
     shares = [ids, *(ids[[place]] for place in ids)]
@@ -251,9 +270,10 @@ def _try_out(workload: OwnWorkload, inputs: Inputs) -> None:
             f"{counts.dtype}; return a loss of shape () and int64 counts of shape ({kinds},), one "
             "for each of count_names"
         )
-    losses = sum(float(each) for each, _ in alone)
+    each_loss = [float(each) for each, _ in alone]
+    losses, tolerance = sum(each_loss), 1e-3 * sum(map(abs, each_loss))
     counted = torch.stack([each for _, each in alone]).sum(0)
-    if not (counts.equal(counted) and math.isclose(loss, losses, rel_tol=1e-3, abs_tol=1e-3)):
+    if not (counts.equal(counted) and math.isclose(loss, losses, rel_tol=0, abs_tol=tolerance)):
         raise UsageError(
             f"{override} has a loss of {float(loss):.4g} and counts {counts.tolist()} for two "
             f"examples, which alone have {losses:.4g} and {counted.tolist()} in sum; return sums "
@@ -266,3 +286,81 @@ def _try_out(workload: OwnWorkload, inputs: Inputs) -> None:
             f"{override} returns the metrics {', '.join(metrics) or 'none'}, and has "
             f"metric_names={workload.metric_names}; return these"
         )
+
+
+def _try_training(
+    workload: OwnWorkload, model: nn.Module, inputs: Inputs, states: tuple[CarriedState, ...]
+) -> None:
+    """Compute the loss of two training examples together and alone, as in a step.
+
+    Raises UsageError if it fails, if it draws from torch's generator, or if a batch norm or dropout
+    layer does not get one row for each example.
+    """
+    override, n = workload.metrics_part, workload.recipe.worker_batch
+    model.train()
+    ids = workload.example_order(0)[: min(2, workload.recipe.batch_size)]
+    alone = (MicroBatch(0, ids[[at]], range(at // n, at // n + 1)) for at in range(len(ids)))
+    passes = [MicroBatch(0, ids, range(-(-len(ids) // n))), *alone]
+    norms, drops = worker_batch_norms(model), counter_dropout_layers(model)
+    layers = {
+        path: layer
+        for path, layer in model.named_modules()
+        if layer in {*norms, *drops} and layer.training
+    }
+    single = _single_example_share(workload.recipe)
+    for norm in norms:
+        if single and norm.training:
+            norm.register_forward_pre_hook(partial(_refuse_single_values, single))
+        norm.eval()  # a single example may have no variance
+    fix = "set their rate to 0 and use nn.Dropout, or numbers of lsgd.parts.uniforms"
+    guard = RandomnessGuard(override, fix, model, set())
+    with refusing_errors(f"{override} fails on the first {len(ids)} training examples"):
+        for each, batch in zip(passes, inputs.train(passes), strict=True):
+            for state in states:
+                state.start_micro_batch(each)
+            with _checking_rows(override, layers, len(each.examples)), guard.modules(), guard:
+                workload.loss(model, batch, each)
+
+
+def _single_example_share(recipe: Recipe) -> str:
+    """Return the error of a recipe in which a worker has a single example; empty if none has."""
+    examples = recipe.train_examples
+    for stage in recipe.stages:
+        size, n = stage.batch_size, stage.worker_batch
+        if n == 1:
+            return "worker_batch=1 gives a worker a single example, and BN needs two; write 2"
+        if recipe.keeps_tail and examples % size % n == 1:
+            return (
+                f"tail=keep leaves one worker of the last step with a single example ({examples} = "
+                f"{examples // size} x {size} + {examples % size}), and BN needs two; write "
+                "tail=drop or another worker_batch"
+            )
+    return ""
+
+
+def _refuse_single_values(error: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Raise UsageError if an example has a single value of each channel, unlike an image."""
+    if math.prod(inputs[0].shape[2:]) == 1:
+        raise UsageError(error)
+
+
+@contextmanager
+def _checking_rows(override: str, layers: dict[str, nn.Module], examples: int) -> Iterator[None]:
+    """Raise UsageError if a layer gets another number of rows than that of the examples."""
+
+    def check(path: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if len(inputs[0]) != examples:
+            raise UsageError(
+                f"{override} passes {len(inputs[0])} rows for {examples} "
+                f"example{'s' * (examples > 1)} to {type(layer).__name__} in {path}, which cannot "
+                "tell whose they are; give it one row for each example, along the first dimension"
+            )
+
+    hooks = [
+        layer.register_forward_pre_hook(partial(check, path)) for path, layer in layers.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -25,8 +25,9 @@ from lsgd.config import load_recipe
 from lsgd.errors import NotSavedError
 from lsgd.job.device import device_name
 from lsgd.run import metrics, utilization
+from lsgd.run.console import _speed
 from lsgd.run.curves import tag
-from lsgd.run.metrics import Meter, RunLog, TimedBatches, open_log
+from lsgd.run.metrics import Meter, RunLog, TimedBatches, open_log, to_writable
 from lsgd.run.rows import read_rows
 from lsgd.run.straggler import ProcessWaits
 from lsgd.workloads import compute_metrics
@@ -388,6 +389,17 @@ def test_rates_are_of_the_time_since_the_last_reading(monkeypatch: pytest.Monkey
     assert meter.read_epoch(state(40, 23, 60.0)) == pytest.approx(whole)
     assert list(timed) == [0]
     assert timed.waited == 3.5
+
+
+def test_steps_that_count_nothing_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one without a labelled token; a mean over none would end the run."""
+    monkeypatch.setattr(metrics, "memory_statistics", lambda _: {})
+    sums, run = {"counts": torch.tensor([7, 0, 7]), "loss": torch.tensor(1.0)}, progress()
+    meter = Meter(run, sums, TimedBatches(iter(())))
+    run.next_step += 1
+    row = meter.read(sums)
+    assert all(map(math.isnan, (row["loss"], row["top1_error"], row["images_per_second"])))
+    assert [*_speed({key: to_writable(value) for key, value in row.items()})] == ["0 images/s"]
 
 
 def test_a_meter_leaves_out_the_time_since_the_one_before_it_stopped(

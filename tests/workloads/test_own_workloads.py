@@ -15,8 +15,10 @@ import torch
 from lsgd.comm.single import SingleComm
 from lsgd.config import from_saved, load_recipe, to_yaml
 from lsgd.errors import UsageError
+from lsgd.evaluation import evaluate
 from lsgd.export.network import load_exported_network
 from lsgd.learner import Learner
+from lsgd.models.randomness_guard import _dropout_rate
 from lsgd.recipe import Recipe
 from lsgd.recipe.reference import option_list
 from lsgd.rules.sampler import MicroBatch
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 from torch import nn
 from lsgd.parts import OwnWorkload
+from lsgd.rules.averaging import MovingAverage
 
 
 class Sums(OwnWorkload):
@@ -46,6 +49,8 @@ class Sums(OwnWorkload):
         if kind == "test set": self.evaluation_sets = ("test",)
         if kind == "empty set": self.evaluation_sets = ("val", "test")
         if kind == "shares": self.example_weights = np.full(recipe.train_examples, 0.5)
+        if kind == "no weights": self.example_weights = np.zeros(recipe.train_examples, np.int64)
+        if kind == "rare weights": self.example_weights = np.int64(np.arange(64) % 3 == 0)
         if kind == "few weights": self.example_weights = np.ones(3, np.int64)
 
     def evaluation_examples(self, split):
@@ -56,6 +61,8 @@ class Sums(OwnWorkload):
         norm = nn.BatchNorm3d(4) if self.kind == "volumes" else nn.BatchNorm1d(4)
         if self.rows > 1: norm = nn.Sequential(nn.Unflatten(1, (self.rows, -1)), nn.Flatten(0, 1),
                                                nn.BatchNorm1d(4 // self.rows), Merge(self.rows))
+        if self.kind == "images": norm = nn.Sequential(nn.Unflatten(1, (1, 2, 2)),
+                                                       nn.BatchNorm2d(1), nn.Flatten())
         return nn.Sequential(nn.Linear(2, 4), norm, nn.Dropout(0.5), nn.Linear(4, 1))
 
     def open_inputs(self):
@@ -64,7 +71,8 @@ class Sums(OwnWorkload):
     def loss(self, model, batch, each):
         if self.kind == "fails": raise IndexError("too few")
         far = (model(batch).squeeze(1) - batch.sum(1)).square()
-        loss = far.mean() if self.kind == "mean" else far if self.kind == "each" else far.sum()
+        if self.kind == "small mean": far = 1e-5 * far
+        loss = far.mean() if "mean" in self.kind else far if self.kind == "each" else far.sum()
         counts = torch.tensor([len(batch), int((far > 1).sum())])
         if self.kind == "uncounted" and each.split == "train": counts[0] = 0
         return loss, counts.float() if self.kind == "floats" else counts
@@ -99,6 +107,71 @@ class Numbers:
             yield torch.stack((ids.sin(), ids.cos()), 1).to(self.dtype)
 
     evaluation = train
+
+
+class Averaged(Sums):
+    """Sums, evaluated with weights that carried_states averages."""
+
+    def carried_states(self, model, hosted, comm):
+        self.average = MovingAverage(model, 2.0, 1)
+        return (*super().carried_states(model, hosted, comm), self.average)
+
+    def evaluation_mode(self, model, inputs):
+        return self.average.swapped_in()
+
+
+class Drawing(Sums):
+    """Sums, whose network has a further layer, or whose loss draws random numbers."""
+
+    def __init__(self, recipe, device, *, layer="", in_loss=False):
+        super().__init__(recipe, device)
+        self.layer, self.in_loss = layer, in_loss
+
+    def make_network(self):
+        layers = {"lstm": Recurrent(0.5), "attention": Attention(0.5), "still lstm": Recurrent(0.0),
+                  "still attention": Attention(0.0), "time first": TimeFirst(),
+                  "alpha": nn.AlphaDropout(0.5), "channels": nn.Dropout1d(0.5), "rrelu": nn.RReLU()}
+        network = super().make_network()
+        network[2] = layers.get(self.layer, nn.Identity())
+        return network
+
+    def loss(self, model, batch, each):
+        noisy = nn.functional.dropout(batch, 0.5, training=self.in_loss and each.split == "train")
+        return super().loss(model, noisy, each)
+
+
+class TwoSets(Sums):
+    evaluation_sets = ("val", "test")
+    evaluation_examples = OwnWorkload.evaluation_examples
+
+
+class Recurrent(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, 2, batch_first=True, dropout=rate)
+
+    def forward(self, x):
+        return self.lstm(x[:, None])[0][:, 0]
+
+
+class Attention(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=rate, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(*[x[:, None]] * 3)[0][:, 0]
+
+
+class TimeFirst(nn.Module):
+    """Dropout on (time, examples, width), with as many times as examples of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.dropout(torch.stack((x, x)))[0]
 
 
 class Unfinished(OwnWorkload):
@@ -168,7 +241,7 @@ def learned(recipe: Recipe) -> Learner:
     """The learner of a recipe after its first step."""
     learner = Learner(recipe, SingleComm(), CPU)
     [task, *_] = learner.strategy.tasks(0, [0])
-    train_step(learner, task, learner.workload.inputs().train(task.micro_batches))
+    train_step(learner, task, open_workload(recipe, CPU).inputs().train(task.micro_batches))
     learner.strategy.synchronize()
     return learner
 
@@ -185,6 +258,14 @@ def test_a_step_does_not_depend_on_the_micro_batches() -> None:
     assert sorted(found) == [*range(9)]
     assert sorted(workload.example_order(1)) == [*range(64)]
     assert workload.metric.format_labelled(1.5) == "rmse 1.50"
+
+
+def test_opening_the_inputs_keeps_the_carried_states_of_the_model() -> None:
+    """The workload keeps the average of the trained model, which its evaluation uses."""
+    recipe = sums("data.workload=own_task:Averaged")
+    learner = learned(recipe)
+    fresh = evaluate(learner, open_workload(recipe, CPU).inputs())
+    assert evaluate(learner, learner.workload.inputs()) == fresh
 
 
 def test_options_and_source_are_in_the_fingerprint() -> None:
@@ -241,6 +322,7 @@ def test_what_does_not_fit_the_workload_is_refused(words: list[str], message: st
         ("empty set", "has 0 examples in its evaluation set test, of .*; return the number of"),
         ("no set", "has 0 examples in its evaluation set val, of which there is no mean loss"),
         ("shares", r"has example_weights of shape \(64,\) and float64; write an int64 array of"),
+        ("no weights", "has example_weights of 0 for all examples of an update in epoch 0, who"),
         ("few weights", r"has example_weights of shape \(3,\) and int64; .* of shape \(64,\)"),
         ("no network", r"fails in make_network \(OSError: no disk\); fix it"),
         ("volumes", "normalises by BatchNorm3d in 1, which may mix the examples"),
@@ -250,6 +332,7 @@ def test_what_does_not_fit_the_workload_is_refused(words: list[str], message: st
             "floats",
             r"returns a loss of shape \(\) and counts of shape \(2,\) of torch.float32; ret",
         ),
+        ("small mean", "has a loss of .*, which alone have .* in sum; return sums over"),
         ("mean", "has a loss of .*, which alone have .* in sum; return sums over the examples"),
         ("other", r"returns the metrics rmse, and has metric_names=\('rmse', 'far_error'\)"),
     ],
@@ -258,6 +341,21 @@ def test_a_broken_workload_is_one_sentence(kind: str, message: str) -> None:
     recipe = sums(f"data.workload_options.kind='{kind}'")
     with pytest.raises(UsageError, match=f"data.workload=own_task:Sums {message}"):
         open_workload(recipe, CPU).inputs()
+
+
+def test_an_update_has_an_example_with_a_weight() -> None:
+    """A third of the examples has one: each step, but not each share of a worker."""
+    words = ["data.workload_options.kind='rare weights'"]
+    open_workload(sums(*words), CPU).inputs()
+    with pytest.raises(UsageError, match="has example_weights of 0 for all examples of an"):
+        open_workload(sums(*words, "strategy=async"), CPU).inputs()
+
+
+def test_a_further_set_has_a_size_of_its_own() -> None:
+    workload = open_workload(sums("data.workload=own_task:TwoSets"), CPU)
+    assert sum(len(e.examples) for e in workload.evaluation_micro_batches("val", 0, 1)) == 9
+    with pytest.raises(UsageError, match=r"override evaluation_examples\(split\) for test, or"):
+        workload.inputs()
 
 
 def test_an_epoch_in_which_nothing_counts_has_no_mean_loss() -> None:
@@ -306,9 +404,70 @@ def test_an_unfinished_workload_is_refused() -> None:
         open_workload(sums("data.workload=own_task:Unfinished"), CPU)
 
 
-def test_rows_that_are_not_examples_are_refused() -> None:
-    with pytest.raises(UsageError, match="a batch norm layer gets 16 rows for 8 examples"):
-        learned(sums("data.workload_options.rows=2"))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("layer=alpha", r"in 2 \(bernoulli"),
+        ("layer=channels", "in 2 "),
+        ("layer=rrelu", "in 2 "),
+        ("layer=lstm", r"in 2.lstm "),
+        ("layer=attention", r"in 2.attention "),
+        ("in_loss=true", "in its own forward pass "),
+    ],
+)
+def test_draws_from_the_generator_of_torch_are_refused(options: str, message: str) -> None:
+    """They depend on the earlier micro-batches of the process."""
+    recipe = sums("data.workload=own_task:Drawing", f"data.workload_options.{options}")
+    message = f"own_task:Drawing draws random numbers {message}.*; set their rate to 0 and use nn"
+    with pytest.raises(UsageError, match=message):
+        open_workload(recipe, CPU).inputs()
+
+
+@pytest.mark.parametrize("layer", ["still lstm", "still attention"])
+def test_layers_that_drop_nothing_are_kept(layer: str) -> None:
+    recipe = sums("data.workload=own_task:Drawing", f"data.workload_options.layer='{layer}'")
+    open_workload(recipe, CPU).inputs()
+
+
+def test_an_lstm_on_a_gpu_draws_nothing_without_dropout() -> None:
+    lstm = torch.ops.aten._cudnn_rnn.default
+    names = [argument.name for argument in lstm._schema.arguments]
+    values = [0.0 if name == "dropout" else None for name in names]
+    assert _dropout_rate(lstm, values, {}) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("data.workload_options.rows=2", "4 rows for 2 examples to WorkerBatchNorm1d in 1.2, "),
+        # Two rows for two examples, and for one.
+        (
+            "data.workload=own_task:Drawing data.workload_options.layer='time first'",
+            "2 rows for 1 example to CounterBasedDropout in 2.dropout, which cannot tell whose",
+        ),
+    ],
+)
+def test_rows_that_are_not_examples_are_refused(words: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_workload(sums(*words.split(" ", 1)), CPU).inputs()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("worker_batch=1 workers=16", "worker_batch=1 gives a worker a single example, and BN"),
+        ("tail=keep worker_batch=7", r"tail=keep leaves .* a single example \(64 = 2 x 28 \+ 8\)"),
+        ("tail=drop worker_batch=7", ""),
+        ("worker_batch=1 workers=16 data.workload_options.kind=images", ""),
+    ],
+)
+def test_batch_norm_over_one_value_is_refused(words: str, message: str) -> None:
+    workload = open_workload(sums("schedule.warmup=none", *words.split()), CPU)
+    if not message:
+        workload.inputs()
+        return
+    with pytest.raises(UsageError, match=message):
+        workload.inputs()
 
 
 def test_a_saved_workload_is_not_imported() -> None:

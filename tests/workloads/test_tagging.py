@@ -129,6 +129,16 @@ def test_grids_have_as_many_cells_as_the_padding_says(corpus: Path, padding: str
             assert lengths == sorted(lengths)
 
 
+@pytest.mark.parametrize(("padding", "is_cached"), [("bucket", True), ("per_sentence", False)])
+def test_autocast_caches_weights_that_are_used_once(
+    corpus: Path, padding: str, is_cached: bool
+) -> None:
+    """Gradients of many uses of a cached copy would be added up in bfloat16."""
+    recipe = jobs.recipe(corpus, f"padding={padding}")
+    with Learner(recipe, SingleComm(), CPU).autocast:
+        assert torch.is_autocast_cache_enabled() == is_cached
+
+
 def test_an_evaluation_is_of_sentences_as_they_are(corpus: Path) -> None:
     """Each once, nothing dropped, in passes that are the same on any number of processes."""
     workload = SequenceTagging(jobs.recipe(corpus), CPU)

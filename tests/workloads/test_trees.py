@@ -96,6 +96,23 @@ def test_a_step_is_the_mean_over_its_trees_of_all_their_nodes(
 
 
 @pytest.mark.parametrize("model", ["treelstm", "childsum"])
+def test_a_recursion_in_bfloat16_adds_up_its_gradients_in_float32(root: Path, model: str) -> None:
+    """Each node's gradient is rounded, and not their sum, which would be 2 % off."""
+    exact = jobs.tree_recipe(root, f"model={model}", "batching=recursive")
+    every, gradients = MicroBatch(0, np.arange(54)), []
+    for precision in ("float64", "bfloat16"):
+        learner = Learner(replace(exact, precision=precision), SingleComm(), CPU)
+        learner.model.load_state_dict(TreeClassification(exact, CPU).network().state_dict())
+        (batch,) = learner.workload.inputs().train([every])
+        with learner.autocast:
+            loss, _ = learner.workload.loss(learner.model, batch, every)
+        matrices = [each for each in learner.model.parameters() if each.dim() > 1]
+        gradients.append([each.double() for each in torch.autograd.grad(loss, matrices)])
+    for expected, found in zip(*gradients, strict=True):
+        assert (found - expected).norm() < 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize("model", ["treelstm", "childsum"])
 def test_folded_is_recursive(root: Path, model: str) -> None:
     """Loss, gradient and counts of whole sets, by a network that has learned something."""
     recipes = [
