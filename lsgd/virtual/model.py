@@ -1,0 +1,196 @@
+"""Checks of what a program passes to lsgd.virtual, and the changes that it makes to the model."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from lsgd.comm import Comm, all_reduce_
+from lsgd.errors import UsageError
+from lsgd.rules.batchnorm import RunningStatistics, WorkerBatchNorm, worker_batch_norm_type
+from lsgd.rules.optim import trained_parameters
+
+Loss: TypeAlias = Callable[..., Tensor]
+"""The type of a loss function of the model's output and the targets of some images.
+
+It returns the mean over these images, or one number for each image.
+"""
+
+
+WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+"""The classes that average or shard the gradients of a model themselves."""
+
+
+class Freshness:
+    """A flag: whether training steps have changed BN statistics that the model lacks."""
+
+    is_stale = False
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise UsageError if virtual workers cannot train a model, or something else does already."""
+    for path, module in model.named_modules():
+        where, kind = f" in {path}" if path else "", type(module).__name__
+        if wrapper := WRAPPERS.intersection(base.__name__ for base in type(module).__mro__):
+            raise UsageError(
+                f"the model is wrapped in {wrapper.pop()}{where}, which reduces gradients itself; "
+                "pass the model without the wrapper"
+            )
+        if isinstance(module, nn.SyncBatchNorm):
+            raise UsageError(
+                f"the model has SyncBatchNorm{where}, whose statistics span processes and not "
+                "workers; leave out convert_sync_batchnorm"
+            )
+        if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+            if not module.track_running_stats:
+                continue
+        elif not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        if worker_batch_norm_type(module) is None:
+            raise UsageError(
+                f"the model normalises by {kind}{where}, which may mix the images of several "
+                "workers; use BatchNorm2d, or a norm of single images"
+            )
+        if not (module.affine and module.track_running_stats):
+            raise UsageError(
+                f"the batch norm{where} has no gamma and beta, or no running statistics; use one "
+                "with both"
+            )
+    parameters = trained_parameters(model)
+    if not parameters:
+        raise UsageError("the model has no parameter that requires a gradient")
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+    if len(kinds) > 1:
+        found = " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise UsageError(
+            f"the trained parameters are {found}; move the model to one device and dtype, and use "
+            "torch.autocast for a lower precision"
+        )
+    if any(getattr(each, "_post_accumulate_grad_hooks", None) for each in parameters):
+        raise UsageError(
+            "the model's gradients are handled by hooks of another step or library; call close() "
+            "of the earlier virtual step first"
+        )
+
+
+def do_nothing(_: Tensor) -> None:
+    """Do nothing with the gradient of a parameter."""
+
+
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError for parameters that are not the model's, and for a step with a closure."""
+    try:
+        # Of the class, since a scheduler has replaced the instance's.
+        inspect.signature(type(optimizer).step).bind(optimizer)
+    except TypeError:
+        raise UsageError(
+            f"{type(optimizer).__name__} computes the loss itself by the closure that its step "
+            "needs, and a virtual step has the gradient only; use an optimizer whose step takes no "
+            "argument"
+        ) from None
+    own = {id(parameter) for parameter in model.parameters()}
+    held = [each for group in optimizer.param_groups for each in group["params"]]
+    if foreign := [each for each in held if id(each) not in own]:
+        raise UsageError(
+            f"the optimizer holds {len(foreign)} of {len(held)} parameters that are not the "
+            "model's; make it from the parameters of the model that is passed"
+        )
+
+
+def check_loss(loss: Loss) -> None:
+    """Raise UsageError for a loss of torch whose value is not the mean over the images."""
+    reduction, weight = (getattr(loss, name, None) for name in ("reduction", "weight"))
+    if reduction == "sum":
+        raise UsageError(
+            "the loss has reduction='sum', and a step takes a mean or one number for each image; "
+            "use reduction='mean'"
+        )
+    if (
+        reduction == "mean"
+        and isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+        and weight is not None
+    ):
+        raise UsageError(
+            "the loss has class weights, by whose sum its mean is divided, so that it would depend "
+            "on workers_per_pass; use reduction='none'"
+        )
+
+
+def common_momentum(model: nn.Module) -> float:
+    """Return the momentum of a model's batch norm layers; raises UsageError if they differ."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    found = {norm.momentum for norm in norms}
+    if len(found) > 1 or None in found:
+        raise UsageError(
+            f"the batch norm layers have momentum {', '.join(sorted(map(str, found)))}; give all "
+            "the same, such as 0.1"
+        )
+    return cast(float, found.pop()) if found else 0.1
+
+
+@torch.no_grad()
+def broadcast_model(model: nn.Module, comm: Comm) -> None:
+    """Give every process the parameters and buffers of process 0, as DistributedDataParallel does.
+
+    They are sums in which the other processes are 0, which every communicator has.
+    """
+    if comm.world_size == 1:
+        return
+    for tensor in (*model.parameters(), *model.buffers()):
+        sent = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if sent.dtype == torch.bool:
+            sent = sent.to(torch.uint8)
+        if comm.rank:
+            sent.zero_()
+        all_reduce_(comm, sent)
+        tensor.copy_(sent)
+
+
+def convert_batch_norms(model: nn.Module) -> dict[nn.Module, type[nn.Module]]:
+    """Make a model's batch norm layers normalise per worker; return the class of each before.
+
+    The layers stay the same objects, with their parameters, buffers and hooks. One that is in
+    evaluation mode while the model is in training mode stays frozen in it.
+    """
+    plain: dict[nn.Module, type[nn.Module]] = {}
+    for module in model.modules():
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        plain[module] = type(module)
+        module.__class__ = worker_batch_norm_type(module)  # type: ignore[assignment]
+        assert isinstance(module, WorkerBatchNorm)
+        module.is_frozen = model.training and not module.training
+    return plain
+
+
+def watch_statistics(
+    model: nn.Module, statistics: RunningStatistics, freshness: Freshness
+) -> list[Any]:
+    """Refuse an evaluation or a save of old BN statistics, and take those that are loaded.
+
+    Returns handles of the hooks. The hooks refer to no step, so that a model can be copied.
+    """
+    message = (
+        "the model's running BN statistics are older than its weights; call step.synchronize() on "
+        "every process before {}"
+    )
+
+    def before_forward(module: nn.Module, _: object) -> None:
+        if freshness.is_stale and not module.training:
+            raise UsageError(message.format("an evaluation"))
+
+    def before_state_dict(*_: object) -> None:
+        if freshness.is_stale:
+            raise UsageError(message.format("state_dict()"))
+
+    def after_load(*_: object) -> None:
+        statistics.read_from_model()
+        freshness.is_stale = False
+
+    return [
+        model.register_forward_pre_hook(before_forward),
+        model.register_state_dict_pre_hook(before_state_dict),
+        model.register_load_state_dict_post_hook(after_load),
+    ]
