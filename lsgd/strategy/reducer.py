@@ -49,6 +49,8 @@ class _Bucket:
     """
     views: list[Tensor]
     """View of each parameter's gradient in `flat`."""
+    placements: list[tuple[object, ...]]
+    """Memory of each view and layout of each parameter as they were made."""
     attached: bool = True
     """Whether the `.grad` of each parameter is its view of `flat`."""
     is_of_large_tensors: bool = field(init=False)
@@ -168,10 +170,19 @@ class Reducer:
         """Make each `.grad` the view of its bucket again, after `zero_grad` has replaced it.
 
         Called before `start` where an optimizer's owner may call `zero_grad` between two steps.
+        Raises UsageError if the owner has moved or converted the model, by which torch gives each
+        parameter and each `.grad` other memory.
         """
         for bucket in self.buckets:
+            parameters = bucket.parameters()
+            if list(map(_placement, parameters, bucket.views)) != bucket.placements:
+                raise UsageError(
+                    "the model was moved or converted since virtual(…), as by model.to(…) or "
+                    "model.double(), and its gradients are no longer those that are averaged; do "
+                    "that before virtual(…)"
+                )
             if bucket.attached:
-                for parameter, view in zip(bucket.parameters(), bucket.views, strict=True):
+                for parameter, view in zip(parameters, bucket.views, strict=True):
                     parameter.grad = view
 
     def close(self) -> None:
@@ -262,12 +273,14 @@ class Reducer:
         # autograd's gradients are used uncopied.
         flat = torch.empty(size + flags, dtype=first.dtype, device=first.device)
         views: list[Tensor] = []
-        bucket = _Bucket(name, flat, flat[:size], [ref(each) for each in parameters], views)
+        owners = [ref(each) for each in parameters]
+        bucket = _Bucket(name, flat, flat[:size], owners, views, placements=[])
         offset = 0
         for parameter in parameters:
             # Strided like the parameter, so that channels_last costs no copy.
             view = flat.as_strided(parameter.size(), dense_stride(parameter), offset)
             views.append(view)
+            bucket.placements.append(_placement(parameter, view))
             parameter.grad = view
             if self.comm.world_size > 1:  # a single process has no sum to start early
                 hook = self._ready_hook(bucket)
@@ -307,6 +320,11 @@ class Reducer:
         wire = bucket.flat if bucket.on_wire is None else bucket.on_wire
         bucket.wait = self.comm.start_all_reduce_(wire, bucket.name)
         self._launched += 1
+
+
+def _placement(parameter: Tensor, view: Tensor) -> tuple[object, ...]:
+    """Return the address of a gradient's view in its bucket, and the layout of its parameter."""
+    return view.data_ptr(), parameter.dtype, parameter.device, parameter.stride()
 
 
 def dense_stride(tensor: Tensor) -> tuple[int, ...]:

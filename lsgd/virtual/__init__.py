@@ -338,11 +338,11 @@ class VirtualStep:
         return self._start(images, *targets)
 
     def _start(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        self._core.reducer.reclaim_gradients()
         self._freshness.is_stale = True
         if self._left is not None and self._layers:  # an error has ended the step before
             self._statistics.discard()
         self._left = len(self._micro_batches)
-        self._core.reducer.reclaim_gradients()
         self._core.reducer.start(self.workers * self.worker_batch, self._left)
         shapes = [tensor.shape[1:] for tensor in tensors] if self._counts_rows else []
         has_new_shapes = shapes != self._counted_shapes

@@ -441,6 +441,38 @@ def frozen_later() -> VirtualStep:
     return step
 
 
+def test_a_model_stays_where_it_was_and_as_it_was() -> None:
+    """torch gives a converted model other gradients than those that are averaged; a call that
+    converts nothing does no harm, and a model that was converted before another step is trained."""
+    step, other = small(), small()
+    step.model.to("cpu", torch.float64)
+    for each in (step, other):
+        each(*images_and_labels())
+        each.synchronize()
+    torch.testing.assert_close(step.model.state_dict(), other.model.state_dict())
+    state = step.state_dict()
+    step.model.float()
+    images, labels = images_and_labels()
+    with pytest.raises(UsageError, match="moved or converted since virtual"):
+        step(images.float(), labels)
+    step.close()
+    optimizer = torch.optim.SGD(step.model.parameters(), lr=0.1)
+    again = virtual(step.model, optimizer, workers=4, worker_batch=3)
+    again.load_state_dict(state)
+    again(images.float(), labels)
+    other(images, labels)
+    torch.testing.assert_close(again.gradient_norm.double(), other.gradient_norm, rtol=1e-5, atol=0)
+
+
+def converted(convert: Callable[[nn.Module], object], steps: int, **options: Any) -> None:
+    step = small(**options)
+    images, labels = images_and_labels()
+    for _ in range(steps):
+        step(images, labels)
+    convert(step.model)
+    step(images.to(step.model[0].weight.dtype), labels)
+
+
 def frozen_norm() -> VirtualStep:
     step = small()
     step.model[1].eval()
@@ -512,6 +544,15 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "a batch of 5, and the 4 workers of process 0 have worker_batch=3 each, so pass 12",
     ),
     "frozen later": (lambda: frozen_later()(*images_and_labels()), r"frozen or unfrozen since"),
+    "layout": (
+        lambda: converted(lambda model: model.to(memory_format=torch.channels_last), 0),
+        "moved or converted since virtual",
+    ),
+    "dtype later": (lambda: converted(nn.Module.float, 1), "do that before virtual"),
+    "dtype of one pass": (
+        lambda: converted(nn.Module.float, 1, workers_per_pass=4),
+        "moved or converted since virtual",
+    ),
     "evaluation": (lambda: frozen_norm()(*images_and_labels()), r"call model.train\(\) first"),
     "shape": (
         lambda: small(loss=lambda output, labels: output)(*images_and_labels()),
