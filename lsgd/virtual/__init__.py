@@ -456,7 +456,19 @@ class VirtualStep:
             self._statistics.restore(state["batchnorm"])
 
     def close(self) -> None:
-        """Undo what `virtual` has changed in the model: hooks, batch norm and dropout layers."""
+        """Undo what `virtual` has changed in the model: hooks, batch norm and dropout layers.
+
+        Raises UsageError if `synchronize` has not written the BN statistics of the last step, which
+        would be lost, unless the training has diverged.
+        """
+        if self._layers and self._freshness.is_stale and not self._core.guard.seen[0]:
+            raise UsageError(
+                "the model's running BN statistics are older than its weights; call "
+                "step.synchronize() on every process before close()"
+            )
+        self._undo()
+
+    def _undo(self) -> None:
         self._core.reducer.close()
         vars(self._core.optimizer).pop("found_inf", None)
         for hook in self._hooks:
@@ -470,8 +482,13 @@ class VirtualStep:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Synchronize and close; after an error close only, since other processes may not."""
+        try:
+            if kind is None and self._freshness.is_stale:
+                self.synchronize()
+        finally:
+            self._undo()
 
     def _sum(self, tensor: Tensor) -> None:
         all_reduce_(self.comm, tensor)

@@ -435,6 +435,39 @@ def test_the_process_is_left_as_it_was() -> None:
     assert state() == before
 
 
+def test_the_end_of_a_step_keeps_its_statistics() -> None:
+    """They are in shares on the processes, of which a closed step has none; an error in the loop is
+    raised as it is, and a training that has diverged has none to keep."""
+
+    def leave(comm: Comm) -> dict[str, Tensor]:
+        with small(group=comm) as step:
+            step(*images_and_labels(comm.world_size, comm.rank))
+        return step.model.state_dict()
+
+    expected = small()
+    expected(*images_and_labels())
+    with pytest.raises(
+        UsageError, match=r"call step.synchronize\(\) on every process before close"
+    ):
+        expected.close()
+    expected.synchronize()
+    expected.close()
+    assert expected.model[1].running_mean.any()
+    for state in run_on_threads(2, leave):
+        torch.testing.assert_close(state, expected.model.state_dict(), **CLOSE)
+    images, labels = images_and_labels()
+    with pytest.raises(UsageError, match="a batch of 5"), small() as step:
+        step(step(images, labels).new_zeros(5), labels)
+    step = of(step.model)
+    step(images * torch.nan, labels)
+    with pytest.raises(DivergedError):
+        step.synchronize()
+    step.close()
+    with pytest.raises(DivergedError), of(step.model) as step:
+        step(images * torch.nan, labels)
+    assert type(step.model[1]) is nn.BatchNorm2d
+
+
 def frozen_later() -> VirtualStep:
     step = small()
     step.model[0].weight.requires_grad_(False)
