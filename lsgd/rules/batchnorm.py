@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from lsgd.errors import UsageError
 from lsgd.rules.backward import in_backward
 from lsgd.rules.sampler import MicroBatch
+from lsgd.rules.statistics_freshness import StatisticsFreshness
 
 TRITON = ("cuda", "xpu")
 """The device types for which Triton compiles kernels."""
@@ -50,10 +51,14 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
     seen: Tensor
     calls: list[int] = [1]  # noqa: RUF012
     """The number of calls in this micro-batch; unread in layers without RunningStatistics."""
+    freshness: StatisticsFreshness | None = None
+    """The check of evaluations and saves, in layers of lsgd.virtual."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (images, channels, …), in training over the images of each virtual worker."""
         if not self.training:
+            if self.freshness:
+                self.freshness.check("an evaluation")
             return super().forward(input)
         images = input
         if self.workers > 1 and self.rows_per_image > 1:
@@ -73,6 +78,16 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
     def train(self, mode: bool = True) -> Self:
         """Set the mode of this layer: training, or evaluation, which a frozen layer always has."""
         return super().train(mode and not self.is_frozen)
+
+    def _save_to_state_dict(self, *into: Any) -> None:
+        if self.freshness:
+            self.freshness.check("state_dict()")
+        super()._save_to_state_dict(*into)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        if self.freshness and f"{prefix}running_mean" in state_dict:
+            self.freshness.end_load()
 
 
 class WorkerBatchNorm1d(WorkerBatchNorm, nn.BatchNorm1d):
@@ -469,9 +484,10 @@ class RunningStatistics:
         # One kernel launch for all counters.
         torch._foreach_add_(self.counters, 1)
 
-    def read_from_model(self) -> None:
-        """Take this process's share of the running BN statistics that the model holds now."""
-        self.share.copy_(self._read() * self.fraction)
+    def read_from_layer(self, number: int) -> None:
+        """Take this process's share of the running statistics that one layer holds now."""
+        total = torch.cat(_running(self.layers[number]))
+        self._parts(self.share)[number].copy_(total * self.fraction)
 
     def write_to_model(self, sum_: Callable[[Tensor], None]) -> None:
         """Write the running BN statistics, summed over processes by `sum_`, into the model."""

@@ -46,7 +46,6 @@ from lsgd.strategy.allreduce import AllReduceUpdate
 from lsgd.strategy.guard import NonFiniteGuard
 from lsgd.strategy.reducer import Reducer
 from lsgd.virtual.model import (
-    Freshness,
     Loss,
     broadcast_model,
     check_loss,
@@ -55,7 +54,7 @@ from lsgd.virtual.model import (
     common_momentum,
     convert_batch_norms,
     do_nothing,
-    watch_statistics,
+    restore_batch_norms,
 )
 from lsgd.workloads import CarriedState
 
@@ -240,8 +239,8 @@ class VirtualStep:
         self._dropout = replace_dropout(self.model, seed=seed)
         for theirs, ours in self._dropout.items():
             ours.is_frozen = self.model.training and not theirs.training
-        self._freshness = Freshness()
         self._layers = worker_batch_norms(self.model)
+        self._freshness = [layer.freshness for layer in self._layers if layer.freshness]
         self._requires_grad = [(each, each.requires_grad) for each in self.model.parameters()]
 
     def _update(
@@ -278,7 +277,8 @@ class VirtualStep:
                 momentum=momentum,
             )
             parts.append(self._statistics)
-            self._hooks = watch_statistics(self.model, self._statistics, self._freshness)
+        for number, freshness in enumerate(self._freshness):
+            freshness.take_loaded = partial(self._statistics.read_from_layer, number)
         if self._dropout:
             drawing = cast(Any, list(self._dropout.values()))
             parts.append(CounterBasedDraws(drawing, partial(arrays_to_device, device=device)))
@@ -339,7 +339,7 @@ class VirtualStep:
 
     def _start(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         self._core.reducer.reclaim_gradients()
-        self._freshness.is_stale = True
+        self._set_stale(True)
         if self._left is not None and self._layers:  # an error has ended the step before
             self._statistics.discard()
         self._left = len(self._micro_batches)
@@ -411,7 +411,7 @@ class VirtualStep:
         DivergedError if the last step was not finite.
         """
         self._core.synchronize()
-        self._freshness.is_stale = False
+        self._set_stale(False)
 
     def mean_loss(self) -> float:
         """Return the mean loss over all images, of all processes, since the last call.
@@ -461,11 +461,9 @@ class VirtualStep:
         Raises UsageError if `synchronize` has not written the BN statistics of the last step, which
         would be lost, unless the training has diverged.
         """
-        if self._layers and self._freshness.is_stale and not self._core.guard.seen[0]:
-            raise UsageError(
-                "the model's running BN statistics are older than its weights; call "
-                "step.synchronize() on every process before close()"
-            )
+        if not self._core.guard.seen[0]:
+            for freshness in self._freshness:
+                freshness.check("close()")
         self._undo()
 
     def _undo(self) -> None:
@@ -473,8 +471,7 @@ class VirtualStep:
         vars(self._core.optimizer).pop("found_inf", None)
         for hook in self._hooks:
             hook.remove()
-        for layer, plain in self._plain_types.items():
-            layer.__class__ = plain
+        restore_batch_norms(self._plain_types)
         for theirs, ours in self._dropout.items():
             theirs.train(ours.training)
         replace_layers(self.model, {ours: theirs for theirs, ours in self._dropout.items()})
@@ -485,10 +482,15 @@ class VirtualStep:
     def __exit__(self, kind: object, *error: object) -> None:
         """Synchronize and close; after an error close only, since other processes may not."""
         try:
-            if kind is None and self._freshness.is_stale:
+            if kind is None:
                 self.synchronize()
         finally:
             self._undo()
+
+    def _set_stale(self, is_stale: bool) -> None:
+        """Note on each batch norm layer whether steps have changed statistics that it lacks."""
+        for freshness in self._freshness:
+            freshness.is_stale = is_stale
 
     def _sum(self, tensor: Tensor) -> None:
         all_reduce_(self.comm, tensor)

@@ -2,15 +2,16 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
-from lsgd.rules.batchnorm import RunningStatistics, WorkerBatchNorm, worker_batch_norm_type
+from lsgd.rules.batchnorm import WorkerBatchNorm, worker_batch_norm_type
 from lsgd.rules.optim import trained_parameters
+from lsgd.rules.statistics_freshness import StatisticsFreshness
 
 Loss: TypeAlias = Callable[..., Tensor]
 """The type of a loss function of the model's output and the targets of some images.
@@ -21,12 +22,6 @@ It returns the mean over these images, or one number for each image.
 
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 """The classes that average or shard the gradients of a model themselves."""
-
-
-class Freshness:
-    """A flag: whether training steps have changed BN statistics that the model lacks."""
-
-    is_stale = False
 
 
 def check_model(model: nn.Module) -> None:
@@ -162,35 +157,13 @@ def convert_batch_norms(model: nn.Module) -> dict[nn.Module, type[nn.Module]]:
         module.__class__ = worker_batch_norm_type(module)  # type: ignore[assignment]
         assert isinstance(module, WorkerBatchNorm)
         module.is_frozen = model.training and not module.training
+        module.freshness = StatisticsFreshness()
     return plain
 
 
-def watch_statistics(
-    model: nn.Module, statistics: RunningStatistics, freshness: Freshness
-) -> list[Any]:
-    """Refuse an evaluation or a save of old BN statistics, and take those that are loaded.
-
-    Returns handles of the hooks. The hooks refer to no step, so that a model can be copied.
-    """
-    message = (
-        "the model's running BN statistics are older than its weights; call step.synchronize() on "
-        "every process before {}"
-    )
-
-    def before_forward(module: nn.Module, _: object) -> None:
-        if freshness.is_stale and not module.training:
-            raise UsageError(message.format("an evaluation"))
-
-    def before_state_dict(*_: object) -> None:
-        if freshness.is_stale:
-            raise UsageError(message.format("state_dict()"))
-
-    def after_load(*_: object) -> None:
-        statistics.read_from_model()
-        freshness.is_stale = False
-
-    return [
-        model.register_forward_pre_hook(before_forward),
-        model.register_state_dict_pre_hook(before_state_dict),
-        model.register_load_state_dict_post_hook(after_load),
-    ]
+def restore_batch_norms(plain: dict[nn.Module, type[nn.Module]]) -> None:
+    """Give the batch norm layers that `convert_batch_norms` returned their classes again."""
+    for layer, kind in plain.items():
+        layer.__class__ = kind
+        for name in ("is_frozen", "workers", "rows_per_image", "seen", "calls", "freshness"):
+            vars(layer).pop(name, None)

@@ -500,7 +500,7 @@ def test_each_call_of_a_step_counts_once(calls: list[int], reentrant: bool | Non
     model.reentrant = reentrant
     running = RunningStatistics(model, hosted=6, workers=6, rank=0, world_size=1)
     for _ in range(2):
-        running.read_from_model()
+        running.read_from_layer(0)
         mean, var = model.bn.running_mean.clone(), model.bn.running_var.clone()
         inputs = called_step(model, running, calls)
         workers = [each[worker::2] for each in inputs for worker in range(2)]

@@ -271,6 +271,52 @@ def test_old_statistics_are_neither_evaluated_nor_saved() -> None:
     torch.testing.assert_close(model.state_dict(), before)
 
 
+def test_statistics_of_a_part_of_the_model() -> None:
+    """What is loaded into a layer alone is trained on from there; others keep theirs. Old ones are
+    neither evaluated, saved nor pickled by a part of the model."""
+    step = small()
+    step(*images_and_labels())
+    norm, share = step.model[1], step._statistics.share.clone()
+    with pytest.raises(UsageError, match="before an evaluation"):
+        norm.eval()(torch.randn(2, 3, 4, 4, dtype=torch.float64))
+    for save in (norm.state_dict, lambda: torch.save(step.model, io.BytesIO())):
+        with pytest.raises(UsageError, match=r"call step.synchronize\(\)"):
+            save()
+    step.model.train()
+    step.model[0].load_state_dict(step.model[0].state_dict())
+    step.model.load_state_dict({"0.bias": step.model[0].bias}, strict=False)
+    assert torch.equal(step._statistics.share, share)
+    step.synchronize()
+    loaded = {name: value + 3 for name, value in norm.state_dict().items()}
+    norm.load_state_dict(loaded)
+    step.synchronize()
+    torch.testing.assert_close(norm.state_dict(), loaded)
+
+
+def test_a_copy_of_the_model_is_not_the_model() -> None:
+    """Statistics that are loaded into a copy are not those of the training, which goes on; and a
+    model that was saved as a whole can be evaluated."""
+    step, other = small(), small()
+    for each in (step, other):
+        each(*images_and_labels())
+    copied = copy.deepcopy(step.model)
+    copied.load_state_dict(small().model.state_dict())
+    with pytest.raises(UsageError, match="before an evaluation"):
+        step.model.eval()(images_and_labels()[0])
+    step.model.train()
+    for each in (step, other):
+        each(*images_and_labels())
+        each.synchronize()
+    torch.testing.assert_close(step.model.state_dict(), other.model.state_dict())
+    file = io.BytesIO()
+    torch.save(step.model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False).eval()
+    step(*images_and_labels())
+    images = images_and_labels()[0]
+    torch.testing.assert_close(loaded(images), other.model.eval()(images))
+
+
 def test_a_layer_that_was_set_to_evaluation_stays_frozen() -> None:
     step = small()
     step.close()
