@@ -79,6 +79,16 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
         """Set the mode of this layer: training, or evaluation, which a frozen layer always has."""
         return super().train(mode and not self.is_frozen)
 
+    def reset_running_stats(self) -> None:
+        """Reset the running statistics; raises UsageError if forward passes do not update them."""
+        if self.freshness:
+            raise UsageError(
+                "the running BN statistics of a model of virtual(…), or of its copy, cannot be "
+                "reset, as by update_bn, since its forward passes do not update them; call "
+                "step.close() first, or make the copy before virtual(…)"
+            )
+        super().reset_running_stats()
+
     def _save_to_state_dict(self, *into: Any) -> None:
         if self.freshness:
             self.freshness.check("state_dict()")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import LBFGS
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsgd.comm import Comm
@@ -315,6 +316,27 @@ def test_a_copy_of_the_model_is_not_the_model() -> None:
     step(*images_and_labels())
     images = images_and_labels()[0]
     torch.testing.assert_close(loaded(images), other.model.eval()(images))
+
+
+def test_statistics_of_an_average_are_of_a_copy_made_before() -> None:
+    """A copy of a model in training would stay at mean 0 and variance 1 silently."""
+    step = small()
+    step.close()
+    average = AveragedModel(step.model)
+    step = of(step.model)
+    step(*images_and_labels())
+    average.update_parameters(step.model)
+    step.synchronize()
+    images = images_and_labels()[0]
+    for model in (step.model, copy.deepcopy(step.model), AveragedModel(step.model)):
+        with pytest.raises(UsageError, match="or make the copy before virtual"):
+            update_bn([images], model)
+    step.close()
+    update_bn([images], average)
+    update_bn([images], step.model)
+    outputs = [layer(images).mean((0, 2, 3)) for layer in (average.module[0], step.model[0])]
+    for model, expected in zip((average.module, step.model), outputs, strict=True):
+        torch.testing.assert_close(model[1].running_mean, expected)
 
 
 def test_a_layer_that_was_set_to_evaluation_stays_frozen() -> None:
