@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.models import give_one_channel
-from lsgd.models.parameter_roles import ParameterRoles, find_roles, is_vector
+from lsgd.models.image_rows import find_scattered_rows
+from lsgd.models.parameter_roles import ParameterRoles, find_roles
 from lsgd.own_parts import NETWORK, first_line, imported_part
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNormAct2d, worker_batch_norm_type
@@ -92,38 +93,16 @@ def check_library_network(recipe: Recipe) -> None:
 def _check_rows(network: nn.Module, recipe: Recipe) -> None:
     """Raise UsageError unless the input rows of each batch norm layer are grouped by image.
 
-    Two images must give the rows that each gives alone. The network is modified. Only networks with
-    several rows per image have to compute here.
+    The network is modified.
     """
     data = recipe.data
-    rows: dict[str, list[Tensor]] = {}
-    for path, norm in network.named_modules():
-        if isinstance(norm, WorkerBatchNorm) and norm.rows_per_image > 1:
-            seen = rows[path] = []
-            norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
-    if not rows:
-        return
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        for parameter in network.parameters():
-            if is_vector(parameter):  # a scale of 0 would hide differences
-                parameter.uniform_(0.5, 1.5)
-        images = torch.randn(2, data.channels, data.image_size, data.image_size)
-        network.eval()
-        for some in (images, images[:1], images[1:]):
-            network(some)
-    for path, seen in rows.items():
-        calls = len(seen) // 3
-        for both, *each in zip(seen[:calls], seen[calls:-calls], seen[-calls:], strict=True):
-            # A tolerance for float32; rows of another image differ far more.
-            if sum(map(len, each)) != len(both) or not torch.allclose(
-                both, torch.cat(each), rtol=1e-3, atol=1e-3
-            ):
-                raise UsageError(
-                    f"model={recipe.model.name} normalises in {path} rows in which those of an "
-                    "image are not adjacent, so that workers would share statistics; choose "
-                    "another network"
-                )
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, data.channels, data.image_size, data.image_size, generator=generator)
+    if path := find_scattered_rows(network, lambda some: network(images[some])):
+        raise UsageError(
+            f"model={recipe.model.name} normalises in {path} rows in which those of an image are "
+            "not adjacent, so that workers would share statistics; choose another network"
+        )
 
 
 def _probe(network: nn.Module, watched: "_RandomnessGuard", recipe: Recipe) -> Any:

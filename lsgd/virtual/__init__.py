@@ -20,6 +20,7 @@ to the rounding of sums. Every mistake raises UsageError, with one sentence.
 
 import zlib
 from collections.abc import Iterator, Sized
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import inf
@@ -56,6 +57,7 @@ from lsgd.virtual.model import (
     do_nothing,
     restore_batch_norms,
 )
+from lsgd.virtual.rows import RowCounter
 from lsgd.workloads import CarriedState
 
 __all__ = ["VirtualSampler", "VirtualStep", "virtual", "virtual_sampler"]
@@ -229,7 +231,8 @@ class VirtualStep:
         self._current: MicroBatch | None = None
         self._left: int | None = None
         """The backward passes that are missing in this step; None between two steps."""
-        self._counts_rows = bool(self._layers) and workers_per_pass > 1
+        self._counts_rows = bool(self._layers) and (workers_per_pass > 1 or worker_batch == 1)
+        self._rows = RowCounter(model, self._layers, worker_batch)
         self._counted_shapes: list[torch.Size] = []
         """The shapes of an image and its targets for which the layers' rows were counted last."""
 
@@ -352,12 +355,9 @@ class VirtualStep:
                 part.start_micro_batch(self._current)
             workers, begin = len(each.workers), each.workers.start - self.hosted.start
             of_pass = slice(begin * self.worker_batch, (begin + workers) * self.worker_batch)
-            hooks = self._watch_rows(len(each.examples)) if has_new_shapes else []
-            try:
+            counted = self._rows.count(len(each.examples), workers)
+            with counted if has_new_shapes else nullcontext():
                 yield tuple(_interleave(tensor[of_pass], workers) for tensor in tensors)
-            finally:
-                for hook in hooks:
-                    hook.remove()
             has_new_shapes, self._counted_shapes = False, shapes
             if self._left != len(self._micro_batches) - number - 1:
                 raise UsageError(
@@ -506,20 +506,6 @@ class VirtualStep:
                 raise UsageError(
                     f"the {name} differ between processes; pass the same to virtual(…) on each"
                 )
-
-    def _watch_rows(self, images: int) -> list[Any]:
-        """Let each batch norm layer count its input rows per image in the next forward pass."""
-
-        def count(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            rows, rest = divmod(len(inputs[0]), images)
-            if rest:
-                raise UsageError(
-                    f"a batch norm layer gets {len(inputs[0])} rows for {images} images, not the "
-                    "same number for each image; use workers_per_pass=1"
-                )
-            layer.rows_per_image = rows  # type: ignore[assignment]
-
-        return [layer.register_forward_pre_hook(count) for layer in self._layers]
 
 
 def _hosted_workers(comm: Comm, workers: int, worker_batch: int) -> range:

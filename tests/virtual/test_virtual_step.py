@@ -423,16 +423,34 @@ def test_layers_of_timm_keep_their_activation() -> None:
     torch.testing.assert_close(model(images), plain.eval()(images))
 
 
+class Tokens(nn.Module):
+    """A network with a batch norm of tokens, which are image by image, or in another order."""
+
+    def __init__(self, order: str = "images") -> None:
+        super().__init__()
+        self.order = order
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.order == "tokens":
+            rows = self.norm(images.transpose(0, 1).flatten(0, 1))
+            return self.head(rows.view(-1, len(images), 4).mean(0))
+        if self.order == "views":
+            first, second = self.norm(torch.cat([images, -images])).chunk(2)
+            return self.head(first + second)
+        return self.head(self.norm(images.flatten(0, 1)).view(images.shape).mean(1))
+
+
+def in_two_calls(step: VirtualStep, model: nn.Module) -> None:
+    """A step of a loop that puts two views of each image one after the other."""
+    for images, labels in step.micro_batches(torch.randn(12, 1, 4), torch.arange(12) % 5):
+        one, other = model(torch.cat([images, -images])).chunk(2)
+        step.backward(F.cross_entropy(one + other, labels))
+    step.update()
+
+
 def test_rows_of_an_image_are_of_its_worker() -> None:
     """A batch norm of tokens gets several rows of each image, more when the images grow."""
-
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 5)
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.head(self.norm(images.flatten(0, 1)).view(images.shape).mean(1))
 
     states = []
     for workers_per_pass in (1, 4):
@@ -653,6 +671,24 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "dtype of one pass": (
         lambda: converted(nn.Module.float, 1, workers_per_pass=4),
         "moved or converted since virtual",
+    ),
+    "tokens": (
+        lambda: of(Tokens("tokens"), workers_per_pass=2)(
+            torch.randn(12, 3, 4), torch.arange(12) % 5
+        ),
+        "layer norm gets rows in which those of an image are not adjacent.*use workers_per_pass=1",
+    ),
+    "views": (
+        lambda: of(Tokens("views"), workers_per_pass=4)(torch.randn(12, 4), torch.arange(12) % 5),
+        "layer norm gets rows in which those of an image are not adjacent",
+    ),
+    "views of the loop": (
+        lambda: in_two_calls(of(model := Tokens(), workers_per_pass=2), model),
+        "layer norm gets several rows for each image, and the model was not called with the 6",
+    ),
+    "one value": (
+        lambda: of(Tokens(), workers=12, worker_batch=1)(torch.randn(12, 1, 4), torch.arange(12)),
+        "layer norm gets one value of each channel from a worker with worker_batch=1",
     ),
     "evaluation": (lambda: frozen_norm()(*images_and_labels()), r"call model.train\(\) first"),
     "shape": (
