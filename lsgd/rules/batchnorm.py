@@ -249,6 +249,7 @@ class _InTurn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of a batch norm's images, gamma and beta."""
+        _check_first_derivative()
         weight, *saved = ctx.saved_tensors
         workers = len(saved) // 3
         dx = torch.empty_like(upstream[0], memory_format=torch.channels_last)
@@ -271,6 +272,18 @@ class _InTurn(torch.autograd.Function):
 def _images_of(worker: int, workers: int, images: Tensor) -> Tensor:
     """Copy one worker's images of a micro-batch of several, in channels_last."""
     return images[worker::workers].contiguous(memory_format=torch.channels_last)
+
+
+def _check_first_derivative() -> None:
+    """Raise UsageError in a backward pass with create_graph=True.
+
+    Autograd would differentiate its operations, although means and deviations are constants there.
+    """
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise UsageError(
+            "batch norm of several workers in a pass, in channels_last, has no second derivative, "
+            "as a gradient penalty needs it; use workers_per_pass=1 or contiguous images"
+        )
 
 
 def normalise_compiled(
@@ -301,6 +314,7 @@ class _Expression(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of a batch norm's images, gamma and beta."""
+        _check_first_derivative()
         return *_kernel(_backward)(upstream[0], *ctx.saved_tensors), None, None
 
 
