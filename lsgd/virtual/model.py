@@ -2,10 +2,12 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
@@ -22,6 +24,8 @@ It returns the mean over these images, or one number for each image.
 
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 """The classes that average or shard the gradients of a model themselves."""
+IGNORE_INDEX = -100
+"""The default of the losses of torch, a label that no image has."""
 
 
 def check_model(model: nn.Module) -> None:
@@ -96,21 +100,27 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def check_loss(loss: Loss) -> None:
     """Raise UsageError for a loss of torch whose value is not the mean over the images."""
-    reduction, weight = (getattr(loss, name, None) for name in ("reduction", "weight"))
+    setting: Callable[..., object] = partial(getattr, loss)
+    may_weigh = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+    if isinstance(loss, partial):
+        setting, may_weigh = loss.keywords.get, loss.func in (F.cross_entropy, F.nll_loss)
+    reduction, ignored = setting("reduction", "mean"), setting("ignore_index", IGNORE_INDEX)
     if reduction == "sum":
         raise UsageError(
             "the loss has reduction='sum', and a step takes a mean or one number for each image; "
             "use reduction='mean'"
         )
-    if (
-        reduction == "mean"
-        and isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
-        and weight is not None
-    ):
-        raise UsageError(
-            "the loss has class weights, by whose sum its mean is divided, so that it would depend "
-            "on workers_per_pass; use reduction='none'"
-        )
+    if not may_weigh or reduction != "mean":
+        return
+    if setting("weight", None) is not None:
+        what = "class weights, by whose sum its mean is divided"
+    elif ignored != IGNORE_INDEX:
+        what = f"ignore_index={ignored}, without which its mean is taken"
+    else:
+        return
+    raise UsageError(
+        f"the loss has {what}, so that it would depend on workers_per_pass; use reduction='none'"
+    )
 
 
 def common_momentum(model: nn.Module) -> float:

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any
@@ -653,6 +653,22 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "class weights.*use reduction='none'",
     ),
     "weights of NLL": (lambda: of(network(), nn.NLLLoss(torch.ones(2))), "class weights"),
+    "ignored": (
+        lambda: of(network(), nn.CrossEntropyLoss(ignore_index=2)),
+        "ignore_index=2, without which its mean is taken.*use reduction='none'",
+    ),
+    "partial weights": (
+        lambda: of(network(), partial(F.cross_entropy, weight=torch.ones(2))),
+        "class weights, by whose sum.*use reduction='none'",
+    ),
+    "partial sum": (
+        lambda: of(network(), partial(F.cross_entropy, reduction="sum")),
+        "use reduction='mean'",
+    ),
+    "partial ignored": (
+        lambda: of(network(), partial(F.nll_loss, ignore_index=0)),
+        "ignore_index=0",
+    ),
     "closure": (
         lambda: virtual(net := network(), LBFGS(net.parameters()), workers=4, worker_batch=3),
         "LBFGS computes the loss itself by the closure",
@@ -708,6 +724,23 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "11 examples, too few for a step of workers x worker_batch = 4 x 3",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(ignore_index=-100),
+        nn.CrossEntropyLoss(torch.ones(5).double(), ignore_index=2, reduction="none"),
+        partial(F.cross_entropy, weight=torch.ones(5).double(), reduction="none"),
+        lambda output, labels: F.cross_entropy(output, labels),
+    ],
+)
+def test_losses_that_are_means_over_images(loss: Any) -> None:
+    """Whatever the number of workers in a pass."""
+    [one, two] = (small(each, loss=loss) for each in (1, 4))
+    for step in (one, two):
+        step(*images_and_labels())
+    torch.testing.assert_close(one.gradient_norm, two.gradient_norm, **CLOSE)
 
 
 @pytest.mark.parametrize("case", REFUSALS)
