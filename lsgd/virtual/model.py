@@ -8,6 +8,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
@@ -31,32 +32,77 @@ IGNORE_INDEX = -100
 def check_model(model: nn.Module) -> None:
     """Raise UsageError if virtual workers cannot train a model, or something else does already."""
     for path, module in model.named_modules():
-        where, kind = f" in {path}" if path else "", type(module).__name__
+        where = f" in {path}" if path else ""
         if wrapper := WRAPPERS.intersection(base.__name__ for base in type(module).__mro__):
             raise UsageError(
                 f"the model is wrapped in {wrapper.pop()}{where}, which reduces gradients itself; "
                 "pass the model without the wrapper"
             )
-        if isinstance(module, nn.SyncBatchNorm):
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             raise UsageError(
-                f"the model has SyncBatchNorm{where}, whose statistics span processes and not "
-                "workers; leave out convert_sync_batchnorm"
+                f"the model has {type(module).__name__}{where}, whose parameters have no shape "
+                "yet; call the model on a batch before virtual(…)"
             )
-        if isinstance(module, nn.modules.instancenorm._InstanceNorm):
-            if not module.track_running_stats:
-                continue
-        elif not isinstance(module, nn.modules.batchnorm._BatchNorm):
-            continue
-        if worker_batch_norm_type(module) is None:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise UsageError(
-                f"the model normalises by {kind}{where}, which may mix the images of several "
-                "workers; use BatchNorm2d, or a norm of single images"
+                f"the embedding{where} has sparse gradients, which are not averaged; use "
+                "sparse=False"
             )
-        if not (module.affine and module.track_running_stats):
+        _check_norm(module, where, is_frozen=_is_frozen(module, model))
+        if _draws(module):
             raise UsageError(
-                f"the batch norm{where} has no gamma and beta, or no running statistics; use one "
-                "with both"
+                f"{type(module).__name__}{where} draws from torch's generator, so that the "
+                "trajectory would depend on processes and workers_per_pass; use nn.Dropout, or a "
+                "layer without random numbers"
             )
+    _check_parameters(model)
+
+
+def _is_frozen(module: nn.Module, model: nn.Module) -> bool:
+    """Return whether a layer stays in evaluation mode, as it does in a model in training mode."""
+    return model.training and not module.training
+
+
+def _check_norm(module: nn.Module, where: str, *, is_frozen: bool) -> None:
+    """Raise UsageError for a norm that would mix the images of several workers."""
+    if isinstance(module, nn.SyncBatchNorm):
+        raise UsageError(
+            f"the model has SyncBatchNorm{where}, whose statistics span processes and not "
+            "workers; leave out convert_sync_batchnorm"
+        )
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        if not module.track_running_stats:
+            return
+    elif not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return
+    if worker_batch_norm_type(module) is None:
+        raise UsageError(
+            f"the model normalises by {type(module).__name__}{where}, which may mix the images of "
+            "several workers; use BatchNorm2d, or a norm of single images"
+        )
+    if not (module.track_running_stats and (module.affine or is_frozen)):
+        raise UsageError(
+            f"the batch norm{where} has no gamma and beta, or no running statistics; use one "
+            "with both"
+        )
+
+
+def _draws(module: nn.Module) -> bool:
+    """Return whether a layer of torch draws from its generator in training.
+
+    Those that `replace_dropout` replaces do not.
+    """
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0 and type(module) is not nn.Dropout
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0 and module.num_layers > 1
+    if isinstance(module, nn.MultiheadAttention):
+        return module.dropout > 0
+    return isinstance(module, nn.RReLU)
+
+
+def _check_parameters(model: nn.Module) -> None:
+    """Raise UsageError if the trained parameters are of several kinds, or have an owner."""
     parameters = trained_parameters(model)
     if not parameters:
         raise UsageError("the model has no parameter that requires a gradient")
@@ -125,8 +171,11 @@ def check_loss(loss: Loss) -> None:
 
 def common_momentum(model: nn.Module) -> float:
     """Return the momentum of a model's batch norm layers; raises UsageError if they differ."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    found = {norm.momentum for norm in norms}
+    found = {
+        norm.momentum
+        for norm in model.modules()
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and not _is_frozen(norm, model)
+    }
     if len(found) > 1 or None in found:
         raise UsageError(
             f"the batch norm layers have momentum {', '.join(sorted(map(str, found)))}; give all "
@@ -166,7 +215,7 @@ def convert_batch_norms(model: nn.Module) -> dict[nn.Module, type[nn.Module]]:
         plain[module] = type(module)
         module.__class__ = worker_batch_norm_type(module)  # type: ignore[assignment]
         assert isinstance(module, WorkerBatchNorm)
-        module.is_frozen = model.training and not module.training
+        module.is_frozen = _is_frozen(module, model)
         module.freshness = StatisticsFreshness()
     return plain
 

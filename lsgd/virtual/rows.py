@@ -51,7 +51,7 @@ class RowCounter:
         finally:
             for hook in hooks:
                 hook.remove()
-        several = {layer for layer in self.paths if layer.rows_per_image > 1}  # type: ignore[operator]
+        several = {layer for layer in self.paths if layer.rows_per_image > 1}
         if workers > 1 and not several <= self._checked:
             self._check_order(several, calls, images)
             self._checked |= several

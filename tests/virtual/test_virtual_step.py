@@ -353,6 +353,22 @@ def test_a_layer_that_was_set_to_evaluation_stays_frozen() -> None:
     assert torch.equal(after["running_mean"], before["running_mean"])
 
 
+def test_what_is_frozen_or_off_may_be_anything() -> None:
+    """It is never normalised by worker, nor drawn."""
+    frozen = nn.BatchNorm2d(2, momentum=None, affine=False)
+    others = [nn.Dropout2d(0), nn.BatchNorm2d(2, momentum=0.2)]
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), frozen, *others, nn.Flatten(), nn.Linear(18, 5))
+    frozen.eval()
+    step = of(model)
+    images, labels = images_and_labels()
+    before = frozen(model[0](images.float()))
+    model.train()
+    step(images.float(), labels)
+    step.synchronize()
+    assert not frozen.running_mean.any()
+    torch.testing.assert_close(model[3].running_mean, 0.2 * before.mean((0, 2, 3)))
+
+
 def test_dropout_has_the_mode_of_the_layer_that_it_replaces() -> None:
     """In both directions; one that was set to evaluation alone stays frozen, as BN does."""
 
@@ -624,6 +640,10 @@ class Wrapped(nn.Module):
         self.module = module
 
 
+class OwnDropout(nn.Dropout):
+    pass
+
+
 Wrapped.__name__ = "DistributedDataParallel"
 OTHER = nn.Linear(1, 1)
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -636,6 +656,23 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "unknown": (lambda: of(network(nn.BatchNorm3d(2))), "by BatchNorm3d in 1, which may mix"),
     "affine": (lambda: of(network(nn.BatchNorm2d(2, affine=False))), "no gamma and beta"),
+    "frozen without statistics": (
+        lambda: of(network(nn.BatchNorm2d(2, track_running_stats=False).eval())),
+        "no running statistics",
+    ),
+    "dropout of channels": (
+        lambda: of(network(nn.Dropout2d())),
+        "^Dropout2d in 1 draws from torch's generator, .*use nn.Dropout, or",
+    ),
+    "dropout of ones own": (lambda: of(network(OwnDropout())), "OwnDropout in 1 draws"),
+    "dropout of attention": (
+        lambda: of(network(nn.MultiheadAttention(4, 2, dropout=0.1))),
+        "MultiheadAttention in 1 draws",
+    ),
+    "dropout of states": (lambda: of(network(nn.LSTM(4, 4, 2, dropout=0.1))), "LSTM in 1 draws"),
+    "random slopes": (lambda: of(network(nn.RReLU())), "RReLU in 1 draws"),
+    "sparse": (lambda: of(network(nn.Embedding(3, 2, sparse=True))), "in 1 has sparse gradients"),
+    "lazy": (lambda: of(network(nn.LazyLinear(3))), "LazyLinear in 1, .*call the model on a batch"),
     "momentum": (
         lambda: of(network(nn.BatchNorm2d(2), nn.BatchNorm2d(2, momentum=0.01))),
         "momentum 0.01, 0.1; give all the same",
