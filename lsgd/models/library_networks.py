@@ -20,7 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.models import give_one_channel
-from lsgd.models.image_rows import find_scattered_rows
+from lsgd.models.forward_checks import (
+    buffer_versions,
+    find_changed_buffer,
+    find_scattered_rows,
+)
 from lsgd.models.parameter_roles import ParameterRoles, find_roles
 from lsgd.own_parts import NETWORK, first_line, imported_part
 from lsgd.recipe import Recipe
@@ -69,7 +73,7 @@ def check_library_network(recipe: Recipe) -> None:
     drawing = {m: path for path, m in network.named_modules() if dropout_rate(m)}
     watched = _RandomnessGuard(name, network, set(drawing))
     network = network.to("meta").train()
-    versions = {path: buffer._version for path, buffer in network.named_buffers()}
+    versions = buffer_versions(network)
     _check_logits(_probe(network, watched, recipe), recipe)
     evaluated = [images for _, images in recipe.evaluated_changes]
     sizes = {(side, side) for side in (*recipe.training_sizes, *(each.side for each in evaluated))}
@@ -147,21 +151,12 @@ def _check_logits(logits: Any, recipe: Recipe) -> None:
 
 
 def _check_buffers(network: nn.Module, versions: dict[str, int], name: str) -> None:
-    """Raise UsageError if a forward pass changed a buffer of the network other than those of BN.
-
-    A changed buffer has another version than in `versions`.
-    """
-    own = {
-        path
-        for path, module in network.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    }
-    for path, buffer in network.named_buffers():
-        if buffer._version != versions[path] and path.rpartition(".")[0] not in own:
-            raise UsageError(
-                f"model={name} changes {path} in every forward pass, so the result would depend "
-                "on the number of processes and micro-batches; choose another network"
-            )
+    """Raise UsageError if a forward pass changed a buffer of the network other than those of BN."""
+    if path := find_changed_buffer(network, versions):
+        raise UsageError(
+            f"model={name} changes {path} in every forward pass, so the result would depend on the "
+            "number of processes and micro-batches; choose another network"
+        )
 
 
 def find_builder(recipe: Recipe) -> tuple[Any, dict[str, Any]]:

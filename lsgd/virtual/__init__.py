@@ -20,7 +20,7 @@ to the rounding of sums. Every mistake raises UsageError, with one sentence.
 
 import zlib
 from collections.abc import Iterator, Sized
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import inf
@@ -49,6 +49,7 @@ from lsgd.strategy.reducer import Reducer
 from lsgd.virtual.model import (
     Loss,
     broadcast_model,
+    check_buffers,
     check_loss,
     check_model,
     check_optimizer,
@@ -232,6 +233,7 @@ class VirtualStep:
         self._left: int | None = None
         """The backward passes that are missing in this step; None between two steps."""
         self._counts_rows = bool(self._layers) and (workers_per_pass > 1 or worker_batch == 1)
+        self._checks_buffers = True
         self._rows = RowCounter(model, self._layers, worker_batch)
         self._counted_shapes: list[torch.Size] = []
         """The shapes of an image and its targets for which the layers' rows were counted last."""
@@ -348,22 +350,34 @@ class VirtualStep:
         self._left = len(self._micro_batches)
         self._core.reducer.start(self.workers * self.worker_batch, self._left)
         shapes = [tensor.shape[1:] for tensor in tensors] if self._counts_rows else []
-        has_new_shapes = shapes != self._counted_shapes
         for number, each in enumerate(self._micro_batches):
             self._current = replace(each, epoch=self.steps) if self._dropout else each
             for part in self._core.carried_states:
                 part.start_micro_batch(self._current)
             workers, begin = len(each.workers), each.workers.start - self.hosted.start
             of_pass = slice(begin * self.worker_batch, (begin + workers) * self.worker_batch)
-            counted = self._rows.count(len(each.examples), workers)
-            with counted if has_new_shapes else nullcontext():
+            with nullcontext() if number else self._check_forward(each, shapes):
                 yield tuple(_interleave(tensor[of_pass], workers) for tensor in tensors)
-            has_new_shapes, self._counted_shapes = False, shapes
             if self._left != len(self._micro_batches) - number - 1:
                 raise UsageError(
                     "each micro-batch needs one backward pass; call step.backward(loss) once in "
                     "the loop over step.micro_batches(…)"
                 )
+
+    @contextmanager
+    def _check_forward(self, first: MicroBatch, shapes: list[torch.Size]) -> Iterator[None]:
+        """Check the forward pass of a step's first micro-batch, within the context.
+
+        The buffers are checked once, and the rows of batch norm once for each shape of the images.
+        """
+        with ExitStack() as checks:
+            if self._checks_buffers:
+                checks.enter_context(check_buffers(self.model))
+            if shapes != self._counted_shapes:
+                count = self._rows.count(len(first.examples), len(first.workers))
+                checks.enter_context(count)
+            yield
+        self._checks_buffers, self._counted_shapes = False, shapes
 
     def backward(self, loss: Tensor) -> Tensor:
         """Run the backward pass of the current micro-batch's loss; return its detached sum.

@@ -1,7 +1,8 @@
 """Checks of what a program passes to lsgd.virtual, and the changes that it makes to the model."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias, cast
 
@@ -12,6 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
+from lsgd.models.forward_checks import buffer_versions, find_changed_buffer
 from lsgd.rules.batchnorm import WorkerBatchNorm, worker_batch_norm_type
 from lsgd.rules.optim import trained_parameters
 from lsgd.rules.statistics_freshness import StatisticsFreshness
@@ -167,6 +169,19 @@ def check_loss(loss: Loss) -> None:
     raise UsageError(
         f"the loss has {what}, so that it would depend on workers_per_pass; use reduction='none'"
     )
+
+
+@contextmanager
+def check_buffers(model: nn.Module) -> Iterator[None]:
+    """Raise UsageError if a forward pass within the context changes a buffer that is not BN's."""
+    versions = buffer_versions(model)
+    yield
+    if path := find_changed_buffer(model, versions):
+        raise UsageError(
+            f"the model changes the buffer {path} in a forward pass, so that the trajectory would "
+            "depend on processes and workers_per_pass; choose a layer whose buffers are constant "
+            "in training"
+        )
 
 
 def common_momentum(model: nn.Module) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lsgd.errors import UsageError
-from lsgd.models.image_rows import find_scattered_rows
+from lsgd.models.forward_checks import find_scattered_rows
 from lsgd.own_parts import first_line
 from lsgd.rules.batchnorm import WorkerBatchNorm
 

@@ -19,6 +19,7 @@ from helpers.steps import train
 from helpers.threaded import run_on_threads, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import LBFGS
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, update_bn
@@ -724,6 +725,12 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "dtype of one pass": (
         lambda: converted(nn.Module.float, 1, workers_per_pass=4),
         "moved or converted since virtual",
+    ),
+    "spectral norm": (
+        lambda: of(nn.Sequential(nn.Flatten(), spectral_norm(nn.Linear(25, 5))))(
+            images_and_labels()[0].float(), images_and_labels()[1]
+        ),
+        "changes the buffer 1.parametrizations.weight.0._u in a forward pass",
     ),
     "tokens": (
         lambda: of(Tokens("tokens"), workers_per_pass=2)(

@@ -1,4 +1,4 @@
-"""The check that a batch norm's input rows, such as tokens, are grouped by image."""
+"""The checks that a forward pass keeps images apart: in the rows of batch norm, and in buffers."""
 
 from collections.abc import Callable
 
@@ -39,4 +39,23 @@ def find_scattered_rows(network: nn.Module, call: Callable[[slice], object]) -> 
                 both, torch.cat(each), rtol=1e-3, atol=1e-3
             ):
                 return path
+    return None
+
+
+def buffer_versions(network: nn.Module) -> dict[str, int]:
+    """Return the versions of a network's buffers, which a change in place increases."""
+    return {path: buffer._version for path, buffer in network.named_buffers()}
+
+
+def find_changed_buffer(network: nn.Module, versions: dict[str, int]) -> str | None:
+    """Return the path of a buffer that has changed since these versions, other than those of BN."""
+    own = {
+        path
+        for path, module in network.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    }
+    for path, buffer in network.named_buffers():
+        known = versions.get(path, buffer._version)
+        if buffer._version != known and path.rpartition(".")[0] not in own:
+            return path
     return None
