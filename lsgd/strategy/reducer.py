@@ -165,6 +165,8 @@ class Reducer:
         self.gradient_norm = torch.zeros((), device=self.flag.device)
         self.loss_scale = LossScale(self.flag.device) if scales_loss else None
         self._divisor, self._launched, self._passes = 1, 0, 0
+        self._is_open = False
+        """Whether a step has started, and does not have its gradients."""
 
     def reclaim_gradients(self) -> None:
         """Make each `.grad` the view of its bucket again, after `zero_grad` has replaced it.
@@ -199,7 +201,7 @@ class Reducer:
         processes, or the sum of their weights. During the last micro-batch the all-reduce of a
         bucket starts once the bucket is full. `note` is added to the notes of the other processes.
         """
-        self._divisor, self._launched = divisor, 0
+        self._divisor, self._launched, self._is_open = divisor, 0, True
         for bucket in self.buckets:
             bucket.left = len(bucket.views) * passes
             if passes == 1 and bucket.is_of_large_tensors:
@@ -242,6 +244,7 @@ class Reducer:
         A process that had no examples and ran no backward pass calls it too.
         """
         self.start_sums()
+        self._is_open = False
         norms: list[Tensor] = []
         inverse = self.loss_scale.inverse() if self.loss_scale else None
         for bucket in self.buckets:
@@ -293,6 +296,8 @@ class Reducer:
 
         def ready(parameter: Tensor) -> None:
             nonlocal last_pass
+            if not self._is_open:  # of another loss, between two steps; the next one clears it
+                return
             if last_pass == self._passes:
                 raise UsageError(
                     f"a parameter of shape {tuple(parameter.shape)} got two gradients in one "
