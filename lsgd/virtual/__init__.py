@@ -215,6 +215,8 @@ class VirtualStep:
         device = trained_parameters(model)[0].device
         self._core = self._update(optimizer, self._carried_states(momentum, device))
         self._sums = MetricSums(1, device)
+        self._losses: list[tuple[Tensor, Tensor]] = []
+        """The summed losses and the counts of images of this step's micro-batches so far."""
         # Examples are numbered by their place in the step.
         self._micro_batches = sampler.step_micro_batches(
             np.arange(workers * worker_batch),
@@ -347,7 +349,7 @@ class VirtualStep:
         self._set_stale(True)
         if self._left is not None and self._layers:  # an error has ended the step before
             self._statistics.discard()
-        self._left = len(self._micro_batches)
+        self._left, self._losses = len(self._micro_batches), []
         self._core.reducer.start(self.workers * self.worker_batch, self._left)
         shapes = [tensor.shape[1:] for tensor in tensors] if self._counts_rows else []
         for number, each in enumerate(self._micro_batches):
@@ -395,7 +397,7 @@ class VirtualStep:
                 "mean, or one number for each"
             )
         summed = loss.sum() if loss.dim() else loss * count
-        self._sums.add(summed, self._counts[len(self._current.workers)])
+        self._losses.append((summed.detach(), self._counts[len(self._current.workers)]))
         self._core.backward(summed)
         self._left -= 1
         self._current = None
@@ -409,6 +411,8 @@ class VirtualStep:
                 "their backward pass; loop over step.micro_batches(…) first"
             )
         self._left = None
+        for summed, count in self._losses:
+            self._sums.add(summed, count)
         self._core.step(
             StepTask(
                 step=self.steps,

@@ -515,6 +515,43 @@ def test_a_step_that_an_error_has_ended_leaves_nothing_behind() -> None:
         each(*batch)
         each.synchronize()
     torch.testing.assert_close(step.model.state_dict(), other.model.state_dict(), **CLOSE)
+    assert step.mean_loss() == other.mean_loss()
+
+
+def generator_and_critic() -> list[nn.Linear]:
+    models = [nn.Linear(3, 6, bias=False).double(), nn.Linear(6, 1, bias=False).double()]
+    for model in models:
+        nn.init.normal_(model.weight, generator=seeded(0))
+    return models
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_loss_of_one_step_may_go_through_the_model_of_another(processes: int) -> None:
+    """As that of a generator does: the gradients that the critic gets are not of its steps."""
+    noise = torch.randn(12, 3, generator=seeded(1), dtype=torch.float64)
+
+    def trained(comm: Comm) -> list[Tensor]:
+        generator, critic = generator_and_critic()
+        of_generator, of_critic = (of(each, group=comm) for each in (generator, critic))
+        critic(generator(noise)).sum().backward()
+        for _ in range(3):
+            share = noise.chunk(processes)[comm.rank]
+            for (some,) in of_critic.micro_batches(share):
+                of_critic.backward(F.softplus(critic(generator(some).detach())).mean())
+            of_critic.update()
+            for (some,) in of_generator.micro_batches(share):
+                of_generator.backward(F.softplus(-critic(generator(some))).mean())
+            of_generator.update()
+        return [generator.weight.detach(), critic.weight.detach()]
+
+    generator, critic = generator_and_critic()
+    for _ in range(3):
+        for model, sign in ((critic, 1), (generator, -1)):
+            loss = F.softplus(sign * critic(generator(noise))).mean()
+            [gradient] = torch.autograd.grad(loss, model.weight)
+            model.weight.data.sub_(1e-3 * gradient)
+    for weights in run_on_threads(processes, trained):
+        torch.testing.assert_close(weights, [generator.weight, critic.weight], **CLOSE)
 
 
 def test_the_process_is_left_as_it_was() -> None:
