@@ -235,7 +235,7 @@ class VirtualStep:
         self._left: int | None = None
         """The backward passes that are missing in this step; None between two steps."""
         self._counts_rows = bool(self._layers) and (workers_per_pass > 1 or worker_batch == 1)
-        self._checks_buffers = True
+        self._checks_buffers, self._is_closed = True, False
         self._rows = RowCounter(model, self._layers, worker_batch)
         self._counted_shapes: list[torch.Size] = []
         """The shapes of an image and its targets for which the layers' rows were counted last."""
@@ -322,6 +322,7 @@ class VirtualStep:
 
         A micro-batch must go through `backward` before the next one.
         """
+        self._check_open()
         for tensor in (images, *targets):
             if len(tensor) != self.images_per_step:
                 raise UsageError(
@@ -405,6 +406,7 @@ class VirtualStep:
 
     def update(self) -> None:
         """End a step: wait for the averaged gradients, call the optimizer, update BN statistics."""
+        self._check_open()
         if self._left != 0:
             raise UsageError(
                 f"update() ends a step whose {len(self._micro_batches)} micro-batches all had "
@@ -428,6 +430,7 @@ class VirtualStep:
         An evaluation and a checkpoint of the model need it, and raise UsageError without it. Raises
         DivergedError if the last step was not finite.
         """
+        self._check_open()
         self._core.synchronize()
         self._set_stale(False)
 
@@ -457,6 +460,7 @@ class VirtualStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state that `state_dict` returned, after model and optimizer have."""
+        self._check_open()
         for name in ("workers", "worker_batch"):
             if state[name] != getattr(self, name):
                 raise UsageError(
@@ -479,12 +483,15 @@ class VirtualStep:
         Raises UsageError if `synchronize` has not written the BN statistics of the last step, which
         would be lost, unless the training has diverged.
         """
-        if not self._core.guard.seen[0]:
+        if not self._is_closed and not self._core.guard.seen[0]:
             for freshness in self._freshness:
                 freshness.check("close()")
         self._undo()
 
     def _undo(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._core.reducer.close()
         vars(self._core.optimizer).pop("found_inf", None)
         for hook in self._hooks:
@@ -500,10 +507,14 @@ class VirtualStep:
     def __exit__(self, kind: object, *error: object) -> None:
         """Synchronize and close; after an error close only, since other processes may not."""
         try:
-            if kind is None:
+            if kind is None and not self._is_closed:
                 self.synchronize()
         finally:
             self._undo()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("this step was closed; make another one by virtual(…)")
 
     def _set_stale(self, is_stale: bool) -> None:
         """Note on each batch norm layer whether steps have changed statistics that it lacks."""

@@ -9,7 +9,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
@@ -40,7 +40,8 @@ def check_model(model: nn.Module) -> None:
                 f"the model is wrapped in {wrapper.pop()}{where}, which reduces gradients itself; "
                 "pass the model without the wrapper"
             )
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if any(map(is_lazy, own)):
             raise UsageError(
                 f"the model has {type(module).__name__}{where}, whose parameters have no shape "
                 "yet; call the model on a batch before virtual(…)"
@@ -99,7 +100,7 @@ def _draws(module: nn.Module) -> bool:
     if isinstance(module, nn.RNNBase):
         return module.dropout > 0 and module.num_layers > 1
     if isinstance(module, nn.MultiheadAttention):
-        return module.dropout > 0
+        return bool(module.dropout > 0)
     return isinstance(module, nn.RReLU)
 
 

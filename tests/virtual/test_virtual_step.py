@@ -608,6 +608,33 @@ def test_the_end_of_a_step_keeps_its_statistics() -> None:
     assert type(step.model[1]) is nn.BatchNorm2d
 
 
+def closed() -> VirtualStep:
+    with small() as step:
+        step(*images_and_labels())
+    step.close()  # once more, which does no harm
+    return step
+
+
+def outside_of_steps(steps: int) -> None:
+    """A forward pass of 7 images in training mode."""
+    step = small()
+    for _ in range(steps):
+        step(*images_and_labels())
+    step.model(images_and_labels()[0][:7])
+
+
+class TokensFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(4, 5)
+        assert self.drop.p == 0.5
+
+    def forward(self, images: Tensor) -> Tensor:
+        dropped = self.drop(images.transpose(0, 1))
+        assert self.drop.p == 0.5
+        return self.head(dropped.mean(0))
+
+
 def frozen_later() -> VirtualStep:
     step = small()
     step.model[0].weight.requires_grad_(False)
@@ -768,6 +795,17 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
             images_and_labels()[0].float(), images_and_labels()[1]
         ),
         "changes the buffer 1.parametrizations.weight.0._u in a forward pass",
+    ),
+    "closed": (lambda: closed()(*images_and_labels()), r"was closed; make another one by virtual"),
+    "closed and synchronized": (lambda: closed().synchronize(), "was closed"),
+    "before the first step": (
+        lambda: outside_of_steps(0),
+        r"dropout layer 2 of rate 0.3 is called .* before the first step.*call model.eval\(\)",
+    ),
+    "between two steps": (lambda: outside_of_steps(1), r"gets 7 rows for the 3 .*model.eval\(\)"),
+    "rows of dropout": (
+        lambda: of(TokensFirst())(torch.randn(12, 7, 4), torch.arange(12) % 5),
+        "layer drop of rate 0.5 gets 7 rows for the 3 images.*put the images first",
     ),
     "tokens": (
         lambda: of(Tokens("tokens"), workers_per_pass=2)(
