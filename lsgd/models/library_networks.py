@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.models import give_one_channel
-from lsgd.models.parameter_roles import ParameterRoles, find_roles, is_vector
+from lsgd.models.forward_checks import buffer_versions, find_changed_buffer, find_scattered_rows
+from lsgd.models.parameter_roles import ParameterRoles, find_roles
 from lsgd.models.randomness_guard import RandomnessGuard
 from lsgd.own_parts import NETWORK, OwnPart, first_line, imported_part
 from lsgd.recipe import Recipe
@@ -71,7 +72,7 @@ def check_library_network(recipe: Recipe) -> None:
         set(drawing),
     )
     network = network.to("meta").train()
-    versions = {path: buffer._version for path, buffer in network.named_buffers()}
+    versions = buffer_versions(network)
     _check_logits(_probe(network, watched, recipe), recipe)
     evaluated = [images for _, images in recipe.evaluated_changes]
     sizes = {(side, side) for side in (*recipe.training_sizes, *(each.side for each in evaluated))}
@@ -95,38 +96,16 @@ def check_library_network(recipe: Recipe) -> None:
 def _check_rows(network: nn.Module, recipe: Recipe) -> None:
     """Raise UsageError unless the input rows of each batch norm layer are grouped by image.
 
-    Two images must give the rows that each gives alone. The network is modified. Only networks with
-    several rows per image have to compute here.
+    The network is modified.
     """
     data = recipe.data
-    rows: dict[str, list[Tensor]] = {}
-    for path, norm in network.named_modules():
-        if isinstance(norm, WorkerBatchNorm) and norm.rows_per_image > 1:
-            seen = rows[path] = []
-            norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
-    if not rows:
-        return
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        for parameter in network.parameters():
-            if is_vector(parameter):  # a scale of 0 would hide differences
-                parameter.uniform_(0.5, 1.5)
-        images = torch.randn(2, data.channels, data.image_size, data.image_size)
-        network.eval()
-        for some in (images, images[:1], images[1:]):
-            network(some)
-    for path, seen in rows.items():
-        calls = len(seen) // 3
-        for both, *each in zip(seen[:calls], seen[calls:-calls], seen[-calls:], strict=True):
-            # A tolerance for float32; rows of another image differ far more.
-            if sum(map(len, each)) != len(both) or not torch.allclose(
-                both, torch.cat(each), rtol=1e-3, atol=1e-3
-            ):
-                raise UsageError(
-                    f"model={recipe.model.name} normalises in {path} rows in which those of an "
-                    "image are not adjacent, so that workers would share statistics; choose "
-                    "another network"
-                )
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, data.channels, data.image_size, data.image_size, generator=generator)
+    if path := find_scattered_rows(network, lambda some: network(images[some])):
+        raise UsageError(
+            f"model={recipe.model.name} normalises in {path} rows in which those of an image are "
+            "not adjacent, so that workers would share statistics; choose another network"
+        )
 
 
 def _probe(network: nn.Module, watched: RandomnessGuard, recipe: Recipe) -> Any:
@@ -171,21 +150,12 @@ def _check_logits(logits: Any, recipe: Recipe) -> None:
 
 
 def _check_buffers(network: nn.Module, versions: dict[str, int], name: str) -> None:
-    """Raise UsageError if a forward pass changed a buffer of the network other than those of BN.
-
-    A changed buffer has another version than in `versions`.
-    """
-    own = {
-        path
-        for path, module in network.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    }
-    for path, buffer in network.named_buffers():
-        if buffer._version != versions[path] and path.rpartition(".")[0] not in own:
-            raise UsageError(
-                f"model={name} changes {path} in every forward pass, so the result would depend "
-                "on the number of processes and micro-batches; choose another network"
-            )
+    """Raise UsageError if a forward pass changed a buffer of the network other than those of BN."""
+    if path := find_changed_buffer(network, versions):
+        raise UsageError(
+            f"model={name} changes {path} in every forward pass, so the result would depend on the "
+            "number of processes and micro-batches; choose another network"
+        )
 
 
 def find_builder(recipe: Recipe) -> tuple[Any, dict[str, Any]]:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from lsgd.errors import UsageError
 from lsgd.rules.backward import in_backward
 from lsgd.rules.sampler import MicroBatch
+from lsgd.rules.statistics_freshness import StatisticsFreshness
 
 TRITON = ("cuda", "xpu")
 """The device types for which Triton compiles kernels."""
@@ -50,10 +51,14 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
     seen: Tensor
     calls: list[int] = [1]  # noqa: RUF012
     """The number of calls in this micro-batch; unread in layers without RunningStatistics."""
+    freshness: StatisticsFreshness | None = None
+    """The check of evaluations and saves, in layers of lsgd.virtual."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (images, channels, …), in training over the images of each virtual worker."""
         if not self.training:
+            if self.freshness:
+                self.freshness.check("an evaluation")
             return super().forward(input)
         images = input
         if self.workers > 1 and self.rows_per_image > 1:
@@ -73,6 +78,26 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
     def train(self, mode: bool = True) -> Self:
         """Set the mode of this layer: training, or evaluation, which a frozen layer always has."""
         return super().train(mode and not self.is_frozen)
+
+    def reset_running_stats(self) -> None:
+        """Reset the running statistics; raises UsageError if forward passes do not update them."""
+        if self.freshness:
+            raise UsageError(
+                "the running BN statistics of a model of virtual(…), or of its copy, cannot be "
+                "reset, as by update_bn, since its forward passes do not update them; call "
+                "step.close() first, or make the copy before virtual(…)"
+            )
+        super().reset_running_stats()
+
+    def _save_to_state_dict(self, *into: Any) -> None:
+        if self.freshness:
+            self.freshness.check("state_dict()")
+        super()._save_to_state_dict(*into)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        if self.freshness and f"{prefix}running_mean" in state_dict:
+            self.freshness.end_load()
 
 
 class WorkerBatchNorm1d(WorkerBatchNorm, nn.BatchNorm1d):
@@ -224,6 +249,7 @@ class _InTurn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of a batch norm's images, gamma and beta."""
+        _check_first_derivative()
         weight, *saved = ctx.saved_tensors
         workers = len(saved) // 3
         dx = torch.empty_like(upstream[0], memory_format=torch.channels_last)
@@ -246,6 +272,18 @@ class _InTurn(torch.autograd.Function):
 def _images_of(worker: int, workers: int, images: Tensor) -> Tensor:
     """Copy one worker's images of a micro-batch of several, in channels_last."""
     return images[worker::workers].contiguous(memory_format=torch.channels_last)
+
+
+def _check_first_derivative() -> None:
+    """Raise UsageError in a backward pass with create_graph=True.
+
+    Autograd would differentiate its operations, although means and deviations are constants there.
+    """
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise UsageError(
+            "batch norm of several workers in a pass, in channels_last, has no second derivative, "
+            "as a gradient penalty needs it; use workers_per_pass=1 or contiguous images"
+        )
 
 
 def normalise_compiled(
@@ -276,6 +314,7 @@ class _Expression(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of a batch norm's images, gamma and beta."""
+        _check_first_derivative()
         return *_kernel(_backward)(upstream[0], *ctx.saved_tensors), None, None
 
 
@@ -469,9 +508,10 @@ class RunningStatistics:
         # One kernel launch for all counters.
         torch._foreach_add_(self.counters, 1)
 
-    def read_from_model(self) -> None:
-        """Take this process's share of the running BN statistics that the model holds now."""
-        self.share.copy_(self._read() * self.fraction)
+    def read_from_layer(self, number: int) -> None:
+        """Take this process's share of the running statistics that one layer holds now."""
+        total = torch.cat(_running(self.layers[number]))
+        self._parts(self.share)[number].copy_(total * self.fraction)
 
     def write_to_model(self, sum_: Callable[[Tensor], None]) -> None:
         """Write the running BN statistics, summed over processes by `sum_`, into the model."""

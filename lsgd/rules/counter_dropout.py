@@ -68,7 +68,8 @@ class CounterBasedDropout(nn.Module):
     are divided by the kept share if `scaled`.
     """
 
-    draws: Tensor
+    draws: Tensor | None = None
+    """The ids and epochs of the examples of this micro-batch; None before the first one."""
     is_frozen: bool = False
     """Whether this layer stays in evaluation mode."""
     path: str = ""
@@ -88,14 +89,36 @@ class CounterBasedDropout(nn.Module):
         """Apply dropout to x, shape (examples, …), the examples of the current micro-batch."""
         if not self.training:
             return x
+        draws = self.draws
+        if draws is None or x.shape[0] != draws.shape[1]:
+            raise self._wrong_rows(x)
         places = 1 if self.per_example else math.prod(x.shape[1:])
         layer = self.layer
         if self.calls:  # so that an ordinary call asks for no backward pass
             layer += self._further_call() * MAX_LAYERS
         else:
             self.calls = 1
-        mask = self.keep_mask(self.draws, places, layer=layer).to(x.dtype) * self.scale
+        mask = self.keep_mask(draws, places, layer=layer).to(x.dtype) * self.scale
         return x * mask.view(len(x), *([1] * (x.dim() - 1) if self.per_example else x.shape[1:]))
+
+    @property
+    def p(self) -> float:
+        """The rate, by the name that it has in torch's own layer."""
+        return self.rate
+
+    def _wrong_rows(self, x: Tensor) -> UsageError:
+        """Return the error of an input without a row for each example of the micro-batch."""
+        layer = f"the dropout layer {self.path} of rate {self.rate:g}"
+        if self.draws is None:
+            return UsageError(
+                f"{layer} is called in training mode before the first step, and draws masks for "
+                "the images of a step alone; call model.eval() first"
+            )
+        return UsageError(
+            f"{layer} gets {len(x)} rows for the {self.draws.shape[1]} images of a micro-batch, "
+            "and draws a mask for each image; put the images first in its input, and call "
+            "model.eval() outside of steps"
+        )
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of this layer: training, or evaluation, which a frozen layer always has."""

@@ -49,6 +49,8 @@ class _Bucket:
     """
     views: list[Tensor]
     """View of each parameter's gradient in `flat`."""
+    placements: list[tuple[object, ...]]
+    """Memory of each view and layout of each parameter as they were made."""
     attached: bool = True
     """Whether the `.grad` of each parameter is its view of `flat`."""
     is_of_large_tensors: bool = field(init=False)
@@ -163,15 +165,26 @@ class Reducer:
         self.gradient_norm = torch.zeros((), device=self.flag.device)
         self.loss_scale = LossScale(self.flag.device) if scales_loss else None
         self._divisor, self._launched, self._passes = 1, 0, 0
+        self._is_open = False
+        """Whether a step has started, and does not have its gradients."""
 
     def reclaim_gradients(self) -> None:
         """Make each `.grad` the view of its bucket again, after `zero_grad` has replaced it.
 
         Called before `start` where an optimizer's owner may call `zero_grad` between two steps.
+        Raises UsageError if the owner has moved or converted the model, by which torch gives each
+        parameter and each `.grad` other memory.
         """
         for bucket in self.buckets:
+            parameters = bucket.parameters()
+            if list(map(_placement, parameters, bucket.views)) != bucket.placements:
+                raise UsageError(
+                    "the model was moved or converted since virtual(…), as by model.to(…) or "
+                    "model.double(), and its gradients are no longer those that are averaged; do "
+                    "that before virtual(…)"
+                )
             if bucket.attached:
-                for parameter, view in zip(bucket.parameters(), bucket.views, strict=True):
+                for parameter, view in zip(parameters, bucket.views, strict=True):
                     parameter.grad = view
 
     def close(self) -> None:
@@ -188,7 +201,7 @@ class Reducer:
         processes, or the sum of their weights. During the last micro-batch the all-reduce of a
         bucket starts once the bucket is full. `note` is added to the notes of the other processes.
         """
-        self._divisor, self._launched = divisor, 0
+        self._divisor, self._launched, self._is_open = divisor, 0, True
         for bucket in self.buckets:
             bucket.left = len(bucket.views) * passes
             if passes == 1 and bucket.is_of_large_tensors:
@@ -231,6 +244,7 @@ class Reducer:
         A process that had no examples and ran no backward pass calls it too.
         """
         self.start_sums()
+        self._is_open = False
         norms: list[Tensor] = []
         inverse = self.loss_scale.inverse() if self.loss_scale else None
         for bucket in self.buckets:
@@ -262,12 +276,14 @@ class Reducer:
         # autograd's gradients are used uncopied.
         flat = torch.empty(size + flags, dtype=first.dtype, device=first.device)
         views: list[Tensor] = []
-        bucket = _Bucket(name, flat, flat[:size], [ref(each) for each in parameters], views)
+        owners = [ref(each) for each in parameters]
+        bucket = _Bucket(name, flat, flat[:size], owners, views, placements=[])
         offset = 0
         for parameter in parameters:
             # Strided like the parameter, so that channels_last costs no copy.
             view = flat.as_strided(parameter.size(), dense_stride(parameter), offset)
             views.append(view)
+            bucket.placements.append(_placement(parameter, view))
             parameter.grad = view
             if self.comm.world_size > 1:  # a single process has no sum to start early
                 hook = self._ready_hook(bucket)
@@ -280,6 +296,8 @@ class Reducer:
 
         def ready(parameter: Tensor) -> None:
             nonlocal last_pass
+            if not self._is_open:  # of another loss, between two steps; the next one clears it
+                return
             if last_pass == self._passes:
                 raise UsageError(
                     f"a parameter of shape {tuple(parameter.shape)} got two gradients in one "
@@ -307,6 +325,11 @@ class Reducer:
         wire = bucket.flat if bucket.on_wire is None else bucket.on_wire
         bucket.wait = self.comm.start_all_reduce_(wire, bucket.name)
         self._launched += 1
+
+
+def _placement(parameter: Tensor, view: Tensor) -> tuple[object, ...]:
+    """Return the address of a gradient's view in its bucket, and the layout of its parameter."""
+    return view.data_ptr(), parameter.dtype, parameter.device, parameter.stride()
 
 
 def dense_stride(tensor: Tensor) -> tuple[int, ...]:

@@ -105,6 +105,25 @@ def test_a_pass_of_several_workers_normalises_each_by_itself(
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("normalise", [normalise_by_library, normalise_in_turn, normalise_compiled])
+def test_second_derivatives_are_right_or_refused(normalise: NormaliseWorkers) -> None:
+    """Autograd takes what a gradient in closed form has saved for constants."""
+    images = torch.randn(6, CHANNELS, 3, 2, generator=seeded(0), dtype=torch.float64)
+    images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight, bias = torch.ones(CHANNELS).double(), torch.zeros(CHANNELS).double()
+
+    def normalised(images: Tensor) -> Tensor:
+        return normalise(images, weight, bias, 2, 1e-5)[0].pow(3)
+
+    if normalise is normalise_by_library:
+        assert torch.autograd.gradgradcheck(normalised, images)
+        return
+    assert torch.autograd.gradcheck(normalised, images)
+    with pytest.raises(UsageError, match=r"no second derivative.*use workers_per_pass=1"):
+        torch.autograd.grad(normalised(images).sum(), images, create_graph=True)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("normalise", [normalise_by_library, normalise_in_turn, normalise_compiled])
 def test_bfloat16_images_keep_float32_statistics(normalise: NormaliseWorkers) -> None:
     """As under autocast: what is seen is that of the rounded images, not rounded once more."""
     images = (torch.randn(8, CHANNELS, 16, 16, generator=seeded(0)) + 5).bfloat16()
@@ -500,7 +519,7 @@ def test_each_call_of_a_step_counts_once(calls: list[int], reentrant: bool | Non
     model.reentrant = reentrant
     running = RunningStatistics(model, hosted=6, workers=6, rank=0, world_size=1)
     for _ in range(2):
-        running.read_from_model()
+        running.read_from_layer(0)
         mean, var = model.bn.running_mean.clone(), model.bn.running_var.clone()
         inputs = called_step(model, running, calls)
         workers = [each[worker::2] for each in inputs for worker in range(2)]

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +19,10 @@ from helpers.steps import train
 from helpers.threaded import run_on_threads, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import LBFGS
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsgd.comm import Comm
@@ -271,6 +273,73 @@ def test_old_statistics_are_neither_evaluated_nor_saved() -> None:
     torch.testing.assert_close(model.state_dict(), before)
 
 
+def test_statistics_of_a_part_of_the_model() -> None:
+    """What is loaded into a layer alone is trained on from there; others keep theirs. Old ones are
+    neither evaluated, saved nor pickled by a part of the model."""
+    step = small()
+    step(*images_and_labels())
+    norm, share = step.model[1], step._statistics.share.clone()
+    with pytest.raises(UsageError, match="before an evaluation"):
+        norm.eval()(torch.randn(2, 3, 4, 4, dtype=torch.float64))
+    for save in (norm.state_dict, lambda: torch.save(step.model, io.BytesIO())):
+        with pytest.raises(UsageError, match=r"call step.synchronize\(\)"):
+            save()
+    step.model.train()
+    step.model[0].load_state_dict(step.model[0].state_dict())
+    step.model.load_state_dict({"0.bias": step.model[0].bias}, strict=False)
+    assert torch.equal(step._statistics.share, share)
+    step.synchronize()
+    loaded = {name: value + 3 for name, value in norm.state_dict().items()}
+    norm.load_state_dict(loaded)
+    step.synchronize()
+    torch.testing.assert_close(norm.state_dict(), loaded)
+
+
+def test_a_copy_of_the_model_is_not_the_model() -> None:
+    """Statistics that are loaded into a copy are not those of the training, which goes on; and a
+    model that was saved as a whole can be evaluated."""
+    step, other = small(), small()
+    for each in (step, other):
+        each(*images_and_labels())
+    copied = copy.deepcopy(step.model)
+    copied.load_state_dict(small().model.state_dict())
+    with pytest.raises(UsageError, match="before an evaluation"):
+        step.model.eval()(images_and_labels()[0])
+    step.model.train()
+    for each in (step, other):
+        each(*images_and_labels())
+        each.synchronize()
+    torch.testing.assert_close(step.model.state_dict(), other.model.state_dict())
+    file = io.BytesIO()
+    torch.save(step.model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False).eval()
+    step(*images_and_labels())
+    images = images_and_labels()[0]
+    torch.testing.assert_close(loaded(images), other.model.eval()(images))
+
+
+def test_statistics_of_an_average_are_of_a_copy_made_before() -> None:
+    """A copy of a model in training would stay at mean 0 and variance 1 silently."""
+    step = small()
+    step.close()
+    average = AveragedModel(step.model)
+    step = of(step.model)
+    step(*images_and_labels())
+    average.update_parameters(step.model)
+    step.synchronize()
+    images = images_and_labels()[0]
+    for model in (step.model, copy.deepcopy(step.model), AveragedModel(step.model)):
+        with pytest.raises(UsageError, match="or make the copy before virtual"):
+            update_bn([images], model)
+    step.close()
+    update_bn([images], average)
+    update_bn([images], step.model)
+    outputs = [layer(images).mean((0, 2, 3)) for layer in (average.module[0], step.model[0])]
+    for model, expected in zip((average.module, step.model), outputs, strict=True):
+        torch.testing.assert_close(model[1].running_mean, expected)
+
+
 def test_a_layer_that_was_set_to_evaluation_stays_frozen() -> None:
     step = small()
     step.close()
@@ -283,6 +352,22 @@ def test_a_layer_that_was_set_to_evaluation_stays_frozen() -> None:
     after = step.model.eval()[1].state_dict()
     assert not torch.equal(after["weight"], before["weight"])
     assert torch.equal(after["running_mean"], before["running_mean"])
+
+
+def test_what_is_frozen_or_off_may_be_anything() -> None:
+    """It is never normalised by worker, nor drawn."""
+    frozen = nn.BatchNorm2d(2, momentum=None, affine=False)
+    others = [nn.Dropout2d(0), nn.BatchNorm2d(2, momentum=0.2)]
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), frozen, *others, nn.Flatten(), nn.Linear(18, 5))
+    frozen.eval()
+    step = of(model)
+    images, labels = images_and_labels()
+    before = frozen(model[0](images.float()))
+    model.train()
+    step(images.float(), labels)
+    step.synchronize()
+    assert not frozen.running_mean.any()
+    torch.testing.assert_close(model[3].running_mean, 0.2 * before.mean((0, 2, 3)))
 
 
 def test_dropout_has_the_mode_of_the_layer_that_it_replaces() -> None:
@@ -355,16 +440,34 @@ def test_layers_of_timm_keep_their_activation() -> None:
     torch.testing.assert_close(model(images), plain.eval()(images))
 
 
+class Tokens(nn.Module):
+    """A network with a batch norm of tokens, which are image by image, or in another order."""
+
+    def __init__(self, order: str = "images") -> None:
+        super().__init__()
+        self.order = order
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.order == "tokens":
+            rows = self.norm(images.transpose(0, 1).flatten(0, 1))
+            return self.head(rows.view(-1, len(images), 4).mean(0))
+        if self.order == "views":
+            first, second = self.norm(torch.cat([images, -images])).chunk(2)
+            return self.head(first + second)
+        return self.head(self.norm(images.flatten(0, 1)).view(images.shape).mean(1))
+
+
+def in_two_calls(step: VirtualStep, model: nn.Module) -> None:
+    """A step of a loop that puts two views of each image one after the other."""
+    for images, labels in step.micro_batches(torch.randn(12, 1, 4), torch.arange(12) % 5):
+        one, other = model(torch.cat([images, -images])).chunk(2)
+        step.backward(F.cross_entropy(one + other, labels))
+    step.update()
+
+
 def test_rows_of_an_image_are_of_its_worker() -> None:
     """A batch norm of tokens gets several rows of each image, more when the images grow."""
-
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 5)
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.head(self.norm(images.flatten(0, 1)).view(images.shape).mean(1))
 
     states = []
     for workers_per_pass in (1, 4):
@@ -412,6 +515,43 @@ def test_a_step_that_an_error_has_ended_leaves_nothing_behind() -> None:
         each(*batch)
         each.synchronize()
     torch.testing.assert_close(step.model.state_dict(), other.model.state_dict(), **CLOSE)
+    assert step.mean_loss() == other.mean_loss()
+
+
+def generator_and_critic() -> list[nn.Linear]:
+    models = [nn.Linear(3, 6, bias=False).double(), nn.Linear(6, 1, bias=False).double()]
+    for model in models:
+        nn.init.normal_(model.weight, generator=seeded(0))
+    return models
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_loss_of_one_step_may_go_through_the_model_of_another(processes: int) -> None:
+    """As that of a generator does: the gradients that the critic gets are not of its steps."""
+    noise = torch.randn(12, 3, generator=seeded(1), dtype=torch.float64)
+
+    def trained(comm: Comm) -> list[Tensor]:
+        generator, critic = generator_and_critic()
+        of_generator, of_critic = (of(each, group=comm) for each in (generator, critic))
+        critic(generator(noise)).sum().backward()
+        for _ in range(3):
+            share = noise.chunk(processes)[comm.rank]
+            for (some,) in of_critic.micro_batches(share):
+                of_critic.backward(F.softplus(critic(generator(some).detach())).mean())
+            of_critic.update()
+            for (some,) in of_generator.micro_batches(share):
+                of_generator.backward(F.softplus(-critic(generator(some))).mean())
+            of_generator.update()
+        return [generator.weight.detach(), critic.weight.detach()]
+
+    generator, critic = generator_and_critic()
+    for _ in range(3):
+        for model, sign in ((critic, 1), (generator, -1)):
+            loss = F.softplus(sign * critic(generator(noise))).mean()
+            [gradient] = torch.autograd.grad(loss, model.weight)
+            model.weight.data.sub_(1e-3 * gradient)
+    for weights in run_on_threads(processes, trained):
+        torch.testing.assert_close(weights, [generator.weight, critic.weight], **CLOSE)
 
 
 def test_the_process_is_left_as_it_was() -> None:
@@ -435,10 +575,102 @@ def test_the_process_is_left_as_it_was() -> None:
     assert state() == before
 
 
+def test_the_end_of_a_step_keeps_its_statistics() -> None:
+    """They are in shares on the processes, of which a closed step has none; an error in the loop is
+    raised as it is, and a training that has diverged has none to keep."""
+
+    def leave(comm: Comm) -> dict[str, Tensor]:
+        with small(group=comm) as step:
+            step(*images_and_labels(comm.world_size, comm.rank))
+        return step.model.state_dict()
+
+    expected = small()
+    expected(*images_and_labels())
+    with pytest.raises(
+        UsageError, match=r"call step.synchronize\(\) on every process before close"
+    ):
+        expected.close()
+    expected.synchronize()
+    expected.close()
+    assert expected.model[1].running_mean.any()
+    for state in run_on_threads(2, leave):
+        torch.testing.assert_close(state, expected.model.state_dict(), **CLOSE)
+    images, labels = images_and_labels()
+    with pytest.raises(UsageError, match="a batch of 5"), small() as step:
+        step(step(images, labels).new_zeros(5), labels)
+    step = of(step.model)
+    step(images * torch.nan, labels)
+    with pytest.raises(DivergedError):
+        step.synchronize()
+    step.close()
+    with pytest.raises(DivergedError), of(step.model) as step:
+        step(images * torch.nan, labels)
+    assert type(step.model[1]) is nn.BatchNorm2d
+
+
+def closed() -> VirtualStep:
+    with small() as step:
+        step(*images_and_labels())
+    step.close()  # once more, which does no harm
+    return step
+
+
+def outside_of_steps(steps: int) -> None:
+    """A forward pass of 7 images in training mode."""
+    step = small()
+    for _ in range(steps):
+        step(*images_and_labels())
+    step.model(images_and_labels()[0][:7])
+
+
+class TokensFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(4, 5)
+        assert self.drop.p == 0.5
+
+    def forward(self, images: Tensor) -> Tensor:
+        dropped = self.drop(images.transpose(0, 1))
+        assert self.drop.p == 0.5
+        return self.head(dropped.mean(0))
+
+
 def frozen_later() -> VirtualStep:
     step = small()
     step.model[0].weight.requires_grad_(False)
     return step
+
+
+def test_a_model_stays_where_it_was_and_as_it_was() -> None:
+    """torch gives a converted model other gradients than those that are averaged; a call that
+    converts nothing does no harm, and a model that was converted before another step is trained."""
+    step, other = small(), small()
+    step.model.to("cpu", torch.float64)
+    for each in (step, other):
+        each(*images_and_labels())
+        each.synchronize()
+    torch.testing.assert_close(step.model.state_dict(), other.model.state_dict())
+    state = step.state_dict()
+    step.model.float()
+    images, labels = images_and_labels()
+    with pytest.raises(UsageError, match="moved or converted since virtual"):
+        step(images.float(), labels)
+    step.close()
+    optimizer = torch.optim.SGD(step.model.parameters(), lr=0.1)
+    again = virtual(step.model, optimizer, workers=4, worker_batch=3)
+    again.load_state_dict(state)
+    again(images.float(), labels)
+    other(images, labels)
+    torch.testing.assert_close(again.gradient_norm.double(), other.gradient_norm, rtol=1e-5, atol=0)
+
+
+def converted(convert: Callable[[nn.Module], object], steps: int, **options: Any) -> None:
+    step = small(**options)
+    images, labels = images_and_labels()
+    for _ in range(steps):
+        step(images, labels)
+    convert(step.model)
+    step(images.to(step.model[0].weight.dtype), labels)
 
 
 def frozen_norm() -> VirtualStep:
@@ -473,6 +705,10 @@ class Wrapped(nn.Module):
         self.module = module
 
 
+class OwnDropout(nn.Dropout):
+    pass
+
+
 Wrapped.__name__ = "DistributedDataParallel"
 OTHER = nn.Linear(1, 1)
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -485,6 +721,23 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "unknown": (lambda: of(network(nn.BatchNorm3d(2))), "by BatchNorm3d in 1, which may mix"),
     "affine": (lambda: of(network(nn.BatchNorm2d(2, affine=False))), "no gamma and beta"),
+    "frozen without statistics": (
+        lambda: of(network(nn.BatchNorm2d(2, track_running_stats=False).eval())),
+        "no running statistics",
+    ),
+    "dropout of channels": (
+        lambda: of(network(nn.Dropout2d())),
+        "^Dropout2d in 1 draws from torch's generator, .*use nn.Dropout, or",
+    ),
+    "dropout of ones own": (lambda: of(network(OwnDropout())), "OwnDropout in 1 draws"),
+    "dropout of attention": (
+        lambda: of(network(nn.MultiheadAttention(4, 2, dropout=0.1))),
+        "MultiheadAttention in 1 draws",
+    ),
+    "dropout of states": (lambda: of(network(nn.LSTM(4, 4, 2, dropout=0.1))), "LSTM in 1 draws"),
+    "random slopes": (lambda: of(network(nn.RReLU())), "RReLU in 1 draws"),
+    "sparse": (lambda: of(network(nn.Embedding(3, 2, sparse=True))), "in 1 has sparse gradients"),
+    "lazy": (lambda: of(network(nn.LazyLinear(3))), "LazyLinear in 1, .*call the model on a batch"),
     "momentum": (
         lambda: of(network(nn.BatchNorm2d(2), nn.BatchNorm2d(2, momentum=0.01))),
         "momentum 0.01, 0.1; give all the same",
@@ -502,6 +755,22 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "class weights.*use reduction='none'",
     ),
     "weights of NLL": (lambda: of(network(), nn.NLLLoss(torch.ones(2))), "class weights"),
+    "ignored": (
+        lambda: of(network(), nn.CrossEntropyLoss(ignore_index=2)),
+        "ignore_index=2, without which its mean is taken.*use reduction='none'",
+    ),
+    "partial weights": (
+        lambda: of(network(), partial(F.cross_entropy, weight=torch.ones(2))),
+        "class weights, by whose sum.*use reduction='none'",
+    ),
+    "partial sum": (
+        lambda: of(network(), partial(F.cross_entropy, reduction="sum")),
+        "use reduction='mean'",
+    ),
+    "partial ignored": (
+        lambda: of(network(), partial(F.nll_loss, ignore_index=0)),
+        "ignore_index=0",
+    ),
     "closure": (
         lambda: virtual(net := network(), LBFGS(net.parameters()), workers=4, worker_batch=3),
         "LBFGS computes the loss itself by the closure",
@@ -512,6 +781,50 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "a batch of 5, and the 4 workers of process 0 have worker_batch=3 each, so pass 12",
     ),
     "frozen later": (lambda: frozen_later()(*images_and_labels()), r"frozen or unfrozen since"),
+    "layout": (
+        lambda: converted(lambda model: model.to(memory_format=torch.channels_last), 0),
+        "moved or converted since virtual",
+    ),
+    "dtype later": (lambda: converted(nn.Module.float, 1), "do that before virtual"),
+    "dtype of one pass": (
+        lambda: converted(nn.Module.float, 1, workers_per_pass=4),
+        "moved or converted since virtual",
+    ),
+    "spectral norm": (
+        lambda: of(nn.Sequential(nn.Flatten(), spectral_norm(nn.Linear(25, 5))))(
+            images_and_labels()[0].float(), images_and_labels()[1]
+        ),
+        "changes the buffer 1.parametrizations.weight.0._u in a forward pass",
+    ),
+    "closed": (lambda: closed()(*images_and_labels()), r"was closed; make another one by virtual"),
+    "closed and synchronized": (lambda: closed().synchronize(), "was closed"),
+    "before the first step": (
+        lambda: outside_of_steps(0),
+        r"dropout layer 2 of rate 0.3 is called .* before the first step.*call model.eval\(\)",
+    ),
+    "between two steps": (lambda: outside_of_steps(1), r"gets 7 rows for the 3 .*model.eval\(\)"),
+    "rows of dropout": (
+        lambda: of(TokensFirst())(torch.randn(12, 7, 4), torch.arange(12) % 5),
+        "layer drop of rate 0.5 gets 7 rows for the 3 images.*put the images first",
+    ),
+    "tokens": (
+        lambda: of(Tokens("tokens"), workers_per_pass=2)(
+            torch.randn(12, 3, 4), torch.arange(12) % 5
+        ),
+        "layer norm gets rows in which those of an image are not adjacent.*use workers_per_pass=1",
+    ),
+    "views": (
+        lambda: of(Tokens("views"), workers_per_pass=4)(torch.randn(12, 4), torch.arange(12) % 5),
+        "layer norm gets rows in which those of an image are not adjacent",
+    ),
+    "views of the loop": (
+        lambda: in_two_calls(of(model := Tokens(), workers_per_pass=2), model),
+        "layer norm gets several rows for each image, and the model was not called with the 6",
+    ),
+    "one value": (
+        lambda: of(Tokens(), workers=12, worker_batch=1)(torch.randn(12, 1, 4), torch.arange(12)),
+        "layer norm gets one value of each channel from a worker with worker_batch=1",
+    ),
     "evaluation": (lambda: frozen_norm()(*images_and_labels()), r"call model.train\(\) first"),
     "shape": (
         lambda: small(loss=lambda output, labels: output)(*images_and_labels()),
@@ -530,6 +843,23 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "11 examples, too few for a step of workers x worker_batch = 4 x 3",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(ignore_index=-100),
+        nn.CrossEntropyLoss(torch.ones(5).double(), ignore_index=2, reduction="none"),
+        partial(F.cross_entropy, weight=torch.ones(5).double(), reduction="none"),
+        lambda output, labels: F.cross_entropy(output, labels),
+    ],
+)
+def test_losses_that_are_means_over_images(loss: Any) -> None:
+    """Whatever the number of workers in a pass."""
+    [one, two] = (small(each, loss=loss) for each in (1, 4))
+    for step in (one, two):
+        step(*images_and_labels())
+    torch.testing.assert_close(one.gradient_norm, two.gradient_norm, **CLOSE)
 
 
 @pytest.mark.parametrize("case", REFUSALS)

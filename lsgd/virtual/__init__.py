@@ -18,13 +18,13 @@ own process group hosts some of them, and the trajectory is the same on any numb
 to the rounding of sums. Every mistake raises UsageError, with one sentence.
 """
 
-import inspect
 import zlib
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Iterator, Sized
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import inf
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -38,12 +38,7 @@ from lsgd.job.device import arrays_to_device
 from lsgd.metric_sums import MetricSums
 from lsgd.recipe import CommSettings
 from lsgd.rules import sampler
-from lsgd.rules.batchnorm import (
-    RunningStatistics,
-    WorkerBatchNorm,
-    worker_batch_norm_type,
-    worker_batch_norms,
-)
+from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norms
 from lsgd.rules.counter_dropout import CounterBasedDraws, replace_dropout, replace_layers
 from lsgd.rules.optim import trained_parameters
 from lsgd.rules.sampler import MicroBatch
@@ -51,18 +46,24 @@ from lsgd.strategy import StepTask
 from lsgd.strategy.allreduce import AllReduceUpdate
 from lsgd.strategy.guard import NonFiniteGuard
 from lsgd.strategy.reducer import Reducer
+from lsgd.virtual.model import (
+    Loss,
+    broadcast_model,
+    check_buffers,
+    check_loss,
+    check_model,
+    check_optimizer,
+    common_momentum,
+    convert_batch_norms,
+    do_nothing,
+    restore_batch_norms,
+)
+from lsgd.virtual.rows import RowCounter
 from lsgd.workloads import CarriedState
 
 __all__ = ["VirtualSampler", "VirtualStep", "virtual", "virtual_sampler"]
 
-Loss: TypeAlias = Callable[..., Tensor]
-"""The type of a loss function of the model's output and the targets of some images.
 
-It returns the mean over these images, or one number for each image.
-"""
-
-WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
-"""The classes that average or shard the gradients of a model themselves."""
 DIVERGED = "load an earlier checkpoint, and lower the learning rate or lengthen its warmup"
 
 
@@ -204,16 +205,18 @@ class VirtualStep:
         self.hosted = _hosted_workers(self.comm, workers, worker_batch)
         if workers_per_pass < 1:
             raise UsageError(f"workers_per_pass={workers_per_pass} must be 1 or more")
-        _check_model(model)
-        _check_optimizer(model, optimizer)
-        _check_loss(loss)
-        momentum = _common_momentum(model)
+        check_model(model)
+        check_optimizer(model, optimizer)
+        check_loss(loss)
+        momentum = common_momentum(model)
         self._check_same_everywhere(seed)
-        _broadcast_model(model, self.comm)
+        broadcast_model(model, self.comm)
         self._convert_model(seed)
         device = trained_parameters(model)[0].device
         self._core = self._update(optimizer, self._carried_states(momentum, device))
         self._sums = MetricSums(1, device)
+        self._losses: list[tuple[Tensor, Tensor]] = []
+        """The summed losses and the counts of images of this step's micro-batches so far."""
         # Examples are numbered by their place in the step.
         self._micro_batches = sampler.step_micro_batches(
             np.arange(workers * worker_batch),
@@ -231,18 +234,20 @@ class VirtualStep:
         self._current: MicroBatch | None = None
         self._left: int | None = None
         """The backward passes that are missing in this step; None between two steps."""
-        self._counts_rows = bool(self._layers) and workers_per_pass > 1
+        self._counts_rows = bool(self._layers) and (workers_per_pass > 1 or worker_batch == 1)
+        self._checks_buffers, self._is_closed = True, False
+        self._rows = RowCounter(model, self._layers, worker_batch)
         self._counted_shapes: list[torch.Size] = []
         """The shapes of an image and its targets for which the layers' rows were counted last."""
 
     def _convert_model(self, seed: int) -> None:
         """Replace the model's BN and dropout layers by those of workers, and note what it had."""
-        self._plain_types = _convert_batch_norms(self.model)
+        self._plain_types = convert_batch_norms(self.model)
         self._dropout = replace_dropout(self.model, seed=seed)
         for theirs, ours in self._dropout.items():
             ours.is_frozen = self.model.training and not theirs.training
-        self._freshness = _Freshness()
         self._layers = worker_batch_norms(self.model)
+        self._freshness = [layer.freshness for layer in self._layers if layer.freshness]
         self._requires_grad = [(each, each.requires_grad) for each in self.model.parameters()]
 
     def _update(
@@ -259,7 +264,7 @@ class VirtualStep:
         )
         # By this hook a second step finds that the gradients have an owner; the reducer of a single
         # process has none.
-        self._hooks.append(parameters[0].register_post_accumulate_grad_hook(_do_nothing))
+        self._hooks.append(parameters[0].register_post_accumulate_grad_hook(do_nothing))
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.found_inf = reducer.found_inf  # type: ignore[attr-defined]
         guard = NonFiniteGuard(reducer.flags, timeout=inf, advice=DIVERGED)
@@ -279,7 +284,8 @@ class VirtualStep:
                 momentum=momentum,
             )
             parts.append(self._statistics)
-            self._hooks = _watch_statistics(self.model, self._statistics, self._freshness)
+        for number, freshness in enumerate(self._freshness):
+            freshness.take_loaded = partial(self._statistics.read_from_layer, number)
         if self._dropout:
             drawing = cast(Any, list(self._dropout.values()))
             parts.append(CounterBasedDraws(drawing, partial(arrays_to_device, device=device)))
@@ -316,6 +322,7 @@ class VirtualStep:
 
         A micro-batch must go through `backward` before the next one.
         """
+        self._check_open()
         for tensor in (images, *targets):
             if len(tensor) != self.images_per_step:
                 raise UsageError(
@@ -339,32 +346,41 @@ class VirtualStep:
         return self._start(images, *targets)
 
     def _start(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        self._freshness.is_stale = True
+        self._core.reducer.reclaim_gradients()
+        self._set_stale(True)
         if self._left is not None and self._layers:  # an error has ended the step before
             self._statistics.discard()
-        self._left = len(self._micro_batches)
-        self._core.reducer.reclaim_gradients()
+        self._left, self._losses = len(self._micro_batches), []
         self._core.reducer.start(self.workers * self.worker_batch, self._left)
         shapes = [tensor.shape[1:] for tensor in tensors] if self._counts_rows else []
-        has_new_shapes = shapes != self._counted_shapes
         for number, each in enumerate(self._micro_batches):
             self._current = replace(each, epoch=self.steps) if self._dropout else each
             for part in self._core.carried_states:
                 part.start_micro_batch(self._current)
             workers, begin = len(each.workers), each.workers.start - self.hosted.start
             of_pass = slice(begin * self.worker_batch, (begin + workers) * self.worker_batch)
-            hooks = self._watch_rows(len(each.examples)) if has_new_shapes else []
-            try:
+            with nullcontext() if number else self._check_forward(each, shapes):
                 yield tuple(_interleave(tensor[of_pass], workers) for tensor in tensors)
-            finally:
-                for hook in hooks:
-                    hook.remove()
-            has_new_shapes, self._counted_shapes = False, shapes
             if self._left != len(self._micro_batches) - number - 1:
                 raise UsageError(
                     "each micro-batch needs one backward pass; call step.backward(loss) once in "
                     "the loop over step.micro_batches(…)"
                 )
+
+    @contextmanager
+    def _check_forward(self, first: MicroBatch, shapes: list[torch.Size]) -> Iterator[None]:
+        """Check the forward pass of a step's first micro-batch, within the context.
+
+        The buffers are checked once, and the rows of batch norm once for each shape of the images.
+        """
+        with ExitStack() as checks:
+            if self._checks_buffers:
+                checks.enter_context(check_buffers(self.model))
+            if shapes != self._counted_shapes:
+                count = self._rows.count(len(first.examples), len(first.workers))
+                checks.enter_context(count)
+            yield
+        self._checks_buffers, self._counted_shapes = False, shapes
 
     def backward(self, loss: Tensor) -> Tensor:
         """Run the backward pass of the current micro-batch's loss; return its detached sum.
@@ -382,7 +398,7 @@ class VirtualStep:
                 "mean, or one number for each"
             )
         summed = loss.sum() if loss.dim() else loss * count
-        self._sums.add(summed, self._counts[len(self._current.workers)])
+        self._losses.append((summed.detach(), self._counts[len(self._current.workers)]))
         self._core.backward(summed)
         self._left -= 1
         self._current = None
@@ -390,12 +406,15 @@ class VirtualStep:
 
     def update(self) -> None:
         """End a step: wait for the averaged gradients, call the optimizer, update BN statistics."""
+        self._check_open()
         if self._left != 0:
             raise UsageError(
                 f"update() ends a step whose {len(self._micro_batches)} micro-batches all had "
                 "their backward pass; loop over step.micro_batches(…) first"
             )
         self._left = None
+        for summed, count in self._losses:
+            self._sums.add(summed, count)
         self._core.step(
             StepTask(
                 step=self.steps,
@@ -411,8 +430,9 @@ class VirtualStep:
         An evaluation and a checkpoint of the model need it, and raise UsageError without it. Raises
         DivergedError if the last step was not finite.
         """
+        self._check_open()
         self._core.synchronize()
-        self._freshness.is_stale = False
+        self._set_stale(False)
 
     def mean_loss(self) -> float:
         """Return the mean loss over all images, of all processes, since the last call.
@@ -440,6 +460,7 @@ class VirtualStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state that `state_dict` returned, after model and optimizer have."""
+        self._check_open()
         for name in ("workers", "worker_batch"):
             if state[name] != getattr(self, name):
                 raise UsageError(
@@ -457,13 +478,25 @@ class VirtualStep:
             self._statistics.restore(state["batchnorm"])
 
     def close(self) -> None:
-        """Undo what `virtual` has changed in the model: hooks, batch norm and dropout layers."""
+        """Undo what `virtual` has changed in the model: hooks, batch norm and dropout layers.
+
+        Raises UsageError if `synchronize` has not written the BN statistics of the last step, which
+        would be lost, unless the training has diverged.
+        """
+        if not self._is_closed and not self._core.guard.seen[0]:
+            for freshness in self._freshness:
+                freshness.check("close()")
+        self._undo()
+
+    def _undo(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._core.reducer.close()
         vars(self._core.optimizer).pop("found_inf", None)
         for hook in self._hooks:
             hook.remove()
-        for layer, plain in self._plain_types.items():
-            layer.__class__ = plain
+        restore_batch_norms(self._plain_types)
         for theirs, ours in self._dropout.items():
             theirs.train(ours.training)
         replace_layers(self.model, {ours: theirs for theirs, ours in self._dropout.items()})
@@ -471,8 +504,22 @@ class VirtualStep:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Synchronize and close; after an error close only, since other processes may not."""
+        try:
+            if kind is None and not self._is_closed:
+                self.synchronize()
+        finally:
+            self._undo()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("this step was closed; make another one by virtual(…)")
+
+    def _set_stale(self, is_stale: bool) -> None:
+        """Note on each batch norm layer whether steps have changed statistics that it lacks."""
+        for freshness in self._freshness:
+            freshness.is_stale = is_stale
 
     def _sum(self, tensor: Tensor) -> None:
         all_reduce_(self.comm, tensor)
@@ -489,26 +536,6 @@ class VirtualStep:
                     f"the {name} differ between processes; pass the same to virtual(…) on each"
                 )
 
-    def _watch_rows(self, images: int) -> list[Any]:
-        """Let each batch norm layer count its input rows per image in the next forward pass."""
-
-        def count(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            rows, rest = divmod(len(inputs[0]), images)
-            if rest:
-                raise UsageError(
-                    f"a batch norm layer gets {len(inputs[0])} rows for {images} images, not the "
-                    "same number for each image; use workers_per_pass=1"
-                )
-            layer.rows_per_image = rows  # type: ignore[assignment]
-
-        return [layer.register_forward_pre_hook(count) for layer in self._layers]
-
-
-class _Freshness:
-    """A flag: whether training steps have changed BN statistics that the model lacks."""
-
-    is_stale = False
-
 
 def _hosted_workers(comm: Comm, workers: int, worker_batch: int) -> range:
     """Return the workers of this process; raises UsageError if there is none for some process."""
@@ -521,173 +548,6 @@ def _hosted_workers(comm: Comm, workers: int, worker_batch: int) -> range:
             f"{workers} processes, or use more workers of fewer images each"
         )
     return sampler.contiguous_share(workers, comm.world_size, comm.rank)
-
-
-def _check_model(model: nn.Module) -> None:
-    """Raise UsageError if virtual workers cannot train a model, or something else does already."""
-    for path, module in model.named_modules():
-        where, kind = f" in {path}" if path else "", type(module).__name__
-        if wrapper := WRAPPERS.intersection(base.__name__ for base in type(module).__mro__):
-            raise UsageError(
-                f"the model is wrapped in {wrapper.pop()}{where}, which reduces gradients itself; "
-                "pass the model without the wrapper"
-            )
-        if isinstance(module, nn.SyncBatchNorm):
-            raise UsageError(
-                f"the model has SyncBatchNorm{where}, whose statistics span processes and not "
-                "workers; leave out convert_sync_batchnorm"
-            )
-        if isinstance(module, nn.modules.instancenorm._InstanceNorm):
-            if not module.track_running_stats:
-                continue
-        elif not isinstance(module, nn.modules.batchnorm._BatchNorm):
-            continue
-        if worker_batch_norm_type(module) is None:
-            raise UsageError(
-                f"the model normalises by {kind}{where}, which may mix the images of several "
-                "workers; use BatchNorm2d, or a norm of single images"
-            )
-        if not (module.affine and module.track_running_stats):
-            raise UsageError(
-                f"the batch norm{where} has no gamma and beta, or no running statistics; use one "
-                "with both"
-            )
-    parameters = trained_parameters(model)
-    if not parameters:
-        raise UsageError("the model has no parameter that requires a gradient")
-    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
-    if len(kinds) > 1:
-        found = " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise UsageError(
-            f"the trained parameters are {found}; move the model to one device and dtype, and use "
-            "torch.autocast for a lower precision"
-        )
-    if any(getattr(each, "_post_accumulate_grad_hooks", None) for each in parameters):
-        raise UsageError(
-            "the model's gradients are handled by hooks of another step or library; call close() "
-            "of the earlier virtual step first"
-        )
-
-
-def _do_nothing(_: Tensor) -> None:
-    """Do nothing with the gradient of a parameter."""
-
-
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError for parameters that are not the model's, and for a step with a closure."""
-    try:
-        # Of the class, since a scheduler has replaced the instance's.
-        inspect.signature(type(optimizer).step).bind(optimizer)
-    except TypeError:
-        raise UsageError(
-            f"{type(optimizer).__name__} computes the loss itself by the closure that its step "
-            "needs, and a virtual step has the gradient only; use an optimizer whose step takes no "
-            "argument"
-        ) from None
-    own = {id(parameter) for parameter in model.parameters()}
-    held = [each for group in optimizer.param_groups for each in group["params"]]
-    if foreign := [each for each in held if id(each) not in own]:
-        raise UsageError(
-            f"the optimizer holds {len(foreign)} of {len(held)} parameters that are not the "
-            "model's; make it from the parameters of the model that is passed"
-        )
-
-
-def _check_loss(loss: Loss) -> None:
-    """Raise UsageError for a loss of torch whose value is not the mean over the images."""
-    reduction, weight = (getattr(loss, name, None) for name in ("reduction", "weight"))
-    if reduction == "sum":
-        raise UsageError(
-            "the loss has reduction='sum', and a step takes a mean or one number for each image; "
-            "use reduction='mean'"
-        )
-    if (
-        reduction == "mean"
-        and isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
-        and weight is not None
-    ):
-        raise UsageError(
-            "the loss has class weights, by whose sum its mean is divided, so that it would depend "
-            "on workers_per_pass; use reduction='none'"
-        )
-
-
-def _common_momentum(model: nn.Module) -> float:
-    """Return the momentum of a model's batch norm layers; raises UsageError if they differ."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    found = {norm.momentum for norm in norms}
-    if len(found) > 1 or None in found:
-        raise UsageError(
-            f"the batch norm layers have momentum {', '.join(sorted(map(str, found)))}; give all "
-            "the same, such as 0.1"
-        )
-    return cast(float, found.pop()) if found else 0.1
-
-
-@torch.no_grad()
-def _broadcast_model(model: nn.Module, comm: Comm) -> None:
-    """Give every process the parameters and buffers of process 0, as DistributedDataParallel does.
-
-    They are sums in which the other processes are 0, which every communicator has.
-    """
-    if comm.world_size == 1:
-        return
-    for tensor in (*model.parameters(), *model.buffers()):
-        sent = tensor.detach().clone(memory_format=torch.contiguous_format)
-        if sent.dtype == torch.bool:
-            sent = sent.to(torch.uint8)
-        if comm.rank:
-            sent.zero_()
-        all_reduce_(comm, sent)
-        tensor.copy_(sent)
-
-
-def _convert_batch_norms(model: nn.Module) -> dict[nn.Module, type[nn.Module]]:
-    """Make a model's batch norm layers normalise per worker; return the class of each before.
-
-    The layers stay the same objects, with their parameters, buffers and hooks. One that is in
-    evaluation mode while the model is in training mode stays frozen in it.
-    """
-    plain: dict[nn.Module, type[nn.Module]] = {}
-    for module in model.modules():
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
-            continue
-        plain[module] = type(module)
-        module.__class__ = worker_batch_norm_type(module)  # type: ignore[assignment]
-        assert isinstance(module, WorkerBatchNorm)
-        module.is_frozen = model.training and not module.training
-    return plain
-
-
-def _watch_statistics(
-    model: nn.Module, statistics: RunningStatistics, freshness: _Freshness
-) -> list[Any]:
-    """Refuse an evaluation or a save of old BN statistics, and take those that are loaded.
-
-    Returns handles of the hooks. The hooks refer to no step, so that a model can be copied.
-    """
-    message = (
-        "the model's running BN statistics are older than its weights; call step.synchronize() on "
-        "every process before {}"
-    )
-
-    def before_forward(module: nn.Module, _: object) -> None:
-        if freshness.is_stale and not module.training:
-            raise UsageError(message.format("an evaluation"))
-
-    def before_state_dict(*_: object) -> None:
-        if freshness.is_stale:
-            raise UsageError(message.format("state_dict()"))
-
-    def after_load(*_: object) -> None:
-        statistics.read_from_model()
-        freshness.is_stale = False
-
-    return [
-        model.register_forward_pre_hook(before_forward),
-        model.register_state_dict_pre_hook(before_state_dict),
-        model.register_load_state_dict_post_hook(after_load),
-    ]
 
 
 def _interleave(values: Tensor, workers: int) -> Tensor:
