@@ -619,11 +619,11 @@ def _shuffling(job: AuditedJob) -> Iterator[PlacedObservation]:
     first, count = epochs[0][0], len(job.processes)
     told = [line for each in job.processes for line in each.first("set_epochs").get("epochs", [])]
     faults: list[tuple[str, str]] = []
-    for epoch in epochs[1:]:
+    for number, epoch in enumerate(epochs[1:], start=2):
         shared = min(len(first.order), len(epoch[0].order))
         if shared > 7 and first.order[:shared] == epoch[0].order[:shared] and not _in_order(first):
             why = "; set_epoch is never called" if first.is_distributed and not told else ""
-            faults.append((f"epoch {epoch[0].epoch} has the order of epoch 1{why}", first.place))
+            faults.append((f"epoch {number} has the order of epoch 1{why}", first.place))
             break
     if _in_order(first):
         faults.append(("images are not in random order", first.made))

@@ -40,8 +40,15 @@ class ScriptProcess:
 
     @cached_property
     def training(self) -> list["LoaderRecord"]:
-        """The epochs of the DataLoader with the most training passes."""
-        return self._epochs_of("trained")
+        """The epochs of the DataLoader with the most training passes, which all have some.
+
+        A script may also take a batch to look at, or read the images for their mean.
+        """
+        counts: dict[int, int] = {}
+        for each in self._loaders:
+            counts[each.number] = counts.get(each.number, 0) + each.trained
+        number = max(counts, key=lambda each: counts[each], default=-1)
+        return [each for each in self._loaders if each.number == number and each.trained]
 
     @cached_property
     def evaluation(self) -> list["LoaderRecord"]:
@@ -53,15 +60,6 @@ class ScriptProcess:
     @cached_property
     def _loaders(self) -> list["LoaderRecord"]:
         return [LoaderRecord(**_fields(line)) for line in self.of_kind("loader")]
-
-    def _epochs_of(self, use: str) -> list["LoaderRecord"]:
-        counts: dict[int, int] = {}
-        for each in self._loaders:
-            counts[each.number] = counts.get(each.number, 0) + getattr(each, use)
-        number = max(counts, key=lambda each: counts[each], default=-1)
-        if not counts.get(number):
-            return []
-        return [each for each in self._loaders if each.number == number]
 
 
 @dataclass(frozen=True)

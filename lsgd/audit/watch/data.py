@@ -41,7 +41,8 @@ class LoaderEpoch:
         self.begin = 0
         """The batches that the iterator has asked for before this epoch."""
         self.last = self.given = 0
-        self.trained = self.evaluated = 0
+        self.trained = self.updated = self.evaluated = 0
+        """The passes of training, the updates and the passes of evaluations."""
         self.is_gathered = False
         self.place = ""
         self.made = getattr(loader, "_audit_place", "")

@@ -81,7 +81,8 @@ class Record:
         """The network of the first training pass."""
         self.loader: Any = None
         """The record of the DataLoader epoch from which the last batch came."""
-        self.updates_in_last_epoch = 0
+        self.epochs: dict[int, int] = {}
+        """The epochs of each DataLoader in which an update was made, by the loader's number."""
         self.pending: list[Pass] = []
         """Forward passes with gradients whose backward pass has not been seen yet."""
         self.passes: list[Pass] = []
@@ -104,6 +105,11 @@ class Record:
     def end_update(self) -> None:
         """Count an update, and register or remove the costly hooks for the next one."""
         self.updates += 1
+        if self.loader is not None:
+            self.loader.updated += 1
+            if self.loader.updated == 1:
+                number = self.loader.number
+                self.epochs[number] = self.epochs.get(number, 0) + 1
         self.is_sampled = self.updates < FULL_UPDATES or self.updates & (self.updates - 1) == 0
         if self.is_sampled or self.keeps_hooks:
             self.register_hooks()
@@ -183,14 +189,17 @@ class Record:
         for name in [each for each in self.awaited if each in sys.modules]:
             self.awaited.pop(name)(sys.modules[name])
 
+    @property
+    def trained_epochs(self) -> int:
+        """The number of epochs of one DataLoader in which an update was made."""
+        return max(self.epochs.values(), default=0)
+
     def is_over(self) -> bool:
         """Return whether this process has been watched for as long as was asked."""
         if self.updates >= self.max_updates:
             return True
-        epochs = self.loader.epoch if self.loader else 0
-        return bool(
-            self.max_epochs and epochs >= self.max_epochs and self.updates_in_last_epoch > 1
-        )
+        is_last = self.trained_epochs >= self.max_epochs > 0
+        return is_last and self.loader is not None and self.loader.updated > 1
 
     def note_job(self) -> None:
         """Record this process's rank and the number of processes in its job."""

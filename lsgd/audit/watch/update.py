@@ -240,14 +240,11 @@ class UpdateWatch:
                 if any(each is parameter for each in group["params"]):
                     update["group"] = optimizer.param_groups.index(group)
         update["place"] = self.step_place = place() if record.is_sampled else self.step_place
-        update["epoch"] = record.loader.epoch if record.loader is not None else 0
         record.passes = []
         if record.loader is not None:
             record.updated_by = record.loader, record.loader.given
         record.end_update()
-        last = self.updates[-1]["epoch"] if self.updates else 0
-        is_next = update["epoch"] == last
-        record.updates_in_last_epoch = record.updates_in_last_epoch + 1 if is_next else 1
+        update["epoch"] = record.trained_epochs
         self.updates.append(update)
 
     def _is_updated(self, model: Any) -> bool:
