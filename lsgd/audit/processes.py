@@ -73,10 +73,7 @@ class LoaderRecord:
     sizes: list[int]
     length: int | None
     batches: int | None
-    sampler: str
-    told_epoch: int | None
     is_distributed: bool
-    drop_last: bool
     trained: int
     evaluated: int
     place: str

@@ -43,7 +43,6 @@ def epoch(number: int, order: list[int], *, trained: int = 1, updates: int = 0) 
         "order": base64.b64encode(array("q", order).tobytes()).decode(),
         "sizes": [4] * (len(order) // 4), "length": 16, "batches": 4, "is_distributed": False,
         "trained": trained, "evaluated": 0, "place": "train.py:3", "used_at": "",
-        "sampler": "", "told_epoch": None, "drop_last": True,
         "made": "train.py:1", "updates": updates, "is_gathered": False,
     }  # fmt: skip
 

@@ -47,8 +47,6 @@ class LoaderEpoch:
         self.place = ""
         self.made = getattr(loader, "_audit_place", "")
         sampler = loader.sampler if loader.batch_sampler is None else _sampler(loader)
-        self.sampler = type(sampler).__name__
-        self.told_epoch = getattr(sampler, "epoch", None)
         self.is_distributed = isinstance(sampler, DistributedSampler)
         try:
             self.length: int | None = len(loader.dataset)
@@ -58,7 +56,6 @@ class LoaderEpoch:
             self.batches: int | None = len(loader)
         except TypeError:
             self.batches = None
-        self.drop_last = getattr(loader.batch_sampler, "drop_last", loader.drop_last)
 
 
 def _sampler(loader: Any) -> Any:
@@ -225,9 +222,8 @@ class DataWatch:
             yield {
                 "kind": "loader", "number": each.number, "epoch": each.epoch,
                 "order": base64.b64encode(each.order.tobytes()).decode(), "sizes": each.sizes,
-                "length": each.length, "batches": each.batches, "sampler": each.sampler,
-                "told_epoch": each.told_epoch, "is_distributed": each.is_distributed,
-                "drop_last": bool(each.drop_last), "trained": each.trained,
+                "length": each.length, "batches": each.batches,
+                "is_distributed": each.is_distributed, "trained": each.trained,
                 "evaluated": each.evaluated, "place": each.where, "used_at": each.place,
                 "made": each.made, "root": each.root, "updates": each.updates,
                 "subset": whole_dataset(each.loader.dataset)[1], "is_gathered": each.is_gathered,

@@ -27,7 +27,6 @@ class GradientWatch:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.parameter: nn.Parameter | None = None
-        self.name = ""
         self.local: torch.Tensor | None = None
         self.sum: torch.Tensor | None = None
         self.losses: list[dict[str, Any]] = []
@@ -92,14 +91,14 @@ class GradientWatch:
         self.parameter = None
         if is_sharded(self.record.model):
             return
-        named = [
-            (name, each)
-            for name, each in self.record.model.named_parameters()
+        weights = [
+            each
+            for each in self.record.model.parameters()
             if each.requires_grad and each.dim() > 1 and not hasattr(each, "to_local")
         ]
-        if not named:
+        if not weights:
             return
-        self.name, parameter = named[-1]
+        parameter = weights[-1]
         self.parameter, self.local, self.sum = parameter, None, None
         self._note_weights(parameter)
         add = self.record.guard(functools.partial(self._add_local, parameter))
@@ -284,9 +283,9 @@ class GradientWatch:
         return found
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield which parameter's gradient is sampled, the averages and the loss scale."""
+        """Yield the averages of the weights, whether they are sharded, and the loss scale."""
         yield {
-            "kind": "gradient", "parameter": self.name, "averages": self.averages,
+            "kind": "gradient", "averages": self.averages,
             "is_sharded": self.record.model is not None and is_sharded(self.record.model),
             "scaler": None if self.scaler is None else float(self.scaler.get_scale()),
         }  # fmt: skip

@@ -206,17 +206,17 @@ class Record:
         dist = torch.distributed
         horovod = sys.modules.get("horovod.torch")
         names = ("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-        rank, size, by = 0, 1, "none"
+        rank, size = 0, 1
         if dist.is_available() and dist.is_initialized():
-            rank, size, by = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+            rank, size = dist.get_rank(), dist.get_world_size()
         elif horovod is not None and horovod.is_initialized():
-            rank, size, by = horovod.rank(), horovod.size(), "horovod"
+            rank, size = horovod.rank(), horovod.size()
         else:
             for each, of in names:
                 if each in os.environ:
-                    rank, size, by = int(os.environ[each]), int(os.environ.get(of, 1)), "launcher"
+                    rank, size = int(os.environ[each]), int(os.environ.get(of, 1))
                     break
-        self.job = {"rank": rank, "world_size": size, "by": by, "parent": os.getppid()}
+        self.job = {"rank": rank, "world_size": size, "parent": os.getppid()}
 
     def write_at_exit(self) -> None:
         """Write the record when this process ends, also if multiprocessing has forked it."""
@@ -232,7 +232,7 @@ class Record:
         """Write the record of this process, once, if it has trained or compiled a network."""
         if self.is_written or not (self.updates or self.passes or self.is_compiled):
             return
-        process = {"kind": "process", "pid": os.getpid(), "updates": self.updates}
+        process = {"kind": "process", "pid": os.getpid()}
         lines = [process | {"is_ended_by_watch": is_ended_by_watch} | self.job]
         for watch in self.watches:
             try:

@@ -261,8 +261,7 @@ class UpdateWatch:
         optimizer = self.optimizer
         if optimizer is not None:
             yield {
-                "kind": "optimizer", "name": type(optimizer).__name__,
-                "is_sgd": isinstance(optimizer, torch.optim.SGD), "groups": self.groups,
+                "kind": "optimizer", "name": type(optimizer).__name__, "groups": self.groups,
                 "untouched": self.untouched, "place": self.places.get(id(optimizer), ""),
                 "scheduler_place": self.scheduler_place,
                 "started_with_state": self.started_with_state,
