@@ -5,29 +5,40 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
+
 from lsgd.audit.facts import AuditedJob, PlacedObservation, observe
 from lsgd.audit.processes import ScriptProcess
 from lsgd.audit.watch.record import Record
+from lsgd.audit.watch.update import CHANGING
+from lsgd.check.step import Momentum
 
 Group = tuple[dict[str, int], dict[str, Any]]
 """The counts of the parameters in a group of an optimizer, and its settings."""
 SGD = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
 
 
-def job(*lines: dict[str, Any], groups: list[Group] | None = None, **update: Any) -> AuditedJob:
-    """A job of one process with two updates by SGD, besides other observations."""
+def job(
+    *lines: dict[str, Any],
+    groups: list[Group] | None = None,
+    updates: list[dict[str, Any]] | None = None,
+) -> AuditedJob:
+    """A job of one process with two updates by SGD, or these, besides other observations."""
     groups = groups or [({"weights": 2}, SGD)]
     line = {
         "kind": "update", "clip": None, "group": None, "used": None, "local": None, "losses": [],
         "passes": [{"images": 256, "train": True, "place": "train.py:8"}], "models": 1,
-        "lr": [settings["lr"] for _, settings in groups], "place": "train.py:9",
+        **{key: [settings.get(key) for _, settings in groups] for key in CHANGING},
+        "place": "train.py:9",
     }  # fmt: skip
     optimizer = {
         "kind": "optimizer", "name": "SGD", "place": "train.py:2", "scheduler_place": "",
         "groups": [{"counts": counts, "settings": settings} for counts, settings in groups],
         "untouched": {"count": 0, "names": []}, "started_with_state": False,
     }  # fmt: skip
-    return AuditedJob([ScriptProcess([*lines, optimizer, line | update, line | update])])
+    updates = [line | each for each in updates or [{}, {}]]
+    return AuditedJob([ScriptProcess([*lines, optimizer, *updates])])
 
 
 def fact(job: AuditedJob, rule: str) -> PlacedObservation:
@@ -79,3 +90,108 @@ def test_the_order_of_a_batch_that_was_only_looked_at_is_not_compared() -> None:
     shuffling = fact(found, "shuffling")
     assert shuffling.observation.run == "epoch 2 has the order of epoch 1"
     assert shuffling.place == "train.py:3"
+
+
+def test_the_lr_is_that_of_the_group_with_the_most_weights() -> None:
+    """And another lr of any group is a deviation, but for a group of none of the network's."""
+    biases = ({"biases": 3, "norms": 4}, SGD | {"lr": 0.05})
+    weights = ({"weights": 4}, SGD)
+    found = job(groups=[biases, weights])
+    reference = fact(found, "reference_lr").observation
+    assert reference.value == (0.1, 256, 0.05)
+    assert reference.run == "lr 0.1 for 256 images; other groups: lr 0.05"
+    assert fact(found, "peak_lr").observation.run == "lr 0.1 at most; other groups: lr 0.05"
+    others = [({"others": 9}, SGD | {"lr": 0.5}), ({}, SGD | {"lr": 7.0})]
+    assert fact(job(groups=[*others, weights]), "reference_lr").observation.value == (0.1, 256)
+
+
+def test_another_lr_is_seen_before_the_peak_is_known() -> None:
+    """A group has a tenth of the lr, in a warmup by hand."""
+    groups = [({"weights": 2}, SGD | {"lr": lr}) for lr in (0.01, 0.001)]
+    updates = [{"lr": [lr, lr / 10]} for lr in (0.01, 0.02, 0.03)]
+    value = fact(job(groups=groups, updates=updates), "reference_lr").observation.value
+    assert value == pytest.approx((0.03, 256, 0.003))
+
+
+def test_updates_of_another_optimizer_have_no_lr_of_these_groups() -> None:
+    """The head was updated once before the optimizer of the body was met, and that of the neck."""
+    groups = [({"weights": 3}, SGD), ({"weights": 9}, SGD | {"lr": 0.4})]
+    none: dict[str, Any] = {key: [] for key in CHANGING}
+    updates = [none, {"lr": [0.1]}, {"lr": [0.1, 0.2]}, {"lr": [0.1, 0.2]}]
+    found = job(groups=groups, updates=updates)
+    assert found.setting("lr", 1) == [0.4, 0.2, 0.2]
+    assert fact(found, "reference_lr").observation.value == (0.4, 256, 0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({}, "SGD as equation (9), Nesterov, m = 0.9"),
+        ({"momentum": 0.5}, "SGD as equation (9), Nesterov, m = 0.9; other groups: m = 0.5"),
+        (
+            {"nesterov": False},
+            "SGD as equation (9), Nesterov, m = 0.9; other groups: not Nesterov, m = 0.9",
+        ),
+    ],
+)
+def test_momenta_of_all_groups(other: dict[str, Any], says: str) -> None:
+    found = job(groups=[({"biases": 1}, SGD | other), ({"weights": 2}, SGD)])
+    momentum = fact(found, "momentum").observation
+    assert momentum.run == says
+    is_followed = momentum.value == Momentum(9, nesterov=True, m=0.9, clip_norm=None)
+    assert is_followed is not bool(other)
+
+
+def updated(dtype: torch.dtype, momenta: list[float]) -> AuditedJob:
+    """A job whose weight a real SGD updates, with these momenta."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(8, dtype=dtype))
+    own = [torch.nn.Parameter(torch.zeros(1)), weight]
+    groups: list[dict[str, Any]] = [
+        {"params": [own[0]], "momentum": 0.5},
+        {"params": [weight]},
+    ]
+    optimizer = torch.optim.SGD(groups, 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    updates = []
+    for momentum in momenta:
+        optimizer.param_groups[1]["momentum"] = momentum
+        weight.grad = torch.randn(8, dtype=dtype)
+        before = weight.tolist()
+        optimizer.step()
+        updates.append(
+            {
+                "before": before, "used": weight.grad.tolist(), "after": weight.tolist(),
+                "group": 1, "eps": torch.finfo(dtype).eps,
+                **{key: [group[key] for group in optimizer.param_groups] for key in CHANGING},
+            }
+        )  # fmt: skip
+    # The weight that is sampled is not in the group of the most weights.
+    return job(
+        groups=[({"weights": 9}, SGD | {"momentum": 0.5}), ({"weights": 1}, SGD)], updates=updates
+    )
+
+
+def test_the_equation_is_that_of_the_group_of_the_sampled_weight() -> None:
+    says = "SGD as equation (9), Nesterov, m = 0.9; other groups: m = 0.5"
+    assert fact(updated(torch.float32, [0.9] * 4), "momentum").observation.run == says
+
+
+def test_a_momentum_that_changes() -> None:
+    """OneCycleLR changes it unless it is told not to."""
+    says = "SGD as equation (9), Nesterov, momentum changes from 0.95 to 0.85; other groups: m = "
+    momentum = fact(updated(torch.float32, [0.95, 0.9, 0.85, 0.9]), "momentum").observation
+    assert momentum.run == says + "0.5"
+    assert momentum.value != Momentum(9, nesterov=True, m=0.95, clip_norm=None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_do_not_show_the_equation(dtype: torch.dtype) -> None:
+    """The settings say it, as for weights that cannot be sampled."""
+    says = "SGD as equation (9), Nesterov, m = 0.5; other groups: m = 0.9"
+    assert fact(updated(dtype, [0.9] * 4), "momentum").observation.run == says
+
+
+def test_a_weight_decay_that_changes() -> None:
+    updates = [{"weight_decay": [decay]} for decay in (1e-4, 2e-4)]
+    run = fact(job(updates=updates), "weight_decay").observation.run
+    assert run == "0.0002 on weights (2), 0.0001 on weights (2)"

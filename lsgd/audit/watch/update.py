@@ -23,7 +23,9 @@ from .record import Record, place
 SETTINGS = (
     "lr", "initial_lr", "max_lr", "momentum", "dampening", "nesterov", "weight_decay",
 )  # fmt: skip
-COPIED = "lr", "passes", "models", "place", "epoch", "scale", "evaluations"
+CHANGING = "lr", "momentum", "weight_decay"
+"""The settings that an update's record has of each parameter group, as schedules change them."""
+COPIED = *CHANGING, "passes", "models", "place", "epoch", "scale", "evaluations"
 """The observations of an update that its record has as they are."""
 
 
@@ -38,6 +40,8 @@ class UpdateWatch:
         self.step_place = ""
         self.optimizer: Any = None
         self.groups: list[dict[str, Any]] = []
+        self.optimizers: list[Any] = []
+        """The optimizers with these groups, of which the first is that whose updates count."""
         self.begun: dict[str, Any] | None = None
         self.started_with_state = False
         self.untouched: dict[str, Any] = {}
@@ -112,11 +116,13 @@ class UpdateWatch:
             self._gradients.forget_update()
             return
         parameter = self._gradients.parameter
+        groups = [group for each in self.optimizers for group in each.param_groups]
         update: dict[str, Any] = {
-            "lr": [_as_written(group["lr"]) for group in optimizer.param_groups]
+            key: [_as_written(group.get(key)) for group in groups] for key in CHANGING
         }
         if record.is_sampled and parameter is not None:
             update["before"] = sample(parameter)
+            update["eps"] = torch.finfo(parameter.dtype).eps
             if parameter.grad is not None:
                 # Some optimizers change gradients in place; fused ones take out the loss scale.
                 scale = getattr(optimizer, "grad_scale", None)
@@ -136,7 +142,9 @@ class UpdateWatch:
                     watch.begin()
             self.started_with_state = bool(optimizer.state)
         self.optimizer, self.held = optimizer, set[int]()
-        self.groups = self._describe_groups(optimizer)
+        self.optimizers, self.groups = [optimizer], self._describe_groups(optimizer)
+        for update in self.updates:  # these were of another optimizer's groups
+            update |= {key: [] for key in CHANGING}
 
     def _choose_network(self, optimizer: Any) -> None:
         """Take the network that the first optimizer updates, of several with training passes.
@@ -169,6 +177,7 @@ class UpdateWatch:
             self.others[optimizer] = bool(self._count(optimizer)[0])
             if self.others[optimizer] and self.held.isdisjoint(_ids(optimizer)):
                 self.groups += self._describe_groups(optimizer)
+                self.optimizers.append(optimizer)
         if not self.others[optimizer] and self.begun is None:
             self._gradients.note_other_update()
 
@@ -279,6 +288,7 @@ class UpdateWatch:
                 "kind": "update",
                 **{key: update[key] for key in COPIED},
                 "group": update.get("group"),
+                "eps": update.get("eps"),
                 "backward_place": update["backward_place"],
                 "losses": losses,
                 "clip": {**clip, "norm": _number(clip["norm"])} if clip else None,
