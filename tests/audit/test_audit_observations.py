@@ -10,6 +10,7 @@ import torch
 
 from lsgd.audit.facts import AuditedJob, PlacedObservation, observe
 from lsgd.audit.processes import ScriptProcess
+from lsgd.audit.watch.gradient import GradientWatch
 from lsgd.audit.watch.record import Record
 from lsgd.audit.watch.update import CHANGING
 from lsgd.check.step import Momentum
@@ -195,3 +196,25 @@ def test_a_weight_decay_that_changes() -> None:
     updates = [{"weight_decay": [decay]} for decay in (1e-4, 2e-4)]
     run = fact(job(updates=updates), "weight_decay").observation.run
     assert run == "0.0002 on weights (2), 0.0001 on weights (2)"
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "smoothing"),
+    [
+        (torch.tensor([0, 1]), {}, 0.0),
+        (torch.tensor([0, 1]), {"label_smoothing": 0.1}, 0.1),
+        (torch.tensor([[0.7, 0.3], [0.1, 0.9]]), {}, None),
+    ],
+)
+def test_the_smoothing_of_class_probabilities_is_not_known(
+    target: torch.Tensor, settings: dict[str, Any], smoothing: float | None
+) -> None:
+    """As of mixup, and of labels that a script smooths itself."""
+    gradients = GradientWatch(Record("unused", max_updates=1, max_epochs=1))
+    logits = torch.zeros(2, 2, requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(logits, target, **settings)
+    gradients._note_loss(loss, logits, target, **settings)
+    gradients._note_loss(loss, input=logits, target=target, **settings)
+    assert [(each["smoothing"], each["examples"]) for each in gradients.losses] == [
+        (smoothing, 2)
+    ] * 2

@@ -110,11 +110,16 @@ class GradientWatch:
             self.local = part if self.local is None else self.local + part
 
     def _note_loss(self, loss: torch.Tensor, *arguments: Any, **settings: Any) -> None:
+        first = arguments[0] if arguments else settings.get("input", loss)
+        target = arguments[1] if len(arguments) > 1 else settings.get("target")
+        share = float(settings.get("label_smoothing", 0.0))
+        # Of class probabilities it is not known what the script has made them of.
+        is_soft = isinstance(target, torch.Tensor) and target.is_floating_point()
         self._add_loss(
             loss,
             reduction=settings.get("reduction", "mean"),
-            examples=int(arguments[0].shape[0]) if arguments and arguments[0].dim() else 1,
-            smoothing=float(settings.get("label_smoothing", 0.0)),
+            examples=int(first.shape[0]) if first.dim() else 1,
+            smoothing=None if is_soft and not share else share,
         )
 
     def _note_criterion(self, module: nn.Module, inputs: Any, loss: torch.Tensor) -> None:
