@@ -691,6 +691,13 @@ def _shuffling(job: AuditedJob) -> Iterator[PlacedObservation]:
     if not epochs or not all(each.order for each in epochs[0]):
         return
     first, count = epochs[0][0], len(job.processes)
+    kept = next((each for epoch in epochs for each in epoch if each.is_kept), None)
+    if kept is not None:
+        # A script that takes all batches before its first update may shuffle them itself.
+        if kept.updated_at_end < kept.updated:
+            run = "the batches of epoch 1 are kept and repeated, as by itertools.cycle"
+            yield _placed("shuffling", run, False, kept.place)
+        return
     told = [line for each in job.processes for line in each.first("set_epochs").get("epochs", [])]
     faults: list[tuple[str, str]] = []
     for number, epoch in enumerate(epochs[1:], start=2):

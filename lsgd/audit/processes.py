@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
+PREFETCHED = 8
+"""The number of last batches of an epoch that a script may take before it uses them."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,24 @@ class LoaderRecord:
     """The examples that a Subset has of its dataset."""
     is_gathered: bool
     """Whether the padding of its last batch is left out, by Accelerate's gather_for_metrics."""
+    updated: int
+    """The updates with the batches of this pass."""
+    updated_at_end: int
+    """The updates since its last batch was given."""
 
     @property
     def is_whole(self) -> bool:
         """Whether the last batch of this epoch was asked for."""
         return self.batches is not None and len(self.sizes) >= self.batches
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the script went on with batches that it has kept, as itertools.cycle does."""
+        if self.batches is None:
+            return False
+        # A script may make several updates by a batch, and a prefetcher takes batches in advance.
+        usual = (self.updated - self.updated_at_end) / max(1, self.batches - 1)
+        return self.trained > self.batches and self.updated_at_end > PREFETCHED * max(usual, 1)
 
 
 def _fields(line: Line) -> Line:

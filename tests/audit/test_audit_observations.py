@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lsgd.audit.__main__ import notes
 from lsgd.audit.facts import AuditedJob, PlacedObservation, observe
 from lsgd.audit.processes import ScriptProcess
 from lsgd.audit.watch.gradient import GradientWatch
@@ -18,6 +19,8 @@ from lsgd.check.step import Momentum
 Group = tuple[dict[str, int], dict[str, Any]]
 """The counts of the parameters in a group of an optimizer, and its settings."""
 SGD = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
+ORDER = [3, 1, 7, 0, 12, 5, 9, 2, 4, 15, 6, 8, 10, 14, 13, 11]
+"""The examples of an epoch in random order."""
 
 
 def job(
@@ -29,6 +32,7 @@ def job(
     groups = groups or [({"weights": 2}, SGD)]
     line = {
         "kind": "update", "clip": None, "group": None, "used": None, "local": None, "losses": [],
+        "evaluations": 1,
         "passes": [{"images": 256, "train": True, "place": "train.py:8"}], "models": 1,
         **{key: [settings.get(key) for _, settings in groups] for key in CHANGING},
         "place": "train.py:9",
@@ -48,7 +52,10 @@ def fact(job: AuditedJob, rule: str) -> PlacedObservation:
     return found
 
 
-def epoch(number: int, order: list[int], *, trained: int = 1, updates: int = 0) -> dict[str, Any]:
+def epoch(
+    number: int, order: list[int], *, trained: int = 1, updates: int = 0, updated: int = 4,
+    updated_at_end: int = 1,
+) -> dict[str, Any]:  # fmt: skip
     """The record of an epoch of a DataLoader over 16 examples in batches of 4."""
     return {
         "kind": "loader", "number": 0, "epoch": number, "root": 0, "subset": None,
@@ -56,7 +63,13 @@ def epoch(number: int, order: list[int], *, trained: int = 1, updates: int = 0) 
         "sizes": [4] * (len(order) // 4), "length": 16, "batches": 4, "is_distributed": False,
         "trained": trained, "evaluated": 0, "place": "train.py:3", "used_at": "",
         "made": "train.py:1", "updates": updates, "is_gathered": False,
+        "updated": updated, "updated_at_end": updated_at_end,
     }  # fmt: skip
+
+
+def loader(number: int) -> SimpleNamespace:
+    """What the record of a process reads and writes of an epoch of a DataLoader."""
+    return SimpleNamespace(number=number, updated=0, updated_at_end=0, is_at_end=False)
 
 
 def test_an_epoch_without_an_update_does_not_count() -> None:
@@ -64,7 +77,7 @@ def test_an_epoch_without_an_update_does_not_count() -> None:
     record = Record("unused", max_updates=100, max_epochs=2)
     ends = []
     for number_of_updates in (0, 3, 0, 3):
-        record.loader = SimpleNamespace(number=0, updated=0)
+        record.loader = loader(0)
         for _ in range(number_of_updates):
             record.end_update()
             ends.append(record.is_over())
@@ -75,7 +88,7 @@ def test_an_epoch_without_an_update_does_not_count() -> None:
 def test_epochs_of_different_loaders_are_counted_by_themselves() -> None:
     """A script may take batches of two loaders by turns, or another loader for larger images."""
     record = Record("unused", max_updates=100, max_epochs=2)
-    loaders = [SimpleNamespace(number=number, updated=0) for number in range(2)]
+    loaders = [loader(number) for number in range(2)]
     for update in range(20):
         record.loader = loaders[update % 2]
         record.end_update()
@@ -84,9 +97,8 @@ def test_epochs_of_different_loaders_are_counted_by_themselves() -> None:
 
 def test_the_order_of_a_batch_that_was_only_looked_at_is_not_compared() -> None:
     """The epochs of the training have the same order here, other than that of the look."""
-    order = [3, 1, 7, 0, 12, 5, 9, 2, 4, 15, 6, 8, 10, 14, 13, 11]
-    look = epoch(1, order[::-1], trained=0)
-    found = job(look, epoch(2, order), epoch(3, order, updates=4))
+    look = epoch(1, ORDER[::-1], trained=0)
+    found = job(look, epoch(2, ORDER), epoch(3, ORDER, updates=4))
     assert [each.epoch for each in found.first.training] == [2, 3]
     shuffling = fact(found, "shuffling")
     assert shuffling.observation.run == "epoch 2 has the order of epoch 1"
@@ -218,3 +230,21 @@ def test_the_smoothing_of_class_probabilities_is_not_known(
     assert [(each["smoothing"], each["examples"]) for each in gradients.losses] == [
         (smoothing, 2)
     ] * 2
+
+
+@pytest.mark.parametrize(
+    ("updated", "at_end", "run", "is_noted"),
+    [
+        (4, 1, "a permutation, divided among 1 process", False),
+        (4, 4, "a permutation, divided among 1 process", False),  # all batches are taken at once
+        (40, 10, "a permutation, divided among 1 process", False),  # ten updates by each batch
+        (1, 1, "a permutation, divided among 1 process", False),  # of four micro-batches
+        (12, 9, "the batches of epoch 1 are kept and repeated, as by itertools.cycle", True),
+        (12, 12, "", True),  # the script takes all batches first, and may shuffle them itself
+    ],
+)
+def test_batches_that_a_script_keeps(updated: int, at_end: int, run: str, is_noted: bool) -> None:
+    found = job(epoch(1, ORDER, trained=updated, updated=updated, updated_at_end=at_end))
+    runs = [each.observation.run for each in observe(found) if each.observation.rule == "shuffling"]
+    assert runs == ([run] if run else [])
+    assert any("kept of its DataLoader" in each for each in notes(found, [])) == is_noted

@@ -41,8 +41,9 @@ class LoaderEpoch:
         self.begin = 0
         """The batches that the iterator has asked for before this epoch."""
         self.last = self.given = 0
-        self.trained = self.updated = self.evaluated = 0
-        """The passes of training, the updates and the passes of evaluations."""
+        self.trained = self.updated = self.evaluated = self.updated_at_end = 0
+        """The passes of training, the updates, the passes of evaluations, and the updates since the
+        last batch was given."""
         self.is_gathered = False
         self.place = ""
         self.made = getattr(loader, "_audit_place", "")
@@ -56,6 +57,11 @@ class LoaderEpoch:
             self.batches: int | None = len(loader)
         except TypeError:
             self.batches = None
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether this epoch has given its last batch."""
+        return self.batches is not None and self.given >= self.batches
 
 
 def _sampler(loader: Any) -> Any:
@@ -227,6 +233,7 @@ class DataWatch:
                 "evaluated": each.evaluated, "place": each.where, "used_at": each.place,
                 "made": each.made, "root": each.root, "updates": each.updates,
                 "subset": whole_dataset(each.loader.dataset)[1], "is_gathered": each.is_gathered,
+                "updated": each.updated, "updated_at_end": each.updated_at_end,
             }  # fmt: skip
         yield {"kind": "set_epochs", "epochs": self.set_epochs}
         yield from self.streams

@@ -107,6 +107,7 @@ class Record:
         self.updates += 1
         if self.loader is not None:
             self.loader.updated += 1
+            self.loader.updated_at_end += self.loader.is_at_end
             if self.loader.updated == 1:
                 number = self.loader.number
                 self.epochs[number] = self.epochs.get(number, 0) + 1
