@@ -12,8 +12,8 @@ from lsgd.audit.__main__ import notes
 from lsgd.audit.facts import AuditedJob, PlacedObservation, observe
 from lsgd.audit.processes import ScriptProcess
 from lsgd.audit.watch.gradient import GradientWatch
-from lsgd.audit.watch.record import Record
-from lsgd.audit.watch.update import CHANGING
+from lsgd.audit.watch.record import Pass, Record
+from lsgd.audit.watch.update import CHANGING, UpdateWatch
 from lsgd.check.step import Momentum
 
 Group = tuple[dict[str, int], dict[str, Any]]
@@ -248,3 +248,27 @@ def test_batches_that_a_script_keeps(updated: int, at_end: int, run: str, is_not
     runs = [each.observation.run for each in observe(found) if each.observation.rule == "shuffling"]
     assert runs == ([run] if run else [])
     assert any("kept of its DataLoader" in each for each in notes(found, [])) == is_noted
+
+
+def test_an_optimizer_of_few_parameters_that_comes_first_counts_no_update_of_its_own() -> None:
+    """The head's optimizer steps before that of the body, which has more parameters."""
+    record = Record("unused", max_updates=100, max_epochs=2)
+    record.observe_calls = lambda kind: None
+    watch = UpdateWatch(record)
+    record.watches = [GradientWatch(record), watch]
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
+    head = torch.optim.SGD(model[2].parameters(), 0.5, momentum=0.9)
+    body = torch.optim.SGD(model[:2].parameters(), 0.1, momentum=0.9)
+    for _ in range(3):
+        model(torch.ones(4, 3)).sum().backward()
+        record.passes = [Pass(model, 4, None, "", train=True, grad=True)]
+        for optimizer in (head, body):
+            watch._begin_update(optimizer)
+            optimizer.step()
+            watch._finish(optimizer)
+    updates = [each for each in watch.lines() if each["kind"] == "update"]
+    assert record.updates == 3
+    assert [len(each["passes"]) for each in updates] == [1, 1, 1]
+    assert [each["lr"] for each in updates] == [[0.1], [0.1, 0.5], [0.1, 0.5]]
+    assert updates[0]["used"]
+    assert [each["group"] for each in updates] == [None, None, None]

@@ -43,6 +43,8 @@ class UpdateWatch:
         self.optimizers: list[Any] = []
         """The optimizers with these groups, of which the first is that whose updates count."""
         self.begun: dict[str, Any] | None = None
+        self.is_counted = False
+        """Whether the begun update was counted already, by an optimizer of fewer parameters."""
         self.started_with_state = False
         self.untouched: dict[str, Any] = {}
         self.has_flat_copies = False
@@ -103,12 +105,14 @@ class UpdateWatch:
     def _begin_update(self, optimizer: Any) -> None:
         """Observe an update once its gradients are there; of nested steps the innermost counts."""
         record = self.record
+        self.is_counted = False
         if optimizer is not self.optimizer:
             is_known = optimizer in self.others
             if self.optimizer is None or (
                 not is_known and self._count(optimizer) > self._count(self.optimizer)
             ):
                 self._begin(optimizer)
+                self.is_counted = bool(self.updates) and not (record.passes or record.pending)
             if not _same_parameters(optimizer, self.optimizer):
                 self._meet_other(optimizer)
                 return
@@ -232,6 +236,11 @@ class UpdateWatch:
             return
         record, update = self.record, self.begun
         self.begun = None
+        if self.is_counted:
+            # The sampled weight is of the other optimizer, or else was not updated then.
+            settings = {key: update[key] for key in CHANGING}
+            self.updates[-1] |= settings | {"group": None}
+            return
         gradients = self._gradients.observe_update()
         update |= gradients
         passes = [each for each in record.passes if self._is_updated(each.model)]
