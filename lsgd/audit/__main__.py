@@ -164,6 +164,11 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
         )
     if not job.first.training:
         remarks.append("no DataLoader of torch was seen, so the order of the examples is not known")
+    elif job.first.training[0].is_kept:
+        remarks.append(
+            "the script repeats batches that it has kept of its DataLoader, so their order is not "
+            "known"
+        )
     elif not job.first.training[0].order:
         remarks.append("the DataLoader's dataset is iterable, so the order is not known")
     return remarks

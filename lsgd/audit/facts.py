@@ -24,6 +24,8 @@ REFERENCE = 256
 """The minibatch of the papers' reference learning rate."""
 TOLERANCE = 1e-2
 """The relative difference up to which two sampled gradients count as equal."""
+LEAST_PRECISION = 1e-4
+"""The relative rounding error of weights up to which an update shows its equation."""
 MAX_CURVE = 1_000_000
 """The updates up to which a warmup is continued that was seen in part."""
 
@@ -85,6 +87,28 @@ class AuditedJob:
         # A group of micro-batches at the end of an epoch may be smaller, and is an update too.
         counted = training[1].updates - training[0].updates if len(training) > 1 else 0
         return max(counted, (training[0].batches or 0) // self.micro_batches)
+
+    @property
+    def groups(self) -> list[int]:
+        """The numbers of the parameter groups with weights, biases or norms of the network.
+
+        The first is that with the most weights.
+        """
+        optimizer = self.first.first("optimizer")
+        counts = [each["counts"] for each in optimizer["groups"]]
+        own = [i for i, each in enumerate(counts) if each.keys() & {"weights", "biases", "norms"}]
+        # Of flat copies of the parameters it is not known which of them are weights.
+        return sorted(own or range(len(counts)), key=lambda i: -counts[i].get("weights", 0))
+
+    def setting(self, name: str, group: int) -> list[Any]:
+        """Return a setting of a parameter group in each update, None where it has none.
+
+        An optimizer beside the first may be met after the first update. Updates that were made by
+        another optimizer alone are left out.
+        """
+        first = self.first.first("optimizer")["groups"][group]["settings"].get(name)
+        updates = [each[name] for each in self.first.updates[: self.updates] if each[name]]
+        return [each[group] if group < len(each) else first for each in updates] or [first]
 
     def summary(self) -> str:
         """Describe the job's processes, updates and minibatch in one sentence."""
@@ -213,10 +237,10 @@ def _decay(job: AuditedJob) -> Iterator[PlacedObservation]:
     place = optimizer["place"]
     decays: dict[str, Counter[float]] = {"weights": Counter(), "biases": Counter()}
     decays["norms"] = Counter()
-    for group in optimizer["groups"]:
+    for i, group in enumerate(optimizer["groups"]):
         for kind, count in group["counts"].items():
-            decay = float(group["settings"].get("weight_decay") or 0.0)
-            decays.setdefault(kind, Counter())[decay] += count
+            for decay in {float(each or 0.0) for each in job.setting("weight_decay", i)}:
+                decays.setdefault(kind, Counter())[decay] += count
     if not any(decays.values()):
         return
     untouched = optimizer["untouched"]
@@ -246,50 +270,84 @@ def _momentum(job: AuditedJob) -> Iterator[PlacedObservation]:
     is_lars = "lars" in name.lower()
     if not is_lars:
         yield _placed("lars", f"{name}, not LARS", None, place)
-    settings = optimizer["groups"][0]["settings"]
+    # The momentum of a resumed run is unknown.
+    sampled = [] if optimizer["started_with_state"] else _sampled_updates(job)
+    group = sampled[0]["group"] if sampled else job.groups[0]
+    settings = optimizer["groups"][group]["settings"]
     if "momentum" not in settings or is_lars:
         yield _placed("momentum", f"{name}, not momentum SGD", None, place)
         return
-    m = float(settings["momentum"])
-    # The momentum of a resumed run is unknown.
-    equation = None if optimizer["started_with_state"] else _equation(job)
-    if equation is None:  # gradients could not be sampled
+    if sampled:
+        form, nesterov = _equation(sampled, is_nesterov=bool(settings.get("nesterov")))
+    else:
         form = 0 if settings.get("dampening") else 9
         nesterov = bool(settings.get("nesterov"))
-    else:
-        form, nesterov = equation
     clips = {each["clip"]["max_norm"] for each in job.first.updates if each["clip"]}
     run = f"{name} as equation ({form})" if form else f"{name}, neither equation (9) nor (10)"
-    run += f", {'Nesterov' if nesterov else 'not Nesterov'}, m = {m:g}"
+    run += f", {'Nesterov' if nesterov else 'not Nesterov'}, "
+    momenta = [float(each) for each in job.setting("momentum", group)]
+    m = momenta[0]
+    last = max(momenta, key=lambda each: abs(each - m))
+    run += f"m = {m:g}" if last == m else f"momentum changes from {m:g} to {last:g}"
     if settings.get("dampening"):
         run += f", dampening {settings['dampening']:g}"
+    if others := _other_momenta(job, group):
+        run += f"; other groups: {', '.join(others)}"
     if clips:
         run += f", of gradients shortened to norm {max(clips):g}"
+    # No rule has a momentum that is not one number.
+    m = math.nan if others or last != m else m
     yield _placed("momentum", run, Momentum(form, nesterov, m, max(clips, default=None)), place)
 
 
-def _equation(job: AuditedJob) -> tuple[int, bool] | None:
-    """Return the equation of momentum SGD that explains a sampled weight; None if none is sampled.
+def _other_momenta(job: AuditedJob, group: int) -> list[str]:
+    """Describe the momenta of parameter groups whose settings differ from those of one of them."""
+    groups = job.first.first("optimizer")["groups"]
+    found: list[str] = []
+    for i in job.groups:
+        settings, first = groups[i]["settings"], groups[group]["settings"]
+        is_nesterov = bool(settings.get("nesterov"))
+        momenta = job.setting("momentum", i)
+        if "momentum" not in settings:
+            found.append("not momentum SGD")
+        elif is_nesterov != bool(first.get("nesterov")):
+            found.append(f"{'Nesterov' if is_nesterov else 'not Nesterov'}, m = {momenta[0]:g}")
+        elif momenta != job.setting("momentum", group):
+            found.append(f"m = {momenta[0]:g}")
+    return [*dict.fromkeys(found)]
 
-    The equation is 0 if neither explains it.
+
+def _sampled_updates(job: AuditedJob) -> list[Line]:
+    """Return the first updates that follow each other in a sampled weight; none if it is unknown.
+
+    A weight of 16 bits loses too much of each update to tell the equation.
     """
     updates = [*takewhile(_is_sampled, job.first.updates)]
-    if not updates:
-        return None  # what the momentum was before is unknown
-    updates = updates[: _constant_settings(updates)]
-    settings = job.first.first("optimizer")["groups"][updates[0]["group"]]["settings"]
-    settings = {"weight_decay": 0.0} | settings
+    if not updates or updates[0]["eps"] > LEAST_PRECISION:
+        return []  # what the momentum was before is unknown
+    return updates[: _constant_settings(updates)]
+
+
+def _equation(updates: Sequence[Line], *, is_nesterov: bool) -> tuple[int, bool]:
+    """Return the equation of momentum SGD that explains a sampled weight after updates.
+
+    The equation is 0 if neither explains it. Of two that do, the one with or without Nesterov is
+    returned as the optimizer has it.
+    """
     w, after = (torch.tensor(each, dtype=torch.float64) for each in (
         updates[0]["before"], updates[-1]["after"]
     ))  # fmt: skip
     gradients = [torch.tensor(each["used"], dtype=torch.float64) for each in updates]
-    lrs = [each["lr"][each["group"]] for each in updates]
+    settings = [
+        {key: float(each[key][each["group"]] or 0.0) for key in ("lr", "momentum", "weight_decay")}
+        for each in updates
+    ]
     moved = (after - w).abs().max()
-    # float32 weights lose the last bits of each update.
-    allowed = TOLERANCE * moved + len(updates) * 1.2e-7 * w.abs().max()
+    # Weights lose the last bits of each update.
+    allowed = TOLERANCE * moved + len(updates) * updates[0]["eps"] * w.abs().max()
     for form in (9, 10):
-        for nesterov in (bool(settings.get("nesterov")), not settings.get("nesterov")):
-            expected = _weights_by_hand(w, gradients, lrs, settings, form, nesterov=nesterov)
+        for nesterov in (is_nesterov, not is_nesterov):
+            expected = _weights_by_hand(w, gradients, settings, form, nesterov=nesterov)
             if bool(((expected - after).abs() <= allowed).all()):
                 return form, nesterov
     return 0, False
@@ -298,20 +356,19 @@ def _equation(job: AuditedJob) -> tuple[int, bool] | None:
 def _weights_by_hand(
     w: Tensor,
     gradients: Sequence[Tensor],
-    lrs: Sequence[float],
-    settings: Mapping[str, Any],
+    settings: Sequence[Mapping[str, float]],
     form: int,
     *,
     nesterov: bool,
 ) -> Tensor:
     """Compute the weights after updates of SGD by equation (9) or (10), without an optimizer.
 
-    `settings` has the momentum and the weight decay.
+    `settings` has the lr, the momentum and the weight decay of each update.
     """
-    m, decay = float(settings["momentum"]), float(settings["weight_decay"])
     buffer = torch.zeros_like(w)
-    for gradient, lr in zip(gradients, lrs, strict=True):
-        g = gradient + decay * w
+    for gradient, own in zip(gradients, settings, strict=True):
+        lr, m = own["lr"], own["momentum"]
+        g = gradient + own["weight_decay"] * w
         if form == 9:
             buffer = m * buffer + g
             w = w - lr * (g + m * buffer if nesterov else buffer)
@@ -323,7 +380,8 @@ def _weights_by_hand(
 
 def _is_sampled(update: Line) -> bool:
     has_group = update["group"] is not None  # else another optimizer updates the sampled weight
-    return bool(has_group and update["used"] and update["before"] and update["after"])
+    is_counted = has_group and update["lr"]  # else it was made by another optimizer alone
+    return bool(is_counted and update["used"] and update["before"] and update["after"])
 
 
 def _constant_settings(updates: Sequence[Line]) -> int:
@@ -547,24 +605,31 @@ def _learning_rate(job: AuditedJob) -> Iterator[PlacedObservation]:
     if not job.minibatch:
         return  # no argument of the network has shown how many images it has
     optimizer = job.first.first("optimizer")
-    settings = optimizer["groups"][0]["settings"]
-    curve = np.array([each["lr"][0] for each in job.first.updates[: job.updates]])
+    main = job.groups[0]
+    settings = optimizer["groups"][main]["settings"]
+    curve = np.array(job.setting("lr", main), float)
     place, lr_place = optimizer["place"], optimizer["scheduler_place"] or optimizer["place"]
     known = settings.get("max_lr") or settings.get("initial_lr") or 0.0
     peak = max(float(known), float(curve.max()))  # a scheduler may raise the lr above that given
     is_rising = len(curve) > 1 and curve[-1] > curve[0] and curve[-1] == curve.max()
     steps = job.steps_per_epoch
-    if is_rising and peak <= curve[-1]:
-        # The peak of a warmup by hand is not known before it is reached.
-        peak = max(float(curve[-1]), 0.1 * job.minibatch / REFERENCE)
-    else:
+    # The peak of a warmup by hand is not known before it is reached.
+    is_known = not (is_rising and peak <= curve[-1])
+    others = _other_factors(job, curve)
+    if is_known or others:
         linear = peak * REFERENCE / job.minibatch
         run = f"lr {peak:.4g} for {_number(job.minibatch, 'image')}"
         if job.minibatch != REFERENCE:
             run += f", by linear scaling {linear:.4g} for {REFERENCE} images"
+        beside = ", ".join(f"{peak * each:.4g}" for each in others[:3]) + ", …" * (len(others) > 3)
+        beside = f"; other groups: lr {beside}" if others else ""
         nine = float(f"{linear:.10g}")  # without the rounding of the script's own arithmetic
-        yield _placed("reference_lr", run, (nine, REFERENCE), place)
-        yield _placed("peak_lr", f"lr {peak:.5g} at most", peak, place)
+        value = nine, REFERENCE, *(linear * each for each in others)
+        yield _placed("reference_lr", run + beside, value, place)
+        run = f"lr {peak:.5g} at most{beside}"
+        yield _placed("peak_lr", run, math.nan if others else peak, place)
+    if not is_known:
+        peak = max(float(curve[-1]), 0.1 * job.minibatch / REFERENCE)
     if not steps:
         return
     whole = _continued(curve, peak)
@@ -577,6 +642,15 @@ def _learning_rate(job: AuditedJob) -> Iterator[PlacedObservation]:
     yield _placed(
         "warmup", run, Warmup(ramp, ramp, peak if is_small else reference, starts), lr_place
     )
+
+
+def _other_factors(job: AuditedJob, curve: Any) -> list[float]:
+    """Return the factors other than 1 between the lr of other groups and a curve of the first."""
+    factors = set()
+    for group in job.groups[1:]:
+        own = np.array(job.setting("lr", group), float)
+        factors |= {float(f"{each:.6g}") for each in (own[curve > 0] / curve[curve > 0])}
+    return sorted(factors - {1.0})
 
 
 def _continued(curve: Any, peak: float) -> Any:
@@ -617,13 +691,20 @@ def _shuffling(job: AuditedJob) -> Iterator[PlacedObservation]:
     if not epochs or not all(each.order for each in epochs[0]):
         return
     first, count = epochs[0][0], len(job.processes)
+    kept = next((each for epoch in epochs for each in epoch if each.is_kept), None)
+    if kept is not None:
+        # A script that takes all batches before its first update may shuffle them itself.
+        if kept.updated_at_end < kept.updated:
+            run = "the batches of epoch 1 are kept and repeated, as by itertools.cycle"
+            yield _placed("shuffling", run, False, kept.place)
+        return
     told = [line for each in job.processes for line in each.first("set_epochs").get("epochs", [])]
     faults: list[tuple[str, str]] = []
-    for epoch in epochs[1:]:
+    for number, epoch in enumerate(epochs[1:], start=2):
         shared = min(len(first.order), len(epoch[0].order))
         if shared > 7 and first.order[:shared] == epoch[0].order[:shared] and not _in_order(first):
             why = "; set_epoch is never called" if first.is_distributed and not told else ""
-            faults.append((f"epoch {epoch[0].epoch} has the order of epoch 1{why}", first.place))
+            faults.append((f"epoch {number} has the order of epoch 1{why}", first.place))
             break
     if _in_order(first):
         faults.append(("images are not in random order", first.made))

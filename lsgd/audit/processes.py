@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
+PREFETCHED = 8
+"""The number of last batches of an epoch that a script may take before it uses them."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,15 @@ class ScriptProcess:
 
     @cached_property
     def training(self) -> list["LoaderRecord"]:
-        """The epochs of the DataLoader with the most training passes."""
-        return self._epochs_of("trained")
+        """The epochs of the DataLoader with the most training passes, which all have some.
+
+        A script may also take a batch to look at, or read the images for their mean.
+        """
+        counts: dict[int, int] = {}
+        for each in self._loaders:
+            counts[each.number] = counts.get(each.number, 0) + each.trained
+        number = max(counts, key=lambda each: counts[each], default=-1)
+        return [each for each in self._loaders if each.number == number and each.trained]
 
     @cached_property
     def evaluation(self) -> list["LoaderRecord"]:
@@ -53,15 +62,6 @@ class ScriptProcess:
     @cached_property
     def _loaders(self) -> list["LoaderRecord"]:
         return [LoaderRecord(**_fields(line)) for line in self.of_kind("loader")]
-
-    def _epochs_of(self, use: str) -> list["LoaderRecord"]:
-        counts: dict[int, int] = {}
-        for each in self._loaders:
-            counts[each.number] = counts.get(each.number, 0) + getattr(each, use)
-        number = max(counts, key=lambda each: counts[each], default=-1)
-        if not counts.get(number):
-            return []
-        return [each for each in self._loaders if each.number == number]
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,7 @@ class LoaderRecord:
     sizes: list[int]
     length: int | None
     batches: int | None
-    sampler: str
-    told_epoch: int | None
     is_distributed: bool
-    drop_last: bool
     trained: int
     evaluated: int
     place: str
@@ -92,11 +89,24 @@ class LoaderRecord:
     """The examples that a Subset has of its dataset."""
     is_gathered: bool
     """Whether the padding of its last batch is left out, by Accelerate's gather_for_metrics."""
+    updated: int
+    """The updates with the batches of this pass."""
+    updated_at_end: int
+    """The updates since its last batch was given."""
 
     @property
     def is_whole(self) -> bool:
         """Whether the last batch of this epoch was asked for."""
         return self.batches is not None and len(self.sizes) >= self.batches
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the script went on with batches that it has kept, as itertools.cycle does."""
+        if self.batches is None:
+            return False
+        # A script may make several updates by a batch, and a prefetcher takes batches in advance.
+        usual = (self.updated - self.updated_at_end) / max(1, self.batches - 1)
+        return self.trained > self.batches and self.updated_at_end > PREFETCHED * max(usual, 1)
 
 
 def _fields(line: Line) -> Line:

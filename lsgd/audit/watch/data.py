@@ -41,13 +41,13 @@ class LoaderEpoch:
         self.begin = 0
         """The batches that the iterator has asked for before this epoch."""
         self.last = self.given = 0
-        self.trained = self.evaluated = 0
+        self.trained = self.updated = self.evaluated = self.updated_at_end = 0
+        """The passes of training, the updates, the passes of evaluations, and the updates since the
+        last batch was given."""
         self.is_gathered = False
         self.place = ""
         self.made = getattr(loader, "_audit_place", "")
         sampler = loader.sampler if loader.batch_sampler is None else _sampler(loader)
-        self.sampler = type(sampler).__name__
-        self.told_epoch = getattr(sampler, "epoch", None)
         self.is_distributed = isinstance(sampler, DistributedSampler)
         try:
             self.length: int | None = len(loader.dataset)
@@ -57,7 +57,11 @@ class LoaderEpoch:
             self.batches: int | None = len(loader)
         except TypeError:
             self.batches = None
-        self.drop_last = getattr(loader.batch_sampler, "drop_last", loader.drop_last)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether this epoch has given its last batch."""
+        return self.batches is not None and self.given >= self.batches
 
 
 def _sampler(loader: Any) -> Any:
@@ -224,12 +228,12 @@ class DataWatch:
             yield {
                 "kind": "loader", "number": each.number, "epoch": each.epoch,
                 "order": base64.b64encode(each.order.tobytes()).decode(), "sizes": each.sizes,
-                "length": each.length, "batches": each.batches, "sampler": each.sampler,
-                "told_epoch": each.told_epoch, "is_distributed": each.is_distributed,
-                "drop_last": bool(each.drop_last), "trained": each.trained,
+                "length": each.length, "batches": each.batches,
+                "is_distributed": each.is_distributed, "trained": each.trained,
                 "evaluated": each.evaluated, "place": each.where, "used_at": each.place,
                 "made": each.made, "root": each.root, "updates": each.updates,
                 "subset": whole_dataset(each.loader.dataset)[1], "is_gathered": each.is_gathered,
+                "updated": each.updated, "updated_at_end": each.updated_at_end,
             }  # fmt: skip
         yield {"kind": "set_epochs", "epochs": self.set_epochs}
         yield from self.streams

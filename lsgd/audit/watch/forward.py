@@ -29,6 +29,7 @@ class ForwardWatch:
         self.norms: dict[tuple[Any, ...], int] = {}
         self.formats: set[str] = set()
         self.evaluation: dict[tuple[bool, bool, Any], list[Any]] = {}
+        """The number of passes without updates in each mode, and the line of the first."""
         self.unsized: Pass | None = None
         """The current pass, if no tensor among its arguments has shown how many images it has."""
         self.sets_statistics = False
@@ -179,9 +180,7 @@ class ForwardWatch:
 
     def _note_evaluation(self, seen: Pass) -> None:
         key = (seen.train, seen.grad, seen.loader)
-        entry = self.evaluation.setdefault(key, [0, 0, seen.place])
-        entry[0] += 1
-        entry[1] += seen.images
+        self.evaluation.setdefault(key, [0, seen.place])[0] += 1
         if seen.loader is not None:
             seen.loader.evaluated += 1
             if not seen.loader.place:
@@ -223,12 +222,12 @@ class ForwardWatch:
                 "momentum": momentum, "grad": grad, "place": where, "calls": calls,
             }  # fmt: skip
         yield {"kind": "formats", "names": sorted(self.formats)}
-        for (train, grad, loader), (calls, images, where) in self.evaluation.items():
+        for (train, grad, loader), (calls, where) in self.evaluation.items():
             # A training step may call a teacher, a momentum encoder or a generator.
             is_evaluated = loader is not None and not loader.trained
             yield {
                 "kind": "evaluation", "train": train, "grad": grad, "calls": calls,
-                "images": images, "place": where, "is_of_evaluation": is_evaluated,
+                "place": where, "is_of_evaluation": is_evaluated,
             }  # fmt: skip
         yield {"kind": "compiled", "is_compiled": self.record.is_compiled}
 

@@ -27,7 +27,6 @@ class GradientWatch:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.parameter: nn.Parameter | None = None
-        self.name = ""
         self.local: torch.Tensor | None = None
         self.sum: torch.Tensor | None = None
         self.losses: list[dict[str, Any]] = []
@@ -92,14 +91,14 @@ class GradientWatch:
         self.parameter = None
         if is_sharded(self.record.model):
             return
-        named = [
-            (name, each)
-            for name, each in self.record.model.named_parameters()
+        weights = [
+            each
+            for each in self.record.model.parameters()
             if each.requires_grad and each.dim() > 1 and not hasattr(each, "to_local")
         ]
-        if not named:
+        if not weights:
             return
-        self.name, parameter = named[-1]
+        parameter = weights[-1]
         self.parameter, self.local, self.sum = parameter, None, None
         self._note_weights(parameter)
         add = self.record.guard(functools.partial(self._add_local, parameter))
@@ -111,11 +110,16 @@ class GradientWatch:
             self.local = part if self.local is None else self.local + part
 
     def _note_loss(self, loss: torch.Tensor, *arguments: Any, **settings: Any) -> None:
+        first = arguments[0] if arguments else settings.get("input", loss)
+        target = arguments[1] if len(arguments) > 1 else settings.get("target")
+        share = float(settings.get("label_smoothing", 0.0))
+        # Of class probabilities it is not known what the script has made them of.
+        is_soft = isinstance(target, torch.Tensor) and target.is_floating_point()
         self._add_loss(
             loss,
             reduction=settings.get("reduction", "mean"),
-            examples=int(arguments[0].shape[0]) if arguments and arguments[0].dim() else 1,
-            smoothing=float(settings.get("label_smoothing", 0.0)),
+            examples=int(first.shape[0]) if first.dim() else 1,
+            smoothing=None if is_soft and not share else share,
         )
 
     def _note_criterion(self, module: nn.Module, inputs: Any, loss: torch.Tensor) -> None:
@@ -284,9 +288,9 @@ class GradientWatch:
         return found
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield which parameter's gradient is sampled, the averages and the loss scale."""
+        """Yield the averages of the weights, whether they are sharded, and the loss scale."""
         yield {
-            "kind": "gradient", "parameter": self.name, "averages": self.averages,
+            "kind": "gradient", "averages": self.averages,
             "is_sharded": self.record.model is not None and is_sharded(self.record.model),
             "scaler": None if self.scaler is None else float(self.scaler.get_scale()),
         }  # fmt: skip

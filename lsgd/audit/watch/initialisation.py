@@ -50,7 +50,7 @@ class InitialisationWatch:
         model = self.record.model
         self.start = checksums(model)
         last_norms = {id(each) for each in _last_norms(model)}
-        for path, module in model.named_modules():
+        for module in model.modules():
             weight = getattr(module, "weight", None)
             if not isinstance(module, (nn.Linear, _ConvNd, _BatchNorm)):
                 continue
@@ -62,7 +62,6 @@ class InitialisationWatch:
             self.layers.append(
                 {
                     "kind": "layer",
-                    "path": path.replace("module.", "").replace("_orig_mod.", ""),
                     "type": "linear" if isinstance(module, nn.Linear)
                     else "convolution" if isinstance(module, _ConvNd) else "batchnorm",
                     "shape": list(weight.shape),

@@ -81,7 +81,8 @@ class Record:
         """The network of the first training pass."""
         self.loader: Any = None
         """The record of the DataLoader epoch from which the last batch came."""
-        self.updates_in_last_epoch = 0
+        self.epochs: dict[int, int] = {}
+        """The epochs of each DataLoader in which an update was made, by the loader's number."""
         self.pending: list[Pass] = []
         """Forward passes with gradients whose backward pass has not been seen yet."""
         self.passes: list[Pass] = []
@@ -104,6 +105,12 @@ class Record:
     def end_update(self) -> None:
         """Count an update, and register or remove the costly hooks for the next one."""
         self.updates += 1
+        if self.loader is not None:
+            self.loader.updated += 1
+            self.loader.updated_at_end += self.loader.is_at_end
+            if self.loader.updated == 1:
+                number = self.loader.number
+                self.epochs[number] = self.epochs.get(number, 0) + 1
         self.is_sampled = self.updates < FULL_UPDATES or self.updates & (self.updates - 1) == 0
         if self.is_sampled or self.keeps_hooks:
             self.register_hooks()
@@ -183,31 +190,34 @@ class Record:
         for name in [each for each in self.awaited if each in sys.modules]:
             self.awaited.pop(name)(sys.modules[name])
 
+    @property
+    def trained_epochs(self) -> int:
+        """The number of epochs of one DataLoader in which an update was made."""
+        return max(self.epochs.values(), default=0)
+
     def is_over(self) -> bool:
         """Return whether this process has been watched for as long as was asked."""
         if self.updates >= self.max_updates:
             return True
-        epochs = self.loader.epoch if self.loader else 0
-        return bool(
-            self.max_epochs and epochs >= self.max_epochs and self.updates_in_last_epoch > 1
-        )
+        is_last = self.trained_epochs >= self.max_epochs > 0
+        return is_last and self.loader is not None and self.loader.updated > 1
 
     def note_job(self) -> None:
         """Record this process's rank and the number of processes in its job."""
         dist = torch.distributed
         horovod = sys.modules.get("horovod.torch")
         names = ("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-        rank, size, by = 0, 1, "none"
+        rank, size = 0, 1
         if dist.is_available() and dist.is_initialized():
-            rank, size, by = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+            rank, size = dist.get_rank(), dist.get_world_size()
         elif horovod is not None and horovod.is_initialized():
-            rank, size, by = horovod.rank(), horovod.size(), "horovod"
+            rank, size = horovod.rank(), horovod.size()
         else:
             for each, of in names:
                 if each in os.environ:
-                    rank, size, by = int(os.environ[each]), int(os.environ.get(of, 1)), "launcher"
+                    rank, size = int(os.environ[each]), int(os.environ.get(of, 1))
                     break
-        self.job = {"rank": rank, "world_size": size, "by": by, "parent": os.getppid()}
+        self.job = {"rank": rank, "world_size": size, "parent": os.getppid()}
 
     def write_at_exit(self) -> None:
         """Write the record when this process ends, also if multiprocessing has forked it."""
@@ -223,7 +233,7 @@ class Record:
         """Write the record of this process, once, if it has trained or compiled a network."""
         if self.is_written or not (self.updates or self.passes or self.is_compiled):
             return
-        process = {"kind": "process", "pid": os.getpid(), "updates": self.updates}
+        process = {"kind": "process", "pid": os.getpid()}
         lines = [process | {"is_ended_by_watch": is_ended_by_watch} | self.job]
         for watch in self.watches:
             try:

@@ -23,7 +23,9 @@ from .record import Record, place
 SETTINGS = (
     "lr", "initial_lr", "max_lr", "momentum", "dampening", "nesterov", "weight_decay",
 )  # fmt: skip
-COPIED = "lr", "passes", "models", "place", "epoch", "scale", "evaluations"
+CHANGING = "lr", "momentum", "weight_decay"
+"""The settings that an update's record has of each parameter group, as schedules change them."""
+COPIED = *CHANGING, "passes", "models", "place", "epoch", "scale", "evaluations"
 """The observations of an update that its record has as they are."""
 
 
@@ -38,7 +40,11 @@ class UpdateWatch:
         self.step_place = ""
         self.optimizer: Any = None
         self.groups: list[dict[str, Any]] = []
+        self.optimizers: list[Any] = []
+        """The optimizers with these groups, of which the first is that whose updates count."""
         self.begun: dict[str, Any] | None = None
+        self.is_counted = False
+        """Whether the begun update was counted already, by an optimizer of fewer parameters."""
         self.started_with_state = False
         self.untouched: dict[str, Any] = {}
         self.has_flat_copies = False
@@ -99,12 +105,14 @@ class UpdateWatch:
     def _begin_update(self, optimizer: Any) -> None:
         """Observe an update once its gradients are there; of nested steps the innermost counts."""
         record = self.record
+        self.is_counted = False
         if optimizer is not self.optimizer:
             is_known = optimizer in self.others
             if self.optimizer is None or (
                 not is_known and self._count(optimizer) > self._count(self.optimizer)
             ):
                 self._begin(optimizer)
+                self.is_counted = bool(self.updates) and not (record.passes or record.pending)
             if not _same_parameters(optimizer, self.optimizer):
                 self._meet_other(optimizer)
                 return
@@ -112,11 +120,13 @@ class UpdateWatch:
             self._gradients.forget_update()
             return
         parameter = self._gradients.parameter
+        groups = [group for each in self.optimizers for group in each.param_groups]
         update: dict[str, Any] = {
-            "lr": [_as_written(group["lr"]) for group in optimizer.param_groups]
+            key: [_as_written(group.get(key)) for group in groups] for key in CHANGING
         }
         if record.is_sampled and parameter is not None:
             update["before"] = sample(parameter)
+            update["eps"] = torch.finfo(parameter.dtype).eps
             if parameter.grad is not None:
                 # Some optimizers change gradients in place; fused ones take out the loss scale.
                 scale = getattr(optimizer, "grad_scale", None)
@@ -136,7 +146,9 @@ class UpdateWatch:
                     watch.begin()
             self.started_with_state = bool(optimizer.state)
         self.optimizer, self.held = optimizer, set[int]()
-        self.groups = self._describe_groups(optimizer)
+        self.optimizers, self.groups = [optimizer], self._describe_groups(optimizer)
+        for update in self.updates:  # these were of another optimizer's groups
+            update |= {key: [] for key in CHANGING}
 
     def _choose_network(self, optimizer: Any) -> None:
         """Take the network that the first optimizer updates, of several with training passes.
@@ -169,6 +181,7 @@ class UpdateWatch:
             self.others[optimizer] = bool(self._count(optimizer)[0])
             if self.others[optimizer] and self.held.isdisjoint(_ids(optimizer)):
                 self.groups += self._describe_groups(optimizer)
+                self.optimizers.append(optimizer)
         if not self.others[optimizer] and self.begun is None:
             self._gradients.note_other_update()
 
@@ -223,6 +236,11 @@ class UpdateWatch:
             return
         record, update = self.record, self.begun
         self.begun = None
+        if self.is_counted:
+            # The sampled weight is of the other optimizer, or else was not updated then.
+            settings = {key: update[key] for key in CHANGING}
+            self.updates[-1] |= settings | {"group": None}
+            return
         gradients = self._gradients.observe_update()
         update |= gradients
         passes = [each for each in record.passes if self._is_updated(each.model)]
@@ -240,14 +258,11 @@ class UpdateWatch:
                 if any(each is parameter for each in group["params"]):
                     update["group"] = optimizer.param_groups.index(group)
         update["place"] = self.step_place = place() if record.is_sampled else self.step_place
-        update["epoch"] = record.loader.epoch if record.loader is not None else 0
         record.passes = []
         if record.loader is not None:
             record.updated_by = record.loader, record.loader.given
         record.end_update()
-        last = self.updates[-1]["epoch"] if self.updates else 0
-        is_next = update["epoch"] == last
-        record.updates_in_last_epoch = record.updates_in_last_epoch + 1 if is_next else 1
+        update["epoch"] = record.trained_epochs
         self.updates.append(update)
 
     def _is_updated(self, model: Any) -> bool:
@@ -264,8 +279,7 @@ class UpdateWatch:
         optimizer = self.optimizer
         if optimizer is not None:
             yield {
-                "kind": "optimizer", "name": type(optimizer).__name__,
-                "is_sgd": isinstance(optimizer, torch.optim.SGD), "groups": self.groups,
+                "kind": "optimizer", "name": type(optimizer).__name__, "groups": self.groups,
                 "untouched": self.untouched, "place": self.places.get(id(optimizer), ""),
                 "scheduler_place": self.scheduler_place,
                 "started_with_state": self.started_with_state,
@@ -283,6 +297,7 @@ class UpdateWatch:
                 "kind": "update",
                 **{key: update[key] for key in COPIED},
                 "group": update.get("group"),
+                "eps": update.get("eps"),
                 "backward_place": update["backward_place"],
                 "losses": losses,
                 "clip": {**clip, "norm": _number(clip["norm"])} if clip else None,

@@ -1,0 +1,274 @@
+"""Observations from records that are written by hand, without a script that is started."""
+
+import base64
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lsgd.audit.__main__ import notes
+from lsgd.audit.facts import AuditedJob, PlacedObservation, observe
+from lsgd.audit.processes import ScriptProcess
+from lsgd.audit.watch.gradient import GradientWatch
+from lsgd.audit.watch.record import Pass, Record
+from lsgd.audit.watch.update import CHANGING, UpdateWatch
+from lsgd.check.step import Momentum
+
+Group = tuple[dict[str, int], dict[str, Any]]
+"""The counts of the parameters in a group of an optimizer, and its settings."""
+SGD = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
+ORDER = [3, 1, 7, 0, 12, 5, 9, 2, 4, 15, 6, 8, 10, 14, 13, 11]
+"""The examples of an epoch in random order."""
+
+
+def job(
+    *lines: dict[str, Any],
+    groups: list[Group] | None = None,
+    updates: list[dict[str, Any]] | None = None,
+) -> AuditedJob:
+    """A job of one process with two updates by SGD, or these, besides other observations."""
+    groups = groups or [({"weights": 2}, SGD)]
+    line = {
+        "kind": "update", "clip": None, "group": None, "used": None, "local": None, "losses": [],
+        "evaluations": 1,
+        "passes": [{"images": 256, "train": True, "place": "train.py:8"}], "models": 1,
+        **{key: [settings.get(key) for _, settings in groups] for key in CHANGING},
+        "place": "train.py:9",
+    }  # fmt: skip
+    optimizer = {
+        "kind": "optimizer", "name": "SGD", "place": "train.py:2", "scheduler_place": "",
+        "groups": [{"counts": counts, "settings": settings} for counts, settings in groups],
+        "untouched": {"count": 0, "names": []}, "started_with_state": False,
+    }  # fmt: skip
+    updates = [line | each for each in updates or [{}, {}]]
+    return AuditedJob([ScriptProcess([*lines, optimizer, *updates])])
+
+
+def fact(job: AuditedJob, rule: str) -> PlacedObservation:
+    """The observation of a job for a rule."""
+    [found] = [each for each in observe(job) if each.observation.rule == rule]
+    return found
+
+
+def epoch(
+    number: int, order: list[int], *, trained: int = 1, updates: int = 0, updated: int = 4,
+    updated_at_end: int = 1,
+) -> dict[str, Any]:  # fmt: skip
+    """The record of an epoch of a DataLoader over 16 examples in batches of 4."""
+    return {
+        "kind": "loader", "number": 0, "epoch": number, "root": 0, "subset": None,
+        "order": base64.b64encode(array("q", order).tobytes()).decode(),
+        "sizes": [4] * (len(order) // 4), "length": 16, "batches": 4, "is_distributed": False,
+        "trained": trained, "evaluated": 0, "place": "train.py:3", "used_at": "",
+        "made": "train.py:1", "updates": updates, "is_gathered": False,
+        "updated": updated, "updated_at_end": updated_at_end,
+    }  # fmt: skip
+
+
+def loader(number: int) -> SimpleNamespace:
+    """What the record of a process reads and writes of an epoch of a DataLoader."""
+    return SimpleNamespace(number=number, updated=0, updated_at_end=0, is_at_end=False)
+
+
+def test_an_epoch_without_an_update_does_not_count() -> None:
+    """PyTorch's tutorial takes a batch to look at, and scripts read all images for their mean."""
+    record = Record("unused", max_updates=100, max_epochs=2)
+    ends = []
+    for number_of_updates in (0, 3, 0, 3):
+        record.loader = loader(0)
+        for _ in range(number_of_updates):
+            record.end_update()
+            ends.append(record.is_over())
+    assert ends == [False, False, False, False, True, True]
+    assert record.trained_epochs == 2
+
+
+def test_epochs_of_different_loaders_are_counted_by_themselves() -> None:
+    """A script may take batches of two loaders by turns, or another loader for larger images."""
+    record = Record("unused", max_updates=100, max_epochs=2)
+    loaders = [loader(number) for number in range(2)]
+    for update in range(20):
+        record.loader = loaders[update % 2]
+        record.end_update()
+        assert not record.is_over()
+
+
+def test_the_order_of_a_batch_that_was_only_looked_at_is_not_compared() -> None:
+    """The epochs of the training have the same order here, other than that of the look."""
+    look = epoch(1, ORDER[::-1], trained=0)
+    found = job(look, epoch(2, ORDER), epoch(3, ORDER, updates=4))
+    assert [each.epoch for each in found.first.training] == [2, 3]
+    shuffling = fact(found, "shuffling")
+    assert shuffling.observation.run == "epoch 2 has the order of epoch 1"
+    assert shuffling.place == "train.py:3"
+
+
+def test_the_lr_is_that_of_the_group_with_the_most_weights() -> None:
+    """And another lr of any group is a deviation, but for a group of none of the network's."""
+    biases = ({"biases": 3, "norms": 4}, SGD | {"lr": 0.05})
+    weights = ({"weights": 4}, SGD)
+    found = job(groups=[biases, weights])
+    reference = fact(found, "reference_lr").observation
+    assert reference.value == (0.1, 256, 0.05)
+    assert reference.run == "lr 0.1 for 256 images; other groups: lr 0.05"
+    assert fact(found, "peak_lr").observation.run == "lr 0.1 at most; other groups: lr 0.05"
+    others = [({"others": 9}, SGD | {"lr": 0.5}), ({}, SGD | {"lr": 7.0})]
+    assert fact(job(groups=[*others, weights]), "reference_lr").observation.value == (0.1, 256)
+
+
+def test_another_lr_is_seen_before_the_peak_is_known() -> None:
+    """A group has a tenth of the lr, in a warmup by hand."""
+    groups = [({"weights": 2}, SGD | {"lr": lr}) for lr in (0.01, 0.001)]
+    updates = [{"lr": [lr, lr / 10]} for lr in (0.01, 0.02, 0.03)]
+    value = fact(job(groups=groups, updates=updates), "reference_lr").observation.value
+    assert value == pytest.approx((0.03, 256, 0.003))
+
+
+def test_updates_of_another_optimizer_have_no_lr_of_these_groups() -> None:
+    """The head was updated once before the optimizer of the body was met, and that of the neck."""
+    groups = [({"weights": 3}, SGD), ({"weights": 9}, SGD | {"lr": 0.4})]
+    none: dict[str, Any] = {key: [] for key in CHANGING}
+    updates = [none, {"lr": [0.1]}, {"lr": [0.1, 0.2]}, {"lr": [0.1, 0.2]}]
+    found = job(groups=groups, updates=updates)
+    assert found.setting("lr", 1) == [0.4, 0.2, 0.2]
+    assert fact(found, "reference_lr").observation.value == (0.4, 256, 0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({}, "SGD as equation (9), Nesterov, m = 0.9"),
+        ({"momentum": 0.5}, "SGD as equation (9), Nesterov, m = 0.9; other groups: m = 0.5"),
+        (
+            {"nesterov": False},
+            "SGD as equation (9), Nesterov, m = 0.9; other groups: not Nesterov, m = 0.9",
+        ),
+    ],
+)
+def test_momenta_of_all_groups(other: dict[str, Any], says: str) -> None:
+    found = job(groups=[({"biases": 1}, SGD | other), ({"weights": 2}, SGD)])
+    momentum = fact(found, "momentum").observation
+    assert momentum.run == says
+    is_followed = momentum.value == Momentum(9, nesterov=True, m=0.9, clip_norm=None)
+    assert is_followed is not bool(other)
+
+
+def updated(dtype: torch.dtype, momenta: list[float]) -> AuditedJob:
+    """A job whose weight a real SGD updates, with these momenta."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(8, dtype=dtype))
+    own = [torch.nn.Parameter(torch.zeros(1)), weight]
+    groups: list[dict[str, Any]] = [
+        {"params": [own[0]], "momentum": 0.5},
+        {"params": [weight]},
+    ]
+    optimizer = torch.optim.SGD(groups, 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    updates = []
+    for momentum in momenta:
+        optimizer.param_groups[1]["momentum"] = momentum
+        weight.grad = torch.randn(8, dtype=dtype)
+        before = weight.tolist()
+        optimizer.step()
+        updates.append(
+            {
+                "before": before, "used": weight.grad.tolist(), "after": weight.tolist(),
+                "group": 1, "eps": torch.finfo(dtype).eps,
+                **{key: [group[key] for group in optimizer.param_groups] for key in CHANGING},
+            }
+        )  # fmt: skip
+    # The weight that is sampled is not in the group of the most weights.
+    return job(
+        groups=[({"weights": 9}, SGD | {"momentum": 0.5}), ({"weights": 1}, SGD)], updates=updates
+    )
+
+
+def test_the_equation_is_that_of_the_group_of_the_sampled_weight() -> None:
+    says = "SGD as equation (9), Nesterov, m = 0.9; other groups: m = 0.5"
+    assert fact(updated(torch.float32, [0.9] * 4), "momentum").observation.run == says
+
+
+def test_a_momentum_that_changes() -> None:
+    """OneCycleLR changes it unless it is told not to."""
+    says = "SGD as equation (9), Nesterov, momentum changes from 0.95 to 0.85; other groups: m = "
+    momentum = fact(updated(torch.float32, [0.95, 0.9, 0.85, 0.9]), "momentum").observation
+    assert momentum.run == says + "0.5"
+    assert momentum.value != Momentum(9, nesterov=True, m=0.95, clip_norm=None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_do_not_show_the_equation(dtype: torch.dtype) -> None:
+    """The settings say it, as for weights that cannot be sampled."""
+    says = "SGD as equation (9), Nesterov, m = 0.5; other groups: m = 0.9"
+    assert fact(updated(dtype, [0.9] * 4), "momentum").observation.run == says
+
+
+def test_a_weight_decay_that_changes() -> None:
+    updates = [{"weight_decay": [decay]} for decay in (1e-4, 2e-4)]
+    run = fact(job(updates=updates), "weight_decay").observation.run
+    assert run == "0.0002 on weights (2), 0.0001 on weights (2)"
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "smoothing"),
+    [
+        (torch.tensor([0, 1]), {}, 0.0),
+        (torch.tensor([0, 1]), {"label_smoothing": 0.1}, 0.1),
+        (torch.tensor([[0.7, 0.3], [0.1, 0.9]]), {}, None),
+    ],
+)
+def test_the_smoothing_of_class_probabilities_is_not_known(
+    target: torch.Tensor, settings: dict[str, Any], smoothing: float | None
+) -> None:
+    """As of mixup, and of labels that a script smooths itself."""
+    gradients = GradientWatch(Record("unused", max_updates=1, max_epochs=1))
+    logits = torch.zeros(2, 2, requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(logits, target, **settings)
+    gradients._note_loss(loss, logits, target, **settings)
+    gradients._note_loss(loss, input=logits, target=target, **settings)
+    assert [(each["smoothing"], each["examples"]) for each in gradients.losses] == [
+        (smoothing, 2)
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("updated", "at_end", "run", "is_noted"),
+    [
+        (4, 1, "a permutation, divided among 1 process", False),
+        (4, 4, "a permutation, divided among 1 process", False),  # all batches are taken at once
+        (40, 10, "a permutation, divided among 1 process", False),  # ten updates by each batch
+        (1, 1, "a permutation, divided among 1 process", False),  # of four micro-batches
+        (12, 9, "the batches of epoch 1 are kept and repeated, as by itertools.cycle", True),
+        (12, 12, "", True),  # the script takes all batches first, and may shuffle them itself
+    ],
+)
+def test_batches_that_a_script_keeps(updated: int, at_end: int, run: str, is_noted: bool) -> None:
+    found = job(epoch(1, ORDER, trained=updated, updated=updated, updated_at_end=at_end))
+    runs = [each.observation.run for each in observe(found) if each.observation.rule == "shuffling"]
+    assert runs == ([run] if run else [])
+    assert any("kept of its DataLoader" in each for each in notes(found, [])) == is_noted
+
+
+def test_an_optimizer_of_few_parameters_that_comes_first_counts_no_update_of_its_own() -> None:
+    """The head's optimizer steps before that of the body, which has more parameters."""
+    record = Record("unused", max_updates=100, max_epochs=2)
+    record.observe_calls = lambda kind: None
+    watch = UpdateWatch(record)
+    record.watches = [GradientWatch(record), watch]
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
+    head = torch.optim.SGD(model[2].parameters(), 0.5, momentum=0.9)
+    body = torch.optim.SGD(model[:2].parameters(), 0.1, momentum=0.9)
+    for _ in range(3):
+        model(torch.ones(4, 3)).sum().backward()
+        record.passes = [Pass(model, 4, None, "", train=True, grad=True)]
+        for optimizer in (head, body):
+            watch._begin_update(optimizer)
+            optimizer.step()
+            watch._finish(optimizer)
+    updates = [each for each in watch.lines() if each["kind"] == "update"]
+    assert record.updates == 3
+    assert [len(each["passes"]) for each in updates] == [1, 1, 1]
+    assert [each["lr"] for each in updates] == [[0.1], [0.1, 0.5], [0.1, 0.5]]
+    assert updates[0]["used"]
+    assert [each["group"] for each in updates] == [None, None, None]
