@@ -69,7 +69,8 @@ def epoch(
 
 def loader(number: int) -> SimpleNamespace:
     """What the record of a process reads and writes of an epoch of a DataLoader."""
-    return SimpleNamespace(number=number, updated=0, updated_at_end=0, is_at_end=False)
+    counts = {"updated": 0, "updated_at_end": 0, "trained": 0, "evaluated": 0}
+    return SimpleNamespace(number=number, is_at_end=False, **counts)
 
 
 def test_an_epoch_without_an_update_does_not_count() -> None:
@@ -272,3 +273,24 @@ def test_an_optimizer_of_few_parameters_that_comes_first_counts_no_update_of_its
     assert [each["lr"] for each in updates] == [[0.1], [0.1, 0.5], [0.1, 0.5]]
     assert updates[0]["used"]
     assert [each["group"] for each in updates] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "is_left"),
+    [
+        ({"evaluated": 4, "is_at_end": True}, True),
+        ({"evaluated": 3}, False),
+        ({"is_at_end": True}, False),  # of one batch, which may be a training batch
+        ({"evaluated": 1, "trained": 3, "is_at_end": True}, False),
+    ],
+)
+def test_kept_batches_after_an_evaluation_are_of_the_training(
+    evaluation: dict[str, Any], is_left: bool
+) -> None:
+    """They would count as batches of the validation, which would be no evaluation then."""
+    record = Record("unused", max_updates=100, max_epochs=2)
+    training, validation = loader(0), loader(1)
+    vars(validation).update(evaluation)
+    record.loader, record.updated_by = validation, (training, 4)
+    record.leave_evaluation()
+    assert record.loader is (training if is_left else validation)

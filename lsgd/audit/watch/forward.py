@@ -164,8 +164,10 @@ class ForwardWatch:
 
     def _see_pass(self, module: nn.Module, inputs: Any) -> None:
         record = self.record
-        images = first_size(inputs) or (record.loader.last if record.loader else 0)
         train, grad = unwrapped(module).training, torch.is_grad_enabled()
+        if train and grad:
+            record.leave_evaluation()
+        images = first_size(inputs) or (record.loader.last if record.loader else 0)
         where = place() if record.handles or not (train and grad) else ""
         seen = Pass(module, images, record.loader, where, train=train, grad=grad)
         seen.is_after_update = record.updated_by == (record.loader, seen.batch)

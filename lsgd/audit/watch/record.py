@@ -119,6 +119,17 @@ class Record:
                 each.remove()
             self.handles = []
 
+    def leave_evaluation(self) -> None:
+        """Take the loader of the last update again after an evaluation has had its last batch.
+
+        A script that has kept the batches of its training asks that loader for no other one.
+        """
+        loader = self.loader
+        if self.updated_by is None or loader is None:
+            return
+        if loader.is_at_end and loader.evaluated and not loader.trained:
+            self.loader = self.updated_by[0]
+
     def register_hooks(self) -> None:
         """Register the costly hooks until the end of the current update, unless they are."""
         if not self.handles:
