@@ -7,6 +7,7 @@ An image is a file of its own or part of a tar shard; ids and crops are the same
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from tarfile import BLOCKSIZE, TarError, TarInfo
 from typing import Any
@@ -96,8 +97,11 @@ def write_index(folder: Path, split: str, rows: Iterable[IndexRow]) -> Path:
     kinds = (f"S{longest_path}", f"S{longest_shard}", "<i8", "<i8", "<i4", "<i4", "<i4")
     table = np.array(listed, dtype=list(zip(FIELDS, kinds, strict=True)))
     target = index_file(folder, split)
+    # numpy would write to a file through C's buffers, and ignores the error of the last of them.
+    content = BytesIO()
+    np.save(content, table)
     with atomic_write(target) as file:
-        np.save(file, table)
+        file.write(content.getbuffer())
     return target
 
 

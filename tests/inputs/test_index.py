@@ -1,6 +1,8 @@
+import errno
 import io
 import os
 import pickle
+import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,6 +42,23 @@ def test_ids_go_by_class_and_name(tmp_path: Path) -> None:
     assert index.labels(np.array([3, 0, 2])).tolist() == [2, 0, 1]
     assert index.sizes(np.array([1, 2])).tolist() == [[40, 30], [40, 30]]
     assert index.classes() == ["n1", "n1-b", "n2"]
+
+
+@pytest.mark.parametrize("rows", [2085, 20000])
+def test_a_full_disk_leaves_the_index_as_it_was(rows: int, tmp_path: Path) -> None:
+    """Also if it is full near the end: numpy has not noticed that, and a torn index replaced it."""
+    file = write_index(tmp_path, "train", [row("train/n1/0.JPEG", 0)])
+    before = file.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"File too large.*{file.name}") as raised:
+            write_index(tmp_path, "train", [row(f"train/n1/{i:05}.JPEG", 0) for i in range(rows)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.errno == errno.EFBIG
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_another_process_gets_the_file_and_not_the_rows(root: Path) -> None:
