@@ -7,7 +7,7 @@ import re
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
@@ -18,6 +18,7 @@ from lsgd.inputs.index import IMAGE_SUFFIXES, MAX_FILE_BYTES, IndexRow, write_in
 from lsgd.job.command import Parser
 from lsgd.job.system import usable_cores
 from lsgd.override_syntax import shell_override
+from lsgd.paths import is_leftover
 from lsgd.prepare import add_max_pixels, listed
 from lsgd.prepare.folder import print_suggestion
 from lsgd.prepare.images import FATAL, image_problems, usable_size
@@ -47,6 +48,8 @@ A later one counts where no shard has an earlier one: a test set beside val is a
 """
 CLASS_KEYS = ("label", "cls")
 """The keys of an example's JSON file that may hold its class number."""
+WITHOUT_IMAGE = "an example without an image"
+"""The problem of an example whose files have no image among them."""
 MAX_CLASS_FILE = 2**20
 """The largest size in bytes of a file that is read for a class."""
 
@@ -227,10 +230,12 @@ def _read_shard(
                 return earlier
             files[""] = status.st_size, None
             with tarfile.open(fileobj=file, mode="r|", bufsize=2**20) as tar:
-                for image in _examples(tar, path, max_pixels):
-                    if image.name in files:
-                        raise UsageError(f"{path} has two members {image.name}; write it anew")
-                    files[image.name] = image.length, image[1:]
+                images = list(_examples(tar, path, max_pixels))
+            _check_order(path, images)
+            for image in images:
+                if image.name in files:
+                    raise UsageError(f"{path} has two members {image.name}; write it anew")
+                files[image.name] = image.length, image[1:]
     except (tarfile.TarError, EOFError) as error:
         raise UsageError(f"{path} is cut short or no tar ({error}); copy it again") from None
     except OSError as error:
@@ -249,8 +254,12 @@ def _images(findings: FolderFindings) -> Iterator[ShardImage]:
 
 
 def _examples(tar: tarfile.TarFile, shard: Path, max_pixels: int) -> Iterator[ShardImage]:
-    """Yield the image of each example in a tar file that is read in order."""
-    members = (member for member in tar if member.isreg())
+    """Yield the image of each example in a tar file that is read in order.
+
+    Hidden and system files with the name of an image are yielded last, as unusable.
+    """
+    ignored: list[str] = []
+    members = (member for member in tar if _is_of_example(member, ignored))
     for _, files in groupby(members, key=lambda member: _key_and_kind(member.name)[0]):
         image: tuple[tarfile.TarInfo, bytes] | None = None
         label: int | None = None
@@ -263,27 +272,65 @@ def _examples(tar: tarfile.TarFile, shard: Path, max_pixels: int) -> Iterator[Sh
                 # is the image.
                 if image is None or len(member.name) < len(image[0].name):
                     image = member, _content(tar, member, MAX_FILE_BYTES)
-            elif kind in ("cls", "json"):
+            elif kind in ("cls", "json") and member.isreg():
                 content = _content(tar, member, MAX_CLASS_FILE)
                 number = _class_number(kind, content, f"{shard}:{member.name}")
                 label = number if label is None else label
         assert first is not None
         if image is None:
-            yield ShardImage(first.name, 0, 0, label, (0, 0), "an example without an image")
-            continue
-        member, content = image
-        parts = PurePosixPath(member.name).parts
-        if ".." in parts or parts[0] == "/":
-            raise UsageError(f"{shard} has a member {member.name!r}, outside of it; write it anew")
-        source = ShardMember(member.name, content)
-        size = usable_size(source, max_pixels) if content else (0, 0)
-        problem = "" if size != (0, 0) else _problem(source, member, max_pixels)
-        yield ShardImage(member.name, member.offset_data, member.size, label, size, problem)
+            yield ShardImage(first.name, 0, 0, label, (0, 0), WITHOUT_IMAGE)
+        else:
+            yield _shard_image(shard, *image, label, max_pixels)
+    for name in ignored:
+        yield ShardImage(name, 0, 0, None, (0, 0), "a hidden or system file")
+
+
+def _is_of_example(member: tarfile.TarInfo, ignored: list[str]) -> bool:
+    """Return whether a tar member is a file of an example, or a link.
+
+    The names of hidden and system files that are named like images are appended to `ignored`.
+    """
+    if not (member.isreg() or member.islnk() or member.issym()):
+        return False
+    path = PurePosixPath(member.name)
+    # As in a folder of images: by the name of the file and that of the class.
+    if not any(is_leftover(part) for part in path.parts[-2:] if part != ".."):
+        return True
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        ignored.append(member.name)
+    return False
+
+
+def _shard_image(
+    shard: Path, member: tarfile.TarInfo, content: bytes, label: int | None, max_pixels: int
+) -> ShardImage:
+    """Return a tar member, whose name is that of an image, as an image of the index."""
+    parts = PurePosixPath(member.name).parts
+    if ".." in parts or parts[0] == "/":
+        raise UsageError(f"{shard} has a member {member.name!r}, outside of it; write it anew")
+    if not member.isreg():
+        return ShardImage(member.name, 0, 0, label, (0, 0), "a link to another member")
+    source = ShardMember(member.name, content)
+    size = usable_size(source, max_pixels) if content else (0, 0)
+    problem = "" if size != (0, 0) else _problem(source, member, max_pixels)
+    return ShardImage(member.name, member.offset_data, member.size, label, size, problem)
+
+
+def _check_order(shard: Path, images: Iterable[ShardImage]) -> None:
+    """Raise UsageError if a shard has classes apart from its images, whose folders would count."""
+    apart = [each for each in images if each.problem == WITHOUT_IMAGE and each.label is not None]
+    unnumbered = [each for each in images if each.length and each.label is None]
+    if apart and unnumbered:
+        raise UsageError(
+            f"{shard} has a class number in {apart[0].name} without an image, and none for "
+            f"{unnumbered[0].name}: the files of an example do not follow each other; write the "
+            "shard anew in the order of their names"
+        )
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> bytes:
-    """Return the bytes of a tar member; an empty string if there are more than `most`."""
-    file = tar.extractfile(member) if member.size <= most else None
+    """Return the bytes of a tar member; none if there are more than `most`, or of a link."""
+    file = tar.extractfile(member) if member.isreg() and member.size <= most else None
     return file.read() if file else b""
 
 
