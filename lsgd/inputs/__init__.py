@@ -245,6 +245,11 @@ def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
     """
     data, settings = recipe.data, recipe.inputs
     part = imported_part(LOADER, settings.loader, settings.source)
+    if len(sets := recipe.evaluation.sets) > 1:
+        raise UsageError(
+            f"evaluation.sets has {sets[1]}, and {part.override} has images of train and val "
+            "alone; write evaluation.sets=[val]"
+        )
     made: Inputs = part(settings.options, data=data, seed=recipe.seed, device=device)
     ids = np.arange(min(2, data.val_examples))
     probe = MicroBatch(None, ids, range(0), 0, "val")
