@@ -12,7 +12,7 @@ from lsgd.installation import install_command
 from lsgd.job.command import Parser, number_type
 from lsgd.job.system import usable_cores
 from lsgd.override_syntax import shell_override
-from lsgd.prepare import add_max_pixels, listed
+from lsgd.prepare import add_max_pixels, add_processes, listed
 from lsgd.recipe.image_folder import read_skip_list
 
 HELP = "check and index a folder of your own images with a folder for each class"
@@ -96,6 +96,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         help="decode every image; skip.txt lists the unusable ones",
     )
     add_max_pixels(parser)
+    add_processes(parser)
     parser.set_defaults(command=_prepare)
 
 
@@ -113,13 +114,13 @@ def _set_names(text: str) -> list[str]:
 
 def _prepare(options: argparse.Namespace) -> None:
     """Divide the image folder if the command line asks for it, and prepare the divided one."""
-    root = options.root
+    root, processes = options.root, options.processes or len(usable_cores())
     if options.out and not options.split:
         raise UsageError(f"--out {options.out} is for the links of --split; leave it out")
     if options.split:
         from lsgd.prepare.split import split_folder
 
-        divided = split_folder(root, options.out, options.split, processes=len(usable_cores()))
+        divided = split_folder(root, options.out, options.split, processes=processes)
         root = divided.folder
         if divided.empty:
             print(
@@ -139,6 +140,7 @@ def _prepare(options: argparse.Namespace) -> None:
         allow_empty_classes=options.allow_empty_classes,
         sets=options.sets,
         decodes_all=options.check,
+        processes=processes,
     )
 
 
@@ -150,6 +152,7 @@ def prepare(
     allow_empty_classes: bool = False,
     sets: Sequence[str] = (),
     decodes_all: bool = False,
+    processes: int,
 ) -> None:
     """Check an image folder, index it, and print the command that trains on it.
 
@@ -165,7 +168,7 @@ def prepare(
 
     _check_place(root, index or root)
     skip, skipped = None, set[str]()
-    limits = {"processes": len(usable_cores()), "max_pixels": max_pixels}
+    limits = {"processes": processes, "max_pixels": max_pixels}
     with locked_folder(index or root):
         found = check_names(root, allow_empty_classes=allow_empty_classes)
         found.errors.extend(_set_faults(root, sets))

@@ -19,7 +19,7 @@ from lsgd.job.command import Parser
 from lsgd.job.system import usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.paths import is_leftover
-from lsgd.prepare import add_max_pixels, listed
+from lsgd.prepare import add_max_pixels, add_processes, listed
 from lsgd.prepare.folder import print_suggestion
 from lsgd.prepare.images import FATAL, image_problems, usable_size
 from lsgd.prepare.journal import FolderFindings, Journal
@@ -102,6 +102,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         help="where the indexes go (default: SHARDS)",
     )
     add_max_pixels(parser)
+    add_processes(parser)
     parser.set_defaults(command=prepare)
 
 
@@ -116,9 +117,10 @@ def prepare(options: argparse.Namespace) -> None:
     shards = find_shards(root, {"train": options.train, "val": options.val})
     if not is_writable(index):
         raise UsageError(f"{index} cannot be written; give --index FOLDER for the indexes")
+    processes = options.processes or len(usable_cores())
     with locked_folder(index):
         counts = index_shards(
-            root, index, shards, processes=len(usable_cores()), max_pixels=options.max_pixels
+            root, index, shards, processes=processes, max_pixels=options.max_pixels
         )
     print(
         f"{counts['classes']:,} classes, {counts['train']:,} images in train and "
