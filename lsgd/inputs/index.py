@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.files import atomic_write
+from lsgd.inputs.stage_marker import original_folders
 from lsgd.job.launcher import detect_launch
 from lsgd.paths import is_leftover
 from lsgd.recipe import Data
@@ -325,8 +326,10 @@ def renewal_command(dataset: str, root: Path, folder: Path, split: str = "train"
     """Return the shell command that writes the indexes in `folder` again, that of `split` included.
 
     It includes all further evaluation sets that have an index, since their labels are numbered by
-    the training images, and allows classes without validation images where the index has some.
+    the training images, and allows classes without validation images where the index has some. Of
+    a copy by data.stage it is the command of the original.
     """
+    root, folder = original_folders(root, folder)
     indexed = {file.name.removesuffix(".index.npy") for file in folder.glob("*.index.npy")}
     sets = sorted({split, *(name for name in indexed if (root / name).is_dir())} - {*SPLITS})
     if not sets and dataset != "folder":
