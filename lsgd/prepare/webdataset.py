@@ -152,7 +152,7 @@ def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[s
         elif os.path.isabs(pattern) or ".." in Path(pattern).parts:
             raise UsageError(f"--{split} {pattern} must be relative to {root}, and below it")
         else:
-            found[split] = sorted(str(path.relative_to(root)) for path in root.glob(pattern))
+            found[split] = _matching_files(root, split, pattern)
         if not found[split]:
             if packed := sorted(root.rglob("*.tar.*")):
                 raise UsageError(
@@ -171,9 +171,21 @@ def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[s
     return found
 
 
+def _matching_files(root: Path, split: str, pattern: str) -> list[str]:
+    """Return the sorted paths, relative to the root, of the files that match a split's pattern."""
+    try:
+        matching = [path for path in root.glob(pattern) if path.is_file()]
+    except (ValueError, IndexError) as error:  # IndexError: of "."
+        raise UsageError(
+            f"--{split} {pattern!r} is not a pattern of file names ({error}); write one such as "
+            f"'{split}-*.tar', or '**/*.tar' for all below {root}"
+        ) from None
+    return sorted(str(path.relative_to(root)) for path in matching)
+
+
 def _named_shards(root: Path, split: str) -> tuple[list[str], list[str]]:
     """Return the sorted paths of the shards that are named for a split, and those left out."""
-    tars = sorted(str(path.relative_to(root)) for path in root.rglob("[!.]*.tar"))
+    tars = sorted(str(path.relative_to(root)) for path in root.rglob("[!.]*.tar") if path.is_file())
     by_words = [
         [tar for tar in tars if re.search(rf"(?<![a-z])({words})(?![a-z])", tar, re.I)]
         for words in DEFAULT_PATTERNS[split]

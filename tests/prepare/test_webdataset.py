@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shlex
+import sys
 import tarfile
 from pathlib import Path
 
@@ -274,9 +275,15 @@ def test_the_shards_of_a_split(tmp_path: Path) -> None:
         (("*.tar", "b-*.tar"), r"b-1\.tar would be in train and in val"),
         (("/etc/*", None), "must be relative to"),
         (("../*", None), "must be relative to"),
+        (("", None), "--train '' is not a pattern of file names"),
+        ((".", None), r"--train '\.' is not a pattern of file names"),
+        (("**/", None), "compressed"),  # folders are no shards
     ):
         with pytest.raises(UsageError, match=refusal):
             found(*patterns)
+    if sys.version_info < (3, 13):  # from then on it is a*.tar
+        with pytest.raises(UsageError, match=r"--train 'a\*\*\.tar' is not a pattern of file"):
+            found("a**.tar")
     (tmp_path / "train/1.tar.gz").unlink()
     with pytest.raises(UsageError, match=r"no shards named train-….tar"):
         found()
