@@ -171,6 +171,7 @@ def test_an_image_above_the_limit_is_named_and_not_decoded(
 ) -> None:
     for name in ("train/a", "val/a"):
         (tmp_path / name).mkdir(parents=True)
+        save(tmp_path / name / "w.JPEG", side=30)
         save(tmp_path / name / "x.JPEG")
     for dataset, needed in ((["folder"], "more than --max-pixels 1599"), (["imagenet"], "--check")):
         options = [*dataset, str(tmp_path), "--max-pixels"]
