@@ -211,4 +211,4 @@ def consume(batches: Iterable[Batch], device: torch.device) -> int:
 
 def _open(common: LoaderSetting, loader: str) -> Inputs:
     recipe = common.recipe
-    return open_inputs(replace(recipe, inputs=replace(recipe.inputs, loader=loader)), common.device)
+    return open_inputs(replace(recipe, inputs=recipe.inputs.with_loader(loader)), common.device)
