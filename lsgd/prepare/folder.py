@@ -120,7 +120,9 @@ def _prepare(options: argparse.Namespace) -> None:
     if options.split:
         from lsgd.prepare.split import split_folder
 
-        divided = split_folder(root, options.out, options.split, processes=processes)
+        divided = split_folder(
+            root, options.out, options.split, processes=processes, sets=options.sets
+        )
         root = divided.folder
         if divided.empty:
             print(
