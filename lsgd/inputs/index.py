@@ -13,7 +13,6 @@ from tarfile import BLOCKSIZE, TarError, TarInfo
 from typing import Any
 
 import numpy as np
-from numpy.lib.recfunctions import append_fields
 from numpy.typing import NDArray
 
 from lsgd.errors import InputFailedError, UsageError
@@ -36,9 +35,6 @@ the image is broken or loaders decode it differently.
 """
 
 FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
-
-ADDED_FIELDS: dict[str, np.generic] = {}
-"""The fields added after the first version of the index, with their values in older files."""
 
 FURTHER_SET = "evaluation."
 """The prefix of columns of evaluation sets other than val."""
@@ -116,7 +112,7 @@ class ImageIndex:
 
     def __init__(self, root: Path, file: Path, skip: Sequence[str] = ()) -> None:
         self.root, self.file, self.skip = root, file, tuple(skip)
-        self.rows = _completed(np.load(file, mmap_mode="r"))
+        self.rows = np.load(file, mmap_mode="r")
         _check_fields(self.rows)
         skipped = [os.fsencode(path) for path in skip]
         gone = np.flatnonzero(np.isin(self.rows["path"], np.array(skipped, "S")))
@@ -251,16 +247,6 @@ def check_paths(rows: NDArray[Any], split: str) -> None:
         row = rows[np.argmax(odd)]
         where = os.fsdecode(row["shard"]) + ":" * bool(row["shard"]) + os.fsdecode(row["path"])
         raise ValueError(f"it has {where!r}, which is not an image in a class of {split}")
-
-
-def _completed(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the rows of an image index, with default values for fields that its file lacks."""
-    later = [name for name in ADDED_FIELDS if name not in (rows.dtype.names or ())]
-    if not later:
-        return rows
-    values = [np.full(len(rows), ADDED_FIELDS[name]) for name in later]
-    completed: NDArray[Any] = append_fields(rows, later, values, usemask=False)
-    return completed
 
 
 def open_indexes(data: Data, root: Path) -> tuple[ImageIndex, ImageIndex]:
