@@ -1,6 +1,7 @@
 """File operations that are atomic, locked or robust against a full disk."""
 
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,8 @@ from lsgd.errors import DISK_FULL_ERRNOS, UsageError
 
 BLOCK = 2**16
 """The bytes of a file that are read at a time."""
+NAME_MAX = 255
+"""The most bytes in the name of a file, on nearly all file systems."""
 FileContent = bytes | Callable[[BinaryIO], object]
 """The content of a file to write, or a function that writes it."""
 
@@ -27,13 +30,24 @@ def create_empty(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
+def partial_path(path: Path) -> Path:
+    """Return the path of the temporary file that `atomic_write` renames to `path`.
+
+    A name to which a file system would not let it add some bytes is replaced by its digest.
+    """
+    name = f".{path.name}.part"
+    if len(os.fsencode(name)) > NAME_MAX:
+        name = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()}.part"
+    return path.with_name(name)
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces the file at `path` if the context ends without error.
 
     If the disk is full, the temporary file is removed and the OSError names `path`.
     """
-    partial = path.with_name(f".{path.name}.part")
+    partial = partial_path(path)
     try:
         with create_empty(partial) as file:
             yield file

@@ -66,7 +66,7 @@ class LoadedEpochs:
 
     def prepare(self, setting: str) -> None:
         """Open the data loader of this name, or raise UsageError if it is not installed."""
-        recipe = replace(self.recipe, inputs=replace(self.recipe.inputs, loader=setting))
+        recipe = replace(self.recipe, inputs=self.recipe.inputs.with_loader(setting))
         self.inputs = open_inputs(with_staged_data(recipe), self.device)
 
     def load(self, epoch: int) -> int:

@@ -139,6 +139,7 @@ def plain_dataloader(common: LoaderSetting, batches: int) -> Loader:
     left_out = {str(common.root / path) for path in data.skip}
     dataset.samples = [sample for sample in dataset.samples if sample[0] not in left_out]
     generator = torch.Generator().manual_seed(common.recipe.seed)
+    pinned = needs_pinned_memory(device)
     loader: DataLoader[Batch] = DataLoader(
         dataset,
         batch_size=common.batch,
@@ -147,14 +148,14 @@ def plain_dataloader(common: LoaderSetting, batches: int) -> Loader:
         num_workers=decoders,
         prefetch_factor=common.recipe.inputs.prefetch if decoders else None,
         persistent_workers=decoders > 0,
-        pin_memory=needs_pinned_memory(device),
+        pin_memory=pinned,
         # A fork while DALI's threads run may hang.
         multiprocessing_context="forkserver" if decoders else None,
     )
 
     def batches_of_round(number: int) -> Iterator[Batch]:
         for images, labels in loader:
-            yield images.to(device, non_blocking=True), labels
+            yield images.to(device, non_blocking=pinned), labels
 
     return batches_of_round
 
@@ -210,4 +211,4 @@ def consume(batches: Iterable[Batch], device: torch.device) -> int:
 
 def _open(common: LoaderSetting, loader: str) -> Inputs:
     recipe = common.recipe
-    return open_inputs(replace(recipe, inputs=replace(recipe.inputs, loader=loader)), common.device)
+    return open_inputs(replace(recipe, inputs=recipe.inputs.with_loader(loader)), common.device)

@@ -123,7 +123,9 @@ class CallSchedule:
 
     def to(self, device: torch.device | str) -> "CallSchedule":
         """Return a copy of this schedule with its index arrays on a device, transferred at once."""
-        return replace(self, index=self.index.to(device, non_blocking=True))
+        # A Mac's GPU would read the host's memory when the copy runs, when it may be freed.
+        is_async = torch.device(device).type != "mps"
+        return replace(self, index=self.index.to(device, non_blocking=is_async))
 
     def apply(self, module: nn.Module) -> list[Tensor]:
         """Run the batched calls on a module and return a tensor for each output of the graphs.

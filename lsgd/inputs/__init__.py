@@ -245,6 +245,11 @@ def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
     """
     data, settings = recipe.data, recipe.inputs
     part = imported_part(LOADER, settings.loader, settings.source)
+    if len(sets := recipe.evaluation.sets) > 1:
+        raise UsageError(
+            f"evaluation.sets has {sets[1]}, and {part.override} has images of train and val "
+            "alone; write evaluation.sets=[val]"
+        )
     made: Inputs = part(settings.options, data=data, seed=recipe.seed, device=device)
     ids = np.arange(min(2, data.val_examples))
     probe = MicroBatch(None, ids, range(0), 0, "val")
@@ -327,12 +332,49 @@ def _check_without_files(recipe: Recipe) -> None:
         )
 
 
+def _settings_of_files(data: Data, settings: InputsSettings) -> str:
+    """Return a setting of image files that is not one of arrays in memory, or an empty string."""
+    if data.skip:
+        return "data.skip"
+    if data.index:
+        return f"data.index={data.index}"
+    if settings.decoders:
+        return f"inputs.decoders={settings.decoders}"
+    if settings.decode_on != "auto":
+        return f"inputs.decode_on={settings.decode_on}"
+    return _settings_of_dali(settings)
+
+
+def _settings_of_dali(settings: InputsSettings) -> str:
+    """Return a setting of decoding on a GPU that changes something, or an empty string.
+
+    A share of 0, which a preset of hardware sets, is that of any other loader.
+    """
+    if settings.decode_on == "gpu":
+        return "inputs.decode_on=gpu"
+    if settings.hardware_share not in (0, InputsSettings().hardware_share):
+        return f"inputs.hardware_share={settings.hardware_share:g}"
+    return ""
+
+
 def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torch.device") -> None:
     """Raise UsageError if a data loader is not installed or not for this dataset or device."""
     if settings.dtype != "float32" and loader != "dali":
         raise UsageError(
             f"inputs.dtype={settings.dtype} is for DALI, and this run uses inputs={loader}; "
             "leave it out, or write inputs=dali"
+        )
+    if loader == "memory" and data.name not in IN_MEMORY_DATASETS:
+        raise UsageError(
+            f"inputs=memory holds {', '.join(IN_MEMORY_DATASETS)} and not {data.name}; write "
+            "inputs=auto"
+        )
+    if loader == "memory" and (unread := _settings_of_files(data, settings)):
+        raise UsageError(f"{unread} is for image folders, which {data.name} is not; leave it out")
+    if loader == "torchvision" and (unread := _settings_of_dali(settings)):
+        raise UsageError(
+            f"{unread} is for DALI, and this run uses inputs=torchvision; leave it out, or write "
+            "inputs=dali"
         )
     if settings.decode_on == "gpu":
         from lsgd.job.device import is_nvidia
@@ -342,13 +384,6 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
                 f"inputs.decode_on=gpu, but this run is on the {device.type.upper()}; write "
                 "device=cuda on a machine with an NVIDIA GPU, or inputs.decode_on=cpu"
             )
-    if loader == "memory" and data.name not in IN_MEMORY_DATASETS:
-        raise UsageError(
-            f"inputs=memory holds {', '.join(IN_MEMORY_DATASETS)} and not {data.name}; write "
-            "inputs=auto"
-        )
-    if loader == "memory" and data.skip:
-        raise UsageError(f"data.skip is for image folders, which {data.name} is not; leave it out")
     if loader in ("dali", "torchvision"):
         if data.name in IN_MEMORY_DATASETS:
             raise UsageError(

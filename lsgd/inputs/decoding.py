@@ -15,6 +15,7 @@ from PIL.ImageFile import ImageFile
 
 from lsgd.errors import InputFailedError
 from lsgd.inputs.index import MAX_FILE_BYTES, ImageIndex, renewal_command
+from lsgd.inputs.stage_marker import original_folders
 from lsgd.recipe.image_folder import check_dataset
 from lsgd.rules import augmentation
 from lsgd.rules.rectangles import rectangle
@@ -246,19 +247,26 @@ def explain_read_error(
     when = describe_step(each)
     dataset = check_dataset(dataset)
     command = renewal_command(dataset, index.root, index.file.parent, each.split)
-    if index.in_shards() and not (index.root / "shards.json").exists():
-        return InputFailedError(
-            f"{error}, needed {when}; copy the shard again and rerun the same command with its "
-            f"run_dir to resume, or index the shards without such images (`{command}`), which "
-            "makes it another run"
+    root, _ = original_folders(index.root, index.file.parent)
+    if index.in_shards() and not (root / "shards.json").exists():
+        fix = (
+            "copy the shard again and rerun the same command with its run_dir to resume, or index "
+            f"the shards without such images (`{command}`), which makes it another run"
         )
-    if index.in_shards():
-        return InputFailedError(
-            f"{error}, needed {when}; remove this shard and write it again (`{command}`), then "
-            "rerun the same command with its run_dir to resume"
+    elif index.in_shards():
+        fix = (
+            f"remove this shard and write it again (`{command}`), then rerun the same command with "
+            "its run_dir to resume"
         )
-    return InputFailedError(
-        f"{error}, needed {when}; repair it and rerun the same command with its run_dir to "
-        f"resume, or skip such images: `{command} --check` writes a skip list for "
-        "data.skip_list=FILE, which makes it another run"
-    )
+    else:
+        fix = (
+            "repair it and rerun the same command with its run_dir to resume, or skip such images: "
+            f"`{command} --check` writes a skip list for data.skip_list=FILE, which makes it "
+            "another run"
+        )
+    if root != index.root:
+        fix = (
+            f"remove this file of data.stage and rerun the same command with its run_dir, which "
+            f"copies it again from {root}; if it is damaged there, {fix}"
+        )
+    return InputFailedError(f"{error}, needed {when}; {fix}")

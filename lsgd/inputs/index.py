@@ -7,16 +7,17 @@ An image is a file of its own or part of a tar shard; ids and crops are the same
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from tarfile import BLOCKSIZE, TarError, TarInfo
 from typing import Any
 
 import numpy as np
-from numpy.lib.recfunctions import append_fields
 from numpy.typing import NDArray
 
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.files import atomic_write
+from lsgd.inputs.stage_marker import original_folders
 from lsgd.job.launcher import detect_launch
 from lsgd.paths import is_leftover
 from lsgd.recipe import Data
@@ -34,9 +35,6 @@ the image is broken or loaders decode it differently.
 """
 
 FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
-
-ADDED_FIELDS: dict[str, np.generic] = {}
-"""The fields added after the first version of the index, with their values in older files."""
 
 FURTHER_SET = "evaluation."
 """The prefix of columns of evaluation sets other than val."""
@@ -96,8 +94,11 @@ def write_index(folder: Path, split: str, rows: Iterable[IndexRow]) -> Path:
     kinds = (f"S{longest_path}", f"S{longest_shard}", "<i8", "<i8", "<i4", "<i4", "<i4")
     table = np.array(listed, dtype=list(zip(FIELDS, kinds, strict=True)))
     target = index_file(folder, split)
+    # numpy would write to a file through C's buffers, and ignores the error of the last of them.
+    content = BytesIO()
+    np.save(content, table)
     with atomic_write(target) as file:
-        np.save(file, table)
+        file.write(content.getbuffer())
     return target
 
 
@@ -111,7 +112,7 @@ class ImageIndex:
 
     def __init__(self, root: Path, file: Path, skip: Sequence[str] = ()) -> None:
         self.root, self.file, self.skip = root, file, tuple(skip)
-        self.rows = _completed(np.load(file, mmap_mode="r"))
+        self.rows = np.load(file, mmap_mode="r")
         _check_fields(self.rows)
         skipped = [os.fsencode(path) for path in skip]
         gone = np.flatnonzero(np.isin(self.rows["path"], np.array(skipped, "S")))
@@ -248,16 +249,6 @@ def check_paths(rows: NDArray[Any], split: str) -> None:
         raise ValueError(f"it has {where!r}, which is not an image in a class of {split}")
 
 
-def _completed(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the rows of an image index, with default values for fields that its file lacks."""
-    later = [name for name in ADDED_FIELDS if name not in (rows.dtype.names or ())]
-    if not later:
-        return rows
-    values = [np.full(len(rows), ADDED_FIELDS[name]) for name in later]
-    completed: NDArray[Any] = append_fields(rows, later, values, usemask=False)
-    return completed
-
-
 def open_indexes(data: Data, root: Path) -> tuple[ImageIndex, ImageIndex]:
     """Open the training and validation index of an image folder and check both against the recipe.
 
@@ -321,8 +312,10 @@ def renewal_command(dataset: str, root: Path, folder: Path, split: str = "train"
     """Return the shell command that writes the indexes in `folder` again, that of `split` included.
 
     It includes all further evaluation sets that have an index, since their labels are numbered by
-    the training images, and allows classes without validation images where the index has some.
+    the training images, and allows classes without validation images where the index has some. Of
+    a copy by data.stage it is the command of the original.
     """
+    root, folder = original_folders(root, folder)
     indexed = {file.name.removesuffix(".index.npy") for file in folder.glob("*.index.npy")}
     sets = sorted({split, *(name for name in indexed if (root / name).is_dir())} - {*SPLITS})
     if not sets and dataset != "folder":

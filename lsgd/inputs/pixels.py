@@ -24,7 +24,7 @@ class Normalise:
 
         The memory format stays. Images that are float32 on the device already are overwritten.
         """
-        pixels = images.to(self.device, non_blocking=True).float()
+        pixels = images.to(self.device).float()
         mean, scale, values = self.mean, self.scale, pixels
         if pixels.is_contiguous(memory_format=torch.channels_last):
             # One row with all its channels at a time: on a CPU three times as fast as pixel by

@@ -26,6 +26,8 @@ class SourceFiles(Protocol):
     """The interface of a dataset's files; their names are relative to the folder of the dataset."""
 
     root: Path
+    index: Path
+    """The folder of the index files, or that of the dataset."""
 
     def names_and_sizes(self) -> Iterator[tuple[str, int]]:
         """Yield the name and the size in bytes of each file."""
@@ -88,7 +90,7 @@ class FolderFiles:
     """All files of a dataset's folder, without hidden and system files."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = self.index = root
 
     def path(self, name: str) -> Path:
         """Return where the file of this name is read from."""

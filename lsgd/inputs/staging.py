@@ -29,7 +29,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tqdm import tqdm
 
@@ -40,12 +40,13 @@ from lsgd.errors import DISK_FULL_ERRNOS, UsageError
 from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.inputs.index import open_evaluation_index, open_indexes
 from lsgd.inputs.source_files import SUFFIX, FolderFiles, IndexedFiles, SourceFiles
+from lsgd.inputs.stage_marker import MARKER, read_marker
 from lsgd.job.launcher import detect_launch
 from lsgd.job.system import boot_id
 from lsgd.recipe import Recipe
-from lsgd.untrusted_files import open_regular, parse_json, read_bounded
+from lsgd.untrusted_files import open_regular
 
-LOCK, MARKER, USED = "lock", ".stage.json", ".stage.used"
+LOCK, USED = "lock", ".stage.used"
 THREADS = 16
 """The number of files that are copied at once, for storage that answers slowly."""
 CHUNK = 4 << 20
@@ -228,7 +229,7 @@ class _Copying:
         """Return the copy of the dataset's present state; the caller holds the lock of `place`."""
         state = source.state()
         folder = place / _digest(state)[:12]
-        marker = _read_marker(folder)
+        marker = read_marker(folder)
         is_complete, same_boot = marker.get("complete") is True, marker.get("boot") == boot_id()
         if is_complete and same_boot and detect_launch().local_rank:
             return _opened(folder, 0)  # the first process of a job checks the files
@@ -262,7 +263,7 @@ class _Copying:
         earlier = [
             each
             for each in _copies(folder.parent)
-            if each != folder and _read_marker(each).get("boot") == boot_id()
+            if each != folder and read_marker(each).get("boot") == boot_id()
         ]
         return [
             each
@@ -330,18 +331,14 @@ class _Copying:
             )
 
 
-def _read_marker(folder: Path) -> dict[str, Any]:
-    """Return what a copy's marker says of it; nothing if it has none, or a torn one."""
-    try:
-        said = parse_json(read_bounded(folder / MARKER))
-    except (OSError, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
-
-
 def _write_marker(folder: Path, source: SourceFiles, *, complete: bool) -> None:
-    said = {"source": str(source.root.resolve()), "complete": complete, "boot": boot_id()}
-    files.write_files(folder, {MARKER: json.dumps(said).encode()})
+    entries = {
+        "source": str(source.root.resolve()),
+        "index": str(source.index.resolve()),
+        "complete": complete,
+        "boot": boot_id(),
+    }
+    files.write_files(folder, {MARKER: json.dumps(entries).encode()})
 
 
 def _opened(folder: Path, copied_bytes: int) -> StagedCopy:

@@ -64,7 +64,7 @@ class FolderInputs:
         decoded = self.decoders.decode(passes, self._taken) if self.decoders else self._here(passes)
         for pixels, (labels, colours) in decoded:
             if colours is not None:
-                pixels = pixels.to(self.device, non_blocking=True).float()
+                pixels = pixels.float()
                 recolour(pixels, arrays_to_device(colours.astype(np.float32), self.device))
             yield self.normalise(pixels.permute(0, 3, 1, 2)), arrays_to_device(labels, self.device)
 

@@ -131,7 +131,8 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(
                 f"option {name} does not exist; write {value or 'it'} alone, without {name}"
             )
-        options = {*self.known_options, *also}
+        # A subcommand may lack an option that another one has.
+        options = {*self.known_options, *also} - {name}
         how = suggest_equivalent(name, value, options=options, keys=self.keys()) or remedy
         raise UsageError(f"option {name} does not exist; {how}")
 

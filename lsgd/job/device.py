@@ -34,6 +34,9 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 DEVICES = Path("/dev")
 
+SHARING_HOST_MEMORY = ("cpu", "mps")
+"""The types of devices that read and write the memory of the host without copies of it."""
+
 TF32 = (8, 0)
 """The lowest compute capability of GPUs with TF32, that of the A100."""
 
@@ -116,22 +119,24 @@ def is_nvidia(device: torch.device) -> bool:
 def needs_pinned_memory(device: torch.device) -> bool:
     """Return whether asynchronous copies to and from the device need pinned host memory.
 
-    A Mac's GPU shares the memory of the host.
+    A Mac's GPU shares the memory of the host: an asynchronous copy to it reads the host's pages
+    when it runs, when they may hold other values. So only where this is true, a copy to the device
+    may be asynchronous.
     """
-    return device.type not in ("cpu", "mps")
+    return device.type not in SHARING_HOST_MEMORY
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a host tensor to the device without blocking the host; on the CPU return it unchanged.
 
     A GPU copies asynchronously from pinned memory only. From any other, the host waits until the
-    GPU has finished all earlier work, and a step counts that as a wait for data.
+    GPU has finished all earlier work, and a step counts that as a wait for data. A Mac's GPU is
+    always waited for.
     """
     if device.type == "cpu":
         return tensor
-    return (tensor.pin_memory() if needs_pinned_memory(device) else tensor).to(
-        device, non_blocking=True
-    )
+    pinned = needs_pinned_memory(device)
+    return (tensor.pin_memory() if pinned else tensor).to(device, non_blocking=pinned)
 
 
 def arrays_to_device(values: NDArray, device: torch.device) -> Tensor:  # type: ignore[type-arg]
@@ -147,9 +152,10 @@ def to_device_together(tensors: Sequence[Tensor], device: torch.device) -> list[
     if device.type == "cpu":
         return list(tensors)
     sizes = [tensor.numel() for tensor in tensors]
-    flat = torch.empty(sum(sizes), dtype=tensors[0].dtype, pin_memory=needs_pinned_memory(device))
+    pinned = needs_pinned_memory(device)
+    flat = torch.empty(sum(sizes), dtype=tensors[0].dtype, pin_memory=pinned)
     torch.cat([tensor.flatten() for tensor in tensors], out=flat)
-    parts = flat.to(device, non_blocking=True).split(sizes)
+    parts = flat.to(device, non_blocking=pinned).split(sizes)
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 

@@ -21,6 +21,19 @@ def add_max_pixels(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Add `--processes`, the number of processes that read images, to a command line.
+
+    Its default, None, means one for each core.
+    """
+    parser.add_argument(
+        "--processes",
+        type=integer_from(1),
+        metavar="N",
+        help="processes that read images (default: the cores)",
+    )
+
+
 def listed(names: Sequence[str]) -> str:
     """Join the first five names with commas, with an ellipsis if there are more."""
     return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")

@@ -3,14 +3,14 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
-from lsgd.inputs.index import SPLITS, class_folders
+from lsgd.inputs.index import SPLITS, class_folders, image_files
 from lsgd.prepare import MAX_PIXELS, listed
 from lsgd.prepare.images import FATAL, ODD, image_problems
 from lsgd.prepare.journal import FolderFindings, Journal, inspect_folder
@@ -106,6 +106,48 @@ def _drop_missing(root: Path, file: Path) -> list[str]:
         with atomic_write(file) as out:
             out.write("".join(f"{line}\n" for line in kept).encode())
     return sorted(gone)
+
+
+def skipped_classes(root: Path, split: str, skipped: Collection[str]) -> list[str]:
+    """Return the classes of a split of which a skip list has every image, sorted."""
+    return [
+        name
+        for name in class_folders(root / split)
+        if (files := image_files(root / split / name))
+        and all(f"{split}/{name}/{file}" in skipped for file in files)
+    ]
+
+
+def skipped_class_faults(
+    root: Path, skipped: Collection[str], *, allow_empty_classes: bool = False
+) -> list[str]:
+    """Return a sentence for each split of which a skip list has every image of some classes.
+
+    With `allow_empty_classes` those of val are no fault while another class of val has an image.
+    """
+    faults = []
+    for split in SPLITS:
+        gone = skipped_classes(root, split, skipped)
+        allowed = allow_empty_classes and split == "val"
+        if allowed and gone and not usable_images(root, split, skipped):
+            faults.append(f"no class has a usable image in {root / split}")
+        elif gone and not allowed:
+            faults.append(
+                f"{len(gone):,} {'class has' if len(gone) == 1 else 'classes have'} no usable "
+                f"image in {root / split} ({listed(gone)})"
+                + ", which --allow-empty-classes of prepare folder allows"
+                * (split == "val")
+            )
+    return faults
+
+
+def usable_images(root: Path, split: str, skipped: Collection[str]) -> int:
+    """Return the number of images of a split that are not in a skip list."""
+    return sum(
+        f"{split}/{name}/{file}" not in skipped
+        for name in class_folders(root / split)
+        for file in image_files(root / split / name)
+    )
 
 
 def write_skip_list(oddities: Sequence[ImageProblem], file: Path) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from lsgd.installation import install_command
 from lsgd.job.command import Parser, number_type
 from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
-from lsgd.prepare import add_max_pixels, listed
+from lsgd.prepare import add_max_pixels, add_processes, listed
 from lsgd.recipe.image_folder import read_skip_list
 
 HELP = "check and index a folder of your own images with a folder for each class"
@@ -96,6 +96,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         help="decode every image; skip.txt lists the unusable ones",
     )
     add_max_pixels(parser)
+    add_processes(parser)
     parser.set_defaults(command=_prepare)
 
 
@@ -113,13 +114,15 @@ def _set_names(text: str) -> list[str]:
 
 def _prepare(options: argparse.Namespace) -> None:
     """Divide the image folder if the command line asks for it, and prepare the divided one."""
-    root = options.root
+    root, processes = options.root, options.processes or count_usable_cores()
     if options.out and not options.split:
         raise UsageError(f"--out {options.out} is for the links of --split; leave it out")
     if options.split:
         from lsgd.prepare.split import split_folder
 
-        divided = split_folder(root, options.out, options.split, processes=count_usable_cores())
+        divided = split_folder(
+            root, options.out, options.split, processes=processes, sets=options.sets
+        )
         root = divided.folder
         if divided.empty:
             print(
@@ -139,6 +142,7 @@ def _prepare(options: argparse.Namespace) -> None:
         allow_empty_classes=options.allow_empty_classes,
         sets=options.sets,
         decodes_all=options.check,
+        processes=processes,
     )
 
 
@@ -150,6 +154,7 @@ def prepare(
     allow_empty_classes: bool = False,
     sets: Sequence[str] = (),
     decodes_all: bool = False,
+    processes: int,
 ) -> None:
     """Check an image folder, index it, and print the command that trains on it.
 
@@ -159,13 +164,13 @@ def prepare(
     stop a run.
     """
     # Imported here, to keep --help fast.
-    from lsgd.prepare.check import list_unusable
+    from lsgd.prepare.check import list_unusable, usable_images
     from lsgd.prepare.fetch import locked_folder
     from lsgd.prepare.indexing import index_folder
 
     _check_place(root, index or root)
-    skip = None
-    limits = {"processes": count_usable_cores(), "max_pixels": max_pixels}
+    skip, skipped = None, set[str]()
+    limits = {"processes": processes, "max_pixels": max_pixels}
     with locked_folder(index or root):
         found = check_names(root, allow_empty_classes=allow_empty_classes)
         found.errors.extend(_set_faults(root, sets))
@@ -175,15 +180,19 @@ def prepare(
             unusable = index_folder(root, index, sets=sets, **limits)
             if decodes_all:
                 skip = list_unusable(root, index or root, sets=sets, **limits)
+                skipped = read_skip_list(skip) if skip else skipped
+                found.errors.extend(_skipped_faults(root, skipped, sets, allow_empty_classes))
             else:
                 found.errors.extend(_reasons(root, unusable, max_pixels))
         if found.errors:
             raise UsageError(f"{'; '.join(found.errors)}; fix that and rerun the same command")
-    train, val = found.images["train"], found.images["val"]
-    others = "".join(f", {_image_count(root / name):,} in {name}" for name in sets)
+    train, val = (usable_images(root, split, skipped) for split in ("train", "val"))
+    others = "".join(f", {usable_images(root, name, skipped):,} in {name}" for name in sets)
     print(
         f"{found.classes:,} class{'es' * (found.classes != 1)}, {train:,} "
         f"image{'s' * (train != 1)} in train and {val:,} in val{others}, indexed"
+        + f" (without the {len(skipped):,} to skip)"
+        * bool(skipped)
     )
     overrides = [
         shell_override("data.root", root),
@@ -191,7 +200,6 @@ def prepare(
     ]
     if skip:
         overrides.append(shell_override("data.skip_list", skip))
-        train -= sum(path.startswith("train/") for path in read_skip_list(skip))
     if sets:
         overrides.append(f"'evaluation.sets=[val,{','.join(sets)}]'")
     print_suggestion(overrides, train)
@@ -317,6 +325,30 @@ def _set_faults(root: Path, sets: Sequence[str]) -> list[str]:
                 f"{_count(alone, 'class is', 'classes are')} only in {root / name} "
                 f"({listed(alone)}) and not in train, whose names the classes of a set have"
             )
+    return faults
+
+
+def _skipped_faults(
+    root: Path, skipped: Collection[str], sets: Sequence[str], allow_empty_classes: bool
+) -> list[str]:
+    """Return a sentence for each split that lacks classes, or a set that lacks images, to skip.
+
+    Prints the classes of val without a usable image if `allow_empty_classes` allows them.
+    """
+    from lsgd.prepare.check import skipped_class_faults, skipped_classes, usable_images
+
+    faults = skipped_class_faults(root, skipped, allow_empty_classes=allow_empty_classes)
+    faults += [
+        f"{root / name} has no usable image"
+        for name in sets
+        if not usable_images(root, name, skipped)
+    ]
+    if not faults and (gone := skipped_classes(root, "val", skipped)):
+        print(
+            f"warning: {_count(gone, 'class has', 'classes have')} no usable image in "
+            f"{root / 'val'} ({listed(gone)}), and no evaluation includes them",
+            flush=True,
+        )
     return faults
 
 

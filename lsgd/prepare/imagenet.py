@@ -11,6 +11,7 @@ from lsgd.job.command import Parser
 from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.prepare import add_max_pixels
+from lsgd.recipe.image_folder import read_skip_list
 
 if TYPE_CHECKING:
     from lsgd.prepare.journal import Journal
@@ -116,7 +117,7 @@ def prepare(options: argparse.Namespace) -> None:
 def _prepare(options: argparse.Namespace) -> None:
     """Unpack, verify, index, check and shard ImageNet, with the folders locked by the caller."""
     from lsgd.prepare import verify
-    from lsgd.prepare.check import list_unusable
+    from lsgd.prepare.check import list_unusable, skipped_class_faults
     from lsgd.prepare.indexing import index_folder
     from lsgd.prepare.journal import Journal
     from lsgd.prepare.shards import write_shards
@@ -136,6 +137,8 @@ def _prepare(options: argparse.Namespace) -> None:
         overrides.insert(1, shell_override("data.index", index))
     if options.check:
         if skip := list_unusable(root, index, **limits):
+            if faults := skipped_class_faults(root, read_skip_list(skip)):
+                raise UsageError(f"{'; '.join(faults)}; replace images that {skip} names and rerun")
             overrides.append(shell_override("data.skip_list", skip))
     elif unreadable:
         raise UsageError(

@@ -2,6 +2,8 @@
 
 import zlib
 
+PIECE = 2**16
+"""The most bytes that are decompressed at a time, and that are obtained."""
 START = 8
 """The number of bytes before the first chunk."""
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
@@ -46,14 +48,30 @@ def fault(content: bytes) -> tuple[str, str] | None:
     palettes = ([], [b"PLTE"]) if header[9] != PALETTE else ([b"PLTE"],)
     if kinds not in [[b"IHDR", *palette, b"IDAT", b"IEND"] for palette in palettes]:
         return "broken", f"its chunks are {' '.join(kind.decode('latin-1') for kind in kinds)}"
-    stream = zlib.decompressobj()
     try:
-        length = len(stream.decompress(b"".join(coded)))
+        length, is_whole = _measure(b"".join(coded))
     except zlib.error as error:
         return "broken", str(error)
-    if not stream.eof or length < _length(header):
+    if not is_whole or length < _length(header):
         return "truncated", f"{length} of {_length(header)} bytes of pixels"
     return None
+
+
+def _measure(coded: bytes) -> tuple[int, bool]:
+    """Return the uncompressed length of a zlib stream, and whether the stream has its end.
+
+    The bytes are decompressed in pieces, and none is kept: a small file can hold a thousand times
+    its own length.
+    """
+    stream, length = zlib.decompressobj(), 0
+    for begin in range(0, len(coded), PIECE):
+        rest = coded[begin : begin + PIECE]
+        while not stream.eof:
+            pixels = stream.decompress(rest, PIECE)
+            length, rest = length + len(pixels), stream.unconsumed_tail
+            if len(pixels) < PIECE:
+                break
+    return length, stream.eof
 
 
 def _length(header: bytes) -> int:

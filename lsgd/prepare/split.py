@@ -8,7 +8,7 @@ of a class are never on both sides. The exception is a class that would have non
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,10 +59,13 @@ def _count_classes(folder: Path) -> int:
     return sum(bool(image_files(folder / name)) for name in names)
 
 
-def split_folder(root: Path, out: Path | None, share: float, *, processes: int) -> SplitFolder:
+def split_folder(
+    root: Path, out: Path | None, share: float, *, processes: int, sets: Sequence[str] = ()
+) -> SplitFolder:
     """Divide the images of a folder into train and val, in a folder of links; return that folder.
 
-    It is `out`, or ROOT-split beside the root. Links of an earlier division are replaced. Raises
+    It is `out`, or ROOT-split beside the root. Links of an earlier division are replaced, and the
+    evaluation sets named by `sets`, which a user has put beside them, stay as they are. Raises
     UsageError, having written nothing, if the root is divided already, a class has fewer than
     two different images, or the folder of links has anything else.
     """
@@ -80,13 +83,13 @@ def split_folder(root: Path, out: Path | None, share: float, *, processes: int) 
     if not is_writable(target):
         raise UsageError(f"{target} cannot be written; write --out FOLDER for the links")
     if target.exists():
-        _check_target(target)
+        _check_target(target, sets)
     classes, what = class_folders(source), "contents of the images"
     tasks = [(source, name) for name in classes]
     digests = dict(in_parallel(_hash_images, tasks, processes=processes, what=what))
     links = _links(source, {name: digests[name] for name in classes if digests[name]}, share)
     with locked_folder(target):
-        _check_target(target)
+        _check_target(target, sets)
         (target / MARKER).touch()
         _replace_links(target, links)
     contents = Counter(digest for images in digests.values() for digest in images.values())
@@ -139,10 +142,11 @@ def _hash_images(source: Path, name: str) -> tuple[str, dict[str, bytes]]:
     return name, digests
 
 
-def _check_target(target: Path) -> None:
-    """Raise UsageError if the folder of links has anything that no division wrote."""
-    known = {*SPLITS, *(index_file(target, split).name for split in SPLITS)}
-    known |= {f"{split}.scan.jsonl" for split in SPLITS} | {MARKER, JOURNAL, TABLE, SKIP_LIST}
+def _check_target(target: Path, sets: Sequence[str]) -> None:
+    """Raise UsageError if the folder of links has anything but a division and evaluation sets."""
+    names = {*SPLITS, *sets}
+    known = {*names, *(index_file(target, name).name for name in names)}
+    known |= {f"{name}.scan.jsonl" for name in names} | {MARKER, JOURNAL, TABLE, SKIP_LIST}
     present = [target / name for name in os.listdir(target)]
     # Links without the marker may be a user's own.
     odd = [path for path in present if path.name not in known or not (target / MARKER).is_file()]

@@ -7,7 +7,7 @@ import re
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
@@ -18,7 +18,8 @@ from lsgd.inputs.index import IMAGE_SUFFIXES, MAX_FILE_BYTES, IndexRow, write_in
 from lsgd.job.command import Parser
 from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
-from lsgd.prepare import add_max_pixels, listed
+from lsgd.paths import is_leftover
+from lsgd.prepare import add_max_pixels, add_processes, listed
 from lsgd.prepare.folder import print_suggestion
 from lsgd.prepare.images import FATAL, image_problems, usable_size
 from lsgd.prepare.journal import FolderFindings, Journal
@@ -47,6 +48,8 @@ A later one counts where no shard has an earlier one: a test set beside val is a
 """
 CLASS_KEYS = ("label", "cls")
 """The keys of an example's JSON file that may hold its class number."""
+WITHOUT_IMAGE = "an example without an image"
+"""The problem of an example whose files have no image among them."""
 MAX_CLASS_FILE = 2**20
 """The largest size in bytes of a file that is read for a class."""
 
@@ -99,6 +102,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         help="where the indexes go (default: SHARDS)",
     )
     add_max_pixels(parser)
+    add_processes(parser)
     parser.set_defaults(command=prepare)
 
 
@@ -113,9 +117,10 @@ def prepare(options: argparse.Namespace) -> None:
     shards = find_shards(root, {"train": options.train, "val": options.val})
     if not is_writable(index):
         raise UsageError(f"{index} cannot be written; give --index FOLDER for the indexes")
+    processes = options.processes or count_usable_cores()
     with locked_folder(index):
         counts = index_shards(
-            root, index, shards, processes=count_usable_cores(), max_pixels=options.max_pixels
+            root, index, shards, processes=processes, max_pixels=options.max_pixels
         )
     print(
         f"{counts['classes']:,} classes, {counts['train']:,} images in train and "
@@ -147,7 +152,7 @@ def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[s
         elif os.path.isabs(pattern) or ".." in Path(pattern).parts:
             raise UsageError(f"--{split} {pattern} must be relative to {root}, and below it")
         else:
-            found[split] = sorted(str(path.relative_to(root)) for path in root.glob(pattern))
+            found[split] = _matching_files(root, split, pattern)
         if not found[split]:
             if packed := sorted(root.rglob("*.tar.*")):
                 raise UsageError(
@@ -166,9 +171,21 @@ def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[s
     return found
 
 
+def _matching_files(root: Path, split: str, pattern: str) -> list[str]:
+    """Return the sorted paths, relative to the root, of the files that match a split's pattern."""
+    try:
+        matching = [path for path in root.glob(pattern) if path.is_file()]
+    except (ValueError, IndexError) as error:  # IndexError: of "."
+        raise UsageError(
+            f"--{split} {pattern!r} is not a pattern of file names ({error}); write one such as "
+            f"'{split}-*.tar', or '**/*.tar' for all below {root}"
+        ) from None
+    return sorted(str(path.relative_to(root)) for path in matching)
+
+
 def _named_shards(root: Path, split: str) -> tuple[list[str], list[str]]:
     """Return the sorted paths of the shards that are named for a split, and those left out."""
-    tars = sorted(str(path.relative_to(root)) for path in root.rglob("[!.]*.tar"))
+    tars = sorted(str(path.relative_to(root)) for path in root.rglob("[!.]*.tar") if path.is_file())
     by_words = [
         [tar for tar in tars if re.search(rf"(?<![a-z])({words})(?![a-z])", tar, re.I)]
         for words in DEFAULT_PATTERNS[split]
@@ -227,10 +244,12 @@ def _read_shard(
                 return earlier
             files[""] = status.st_size, None
             with tarfile.open(fileobj=file, mode="r|", bufsize=2**20) as tar:
-                for image in _examples(tar, path, max_pixels):
-                    if image.name in files:
-                        raise UsageError(f"{path} has two members {image.name}; write it anew")
-                    files[image.name] = image.length, image[1:]
+                images = list(_examples(tar, path, max_pixels))
+            _check_order(path, images)
+            for image in images:
+                if image.name in files:
+                    raise UsageError(f"{path} has two members {image.name}; write it anew")
+                files[image.name] = image.length, image[1:]
     except (tarfile.TarError, EOFError) as error:
         raise UsageError(f"{path} is cut short or no tar ({error}); copy it again") from None
     except OSError as error:
@@ -249,8 +268,12 @@ def _images(findings: FolderFindings) -> Iterator[ShardImage]:
 
 
 def _examples(tar: tarfile.TarFile, shard: Path, max_pixels: int) -> Iterator[ShardImage]:
-    """Yield the image of each example in a tar file that is read in order."""
-    members = (member for member in tar if member.isreg())
+    """Yield the image of each example in a tar file that is read in order.
+
+    Hidden and system files with the name of an image are yielded last, as unusable.
+    """
+    ignored: list[str] = []
+    members = (member for member in tar if _is_of_example(member, ignored))
     for _, files in groupby(members, key=lambda member: _key_and_kind(member.name)[0]):
         image: tuple[tarfile.TarInfo, bytes] | None = None
         label: int | None = None
@@ -263,27 +286,65 @@ def _examples(tar: tarfile.TarFile, shard: Path, max_pixels: int) -> Iterator[Sh
                 # is the image.
                 if image is None or len(member.name) < len(image[0].name):
                     image = member, _content(tar, member, MAX_FILE_BYTES)
-            elif kind in ("cls", "json"):
+            elif kind in ("cls", "json") and member.isreg():
                 content = _content(tar, member, MAX_CLASS_FILE)
                 number = _class_number(kind, content, f"{shard}:{member.name}")
                 label = number if label is None else label
         assert first is not None
         if image is None:
-            yield ShardImage(first.name, 0, 0, label, (0, 0), "an example without an image")
-            continue
-        member, content = image
-        parts = PurePosixPath(member.name).parts
-        if ".." in parts or parts[0] == "/":
-            raise UsageError(f"{shard} has a member {member.name!r}, outside of it; write it anew")
-        source = ShardMember(member.name, content)
-        size = usable_size(source, max_pixels) if content else (0, 0)
-        problem = "" if size != (0, 0) else _problem(source, member, max_pixels)
-        yield ShardImage(member.name, member.offset_data, member.size, label, size, problem)
+            yield ShardImage(first.name, 0, 0, label, (0, 0), WITHOUT_IMAGE)
+        else:
+            yield _shard_image(shard, *image, label, max_pixels)
+    for name in ignored:
+        yield ShardImage(name, 0, 0, None, (0, 0), "a hidden or system file")
+
+
+def _is_of_example(member: tarfile.TarInfo, ignored: list[str]) -> bool:
+    """Return whether a tar member is a file of an example, or a link.
+
+    The names of hidden and system files that are named like images are appended to `ignored`.
+    """
+    if not (member.isreg() or member.islnk() or member.issym()):
+        return False
+    path = PurePosixPath(member.name)
+    # As in a folder of images: by the name of the file and that of the class.
+    if not any(is_leftover(part) for part in path.parts[-2:] if part != ".."):
+        return True
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        ignored.append(member.name)
+    return False
+
+
+def _shard_image(
+    shard: Path, member: tarfile.TarInfo, content: bytes, label: int | None, max_pixels: int
+) -> ShardImage:
+    """Return a tar member, whose name is that of an image, as an image of the index."""
+    parts = PurePosixPath(member.name).parts
+    if ".." in parts or parts[0] == "/":
+        raise UsageError(f"{shard} has a member {member.name!r}, outside of it; write it anew")
+    if not member.isreg():
+        return ShardImage(member.name, 0, 0, label, (0, 0), "a link to another member")
+    source = ShardMember(member.name, content)
+    size = usable_size(source, max_pixels) if content else (0, 0)
+    problem = "" if size != (0, 0) else _problem(source, member, max_pixels)
+    return ShardImage(member.name, member.offset_data, member.size, label, size, problem)
+
+
+def _check_order(shard: Path, images: Iterable[ShardImage]) -> None:
+    """Raise UsageError if a shard has classes apart from its images, whose folders would count."""
+    apart = [each for each in images if each.problem == WITHOUT_IMAGE and each.label is not None]
+    unnumbered = [each for each in images if each.length and each.label is None]
+    if apart and unnumbered:
+        raise UsageError(
+            f"{shard} has a class number in {apart[0].name} without an image, and none for "
+            f"{unnumbered[0].name}: the files of an example do not follow each other; write the "
+            "shard anew in the order of their names"
+        )
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> bytes:
-    """Return the bytes of a tar member; an empty string if there are more than `most`."""
-    file = tar.extractfile(member) if member.size <= most else None
+    """Return the bytes of a tar member; none if there are more than `most`, or of a link."""
+    file = tar.extractfile(member) if member.isreg() and member.size <= most else None
     return file.read() if file else b""
 
 

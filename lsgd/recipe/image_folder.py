@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lsgd.errors import UsageError
+from lsgd.paths import is_leftover
 from lsgd.recipe import Data
 
 SPLITS = ("train", "val")
@@ -36,11 +37,21 @@ def prepare_command(
         # Only the imagenet command writes shards.
         arguments[3:] = ["imagenet", "FOLDER_OF_THE_IMAGES", "--shards", str(root)]
         return shlex.join(arguments)
-    if any(root.glob("[!.]*.tar")) and not (root / "train").exists():
+    if _has_shards_alone(root):
         arguments[3], options = "index", ()
     if index and index != root:
         arguments += ["--index", str(index)]
     return shlex.join([*arguments, *options])
+
+
+def _has_shards_alone(root: Path) -> bool:
+    """Return whether a dataset has tar shards, there or in folders such as train, and no images."""
+    train = root / "train"
+    if train.is_dir() and any(
+        path.is_dir() and not is_leftover(path.name) for path in train.iterdir()
+    ):
+        return False
+    return any(any(root.glob(pattern)) for pattern in ("[!.]*.tar", "[!.]*/[!.]*.tar"))
 
 
 def count_images(root: Path, index: Path | None = None) -> dict[str, int]:

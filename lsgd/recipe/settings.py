@@ -12,7 +12,7 @@ change speed, place or description, and no result.
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -681,6 +681,18 @@ class InputsSettings:
     def is_own(self) -> bool:
         """Whether the loader is from a package of the user's."""
         return is_import_path(self.loader)
+
+    def with_loader(self, loader: str) -> "InputsSettings":
+        """Return the settings of another loader of lsgd; any but DALI decodes on the CPU."""
+        if loader == "dali":
+            return replace(self, loader=loader)
+        default = InputsSettings()
+        return replace(
+            self,
+            loader=loader,
+            decode_on=default.decode_on,
+            hardware_share=default.hardware_share,
+        )
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,13 @@ class PackedSlices:
         self, slices: Sequence[Tensor], numbers: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.slices, self.on_host = list(slices), device.type == "cpu"
+        self.is_async = needs_pinned_memory(device)
         sizes = [each.numel() for each in slices]
         self.flat = torch.zeros(sum(sizes) + numbers, dtype=dtype, device=device)
         *self.copies, self.numbers = self.flat.split([*sizes, numbers])
         self.message = self.flat
         if not self.on_host:
-            self.message = torch.empty_like(
-                self.flat, device="cpu", pin_memory=needs_pinned_memory(device)
-            )
+            self.message = torch.empty_like(self.flat, device="cpu", pin_memory=self.is_async)
 
     def pack(self) -> None:
         """Copy the tensor slices into the flat buffer."""
@@ -68,7 +67,7 @@ class PackedSlices:
     def from_host(self) -> None:
         """Copy a received message from the host to the flat buffer on the device."""
         if not self.on_host:
-            self.flat.copy_(self.message, non_blocking=True)
+            self.flat.copy_(self.message, non_blocking=self.is_async)
 
 
 class Server:
@@ -101,7 +100,7 @@ class Server:
         total = torch.zeros_like(self.reply.flat[:-1])
         for push in self.pushes.values():
             # A push may be in half precision, and reaches the device by one copy from the host.
-            total += push.to(total.device, non_blocking=True)
+            total += push.to(total.device, non_blocking=self.reply.is_async)
         norms = [table.add_up() for table in self.tables]
         self.norm = reduce(torch.hypot, norms, torch.linalg.vector_norm(total[:-2]))
         found_inf.logical_or_((0 * (total[-2] + self.norm)).isnan())

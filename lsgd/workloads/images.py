@@ -20,7 +20,7 @@ from lsgd.inputs import (
     open_inputs,
     training_labels,
 )
-from lsgd.job.device import arrays_to_device
+from lsgd.job.device import arrays_to_device, needs_pinned_memory
 from lsgd.models import DTYPES, avoid_faulty_kernels, make_network, memory_format
 from lsgd.recipe import Recipe
 from lsgd.rules import balance, mixing, sampler
@@ -48,7 +48,7 @@ class ImageClassification:
     metrics_part = ""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self.recipe, self.device = recipe, device
+        self.recipe, self.device, self.is_async = recipe, device, needs_pinned_memory(device)
         self.evaluation_sets = tuple(recipe.evaluation.sets)
         if (own := open_metric(recipe)) and (name := recipe.metric.own_name):
             self.metric, self.own_metric = named_metric(name), own
@@ -239,8 +239,10 @@ class ImageClassification:
         # The recipe's layout is for training; an evaluation in float32 keeps the images' layout,
         # since float32 kernels are slow in channels_last.
         layout = self.layout if trains or self.recipe.evaluation.bfloat16 else torch.preserve_format
-        images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
-        labels = labels.to(self.device, non_blocking=True)
+        images = images.to(
+            self.device, self.dtype, memory_format=layout, non_blocking=self.is_async
+        )
+        labels = labels.to(self.device, non_blocking=self.is_async)
         mixed = self._mixing(each, images.shape[-1]) if trains and self.mixes else None
         if mixed is not None:
             images = mixing.mix_images(images, mixed).to(memory_format=layout)
@@ -309,7 +311,9 @@ class ImageClassification:
     def logits(self, model: nn.Module, images: Tensor) -> Tensor:
         """Return the logits of normalised images, computed as in an evaluation."""
         layout = self.layout if self.recipe.evaluation.bfloat16 else torch.preserve_format
-        images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
+        images = images.to(
+            self.device, self.dtype, memory_format=layout, non_blocking=self.is_async
+        )
         logits: Tensor = model(images)
         if self.recipe.evaluation.mirror:
             logits = (logits + model(images.flip(-1))) / 2

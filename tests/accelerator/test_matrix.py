@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from helpers.device_runs import (
+    AXES,
     FLOAT16_RUN,
     GOLDEN,
     PHASES_RUN,
     STRATEGIES,
+    TEXTS,
     ComparedRun,
     compare,
     image_runs,
@@ -55,6 +57,21 @@ def test_a_run_is_that_of_the_cpu(cell: ComparedRun, images: Path, tmp_path: Pat
     if versions()["torch"] != golden["torch"]:
         expected["operators"] = found["operators"]
     assert found == expected, f"if that is meant: {WRITE}"
+
+
+SHARING = [
+    ComparedRun("images", "sync", ("decoders",), STRATEGIES["sync"] | AXES["loader"]["decoders"]),
+    *(ComparedRun(*TEXTS[name][:1], "allreduce", (name,), TEXTS[name][1]) for name in TEXTS),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", SHARING, ids=lambda cell: cell.name)
+def test_a_gpu_that_shares_host_memory_copies_no_page_later(
+    cell: ComparedRun, images: Path, tmp_path: Path
+) -> None:
+    """A decoder process overwrote such pages with its next batch before a Mac's GPU read them."""
+    assert not compare(cell.recipe(images), tmp_path, shares_memory=True).differences
 
 
 def test_no_budget_is_left_over() -> None:

@@ -43,6 +43,19 @@ def test_of_what_a_full_disk_does_not_take_nothing_stays(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("length", [1, 249, 250, 255])
+@pytest.mark.parametrize("letter", ["a", "ä"])
+def test_a_file_may_have_the_longest_name(length: int, letter: str, tmp_path: Path) -> None:
+    """And two names that begin alike have files of their own while they are written."""
+    count = (length - 1) // len(letter.encode())
+    paths = [tmp_path / f"{letter * count}{end}" for end in "12"]
+    with atomic_write(paths[0]) as first, atomic_write(paths[1]) as second:
+        first.write(b"1")
+        second.write(b"2")
+    assert sorted(tmp_path.iterdir()) == paths
+    assert [path.read_bytes() for path in paths] == [b"1", b"2"]
+
+
 @given(st.lists(st.binary(max_size=9)), st.binary(max_size=9), st.sampled_from([1, 3, 2**16]))
 def test_only_a_line_without_its_end_is_cut_off(
     whole_lines: list[bytes], torn: bytes, block: int

@@ -68,11 +68,14 @@ def test_commands_that_texts_name_exist_with_their_options() -> None:
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
-@pytest.mark.parametrize("shards", ["none", "own", "of another tool"])
+@pytest.mark.parametrize("shards", ["none", "own", "of another tool", "in folders"])
 def test_what_prepares_a_dataset_exists(dataset: str, shards: str, tmp_path: Path) -> None:
     root = tmp_path / "my images"
     root.mkdir()
-    if shards != "none":
+    if shards == "in folders":
+        (root / "train/.cache").mkdir(parents=True)
+        (root / "train/000000.tar").touch()
+    elif shards != "none":
         (root / "train-000000.tar").touch()
     if shards == "own":
         (root / "shards.json").touch()
@@ -83,7 +86,7 @@ def test_what_prepares_a_dataset_exists(dataset: str, shards: str, tmp_path: Pat
     assert (python, module) == ("python", "lsgd.prepare")
     options = {word for word in words if word.startswith("--")}
     assert options == ({"--shards"} if shards == "own" else {"--index"} & {*words})
-    assert (words[0] == "index") == (shards == "of another tool")
+    assert (words[0] == "index") == (shards in ("of another tool", "in folders"))
     assert all(option in help_of("prepare", words[0]) for option in options)
     assert str(root) in words
 

@@ -32,6 +32,8 @@ from torch import Tensor, nn
 from torch._C import DispatchKey, DispatchKeySet
 from torch.utils import backend_registration
 
+from lsgd.job import device as job_device
+
 NAME = "standin"
 DEVICE: Any = None
 """The torch.device of the fake accelerator, after the first call of `available`."""
@@ -72,6 +74,8 @@ class _State:
         self.counts = Counts()
         self.lock = RLock()
         self.unsupported: frozenset[torch.dtype] = frozenset()
+        self.shares_memory = False
+        """Whether it shares the memory of the host, like a Mac's GPU."""
         self.total = 0
         self.waited = 0
         """The number of times the host has waited for all work of the device."""
@@ -315,6 +319,8 @@ def _copy(target: Tensor, source: Tensor, *, non_blocking: bool) -> None:
         case DeviceTensor(), _:
             _state.counts.to_device += 1
             target.numbers.copy_(source)
+            unsafe = _state.shares_memory and non_blocking and not source.is_pinned()
+            assert not unsafe, "an asynchronous copy to the device reads host memory later"
             if not (non_blocking and source.is_pinned()):
                 _wait("copy to the device")
                 return
@@ -724,11 +730,16 @@ def _swapping(apply: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 @contextmanager
 def available(
-    *, memory: int = 0, unsupported: frozenset[torch.dtype] = frozenset()
+    *,
+    memory: int = 0,
+    unsupported: frozenset[torch.dtype] = frozenset(),
+    shares_memory: bool = False,
 ) -> Iterator[torch.device]:
     """Make the fake accelerator available within this context.
 
-    `memory` is its size in bytes (0: no limit); dtypes in `unsupported` raise.
+    `memory` is its size in bytes (0: no limit); dtypes in `unsupported` raise. With `shares_memory`
+    it shares the memory of the host, like a Mac's GPU: an asynchronous copy of pageable memory to
+    it raises AssertionError, since it would read the memory when it may hold other values.
     """
     _register()
     # torch notes once which functions a device context changes: not those that are patched here.
@@ -749,11 +760,15 @@ def available(
         # torch creates autograd threads in the first backward pass, only for the devices of then.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(patch.object(nn.Module, "_apply", _swapping(nn.Module._apply)))
+        if shares_memory:
+            stack.enter_context(patch.object(job_device, "SHARING_HOST_MEMORY", ("cpu", NAME)))
         _state.present, _state.total, _state.unsupported = True, memory, unsupported
+        _state.shares_memory = shares_memory
         try:
             yield DEVICE
         finally:
             _state.present, _state.total, _state.unsupported = False, 0, frozenset()
+            _state.shares_memory = False
             _end_late_copies(_state.begun)
 
 

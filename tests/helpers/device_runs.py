@@ -316,10 +316,13 @@ class DeviceComparison:
     """The counts of the last step."""
 
 
-def compare(recipe: Recipe, folder: Path) -> DeviceComparison:
-    """Train the recipe on the CPU and on the fake accelerator, and return their differences."""
+def compare(recipe: Recipe, folder: Path, *, shares_memory: bool = False) -> DeviceComparison:
+    """Train the recipe on the CPU and on the fake accelerator, and return their differences.
+
+    With `shares_memory` the accelerator shares the memory of the host, like a Mac's GPU.
+    """
     run(recipe, folder / "cpu", "cpu")
-    with accelerator.available(), counted_steps() as steps:
+    with accelerator.available(shares_memory=shares_memory), counted_steps() as steps:
         run(recipe, folder / "device", "auto")
     return DeviceComparison(differences(folder / "cpu", folder / "device"), steps[-1])
 

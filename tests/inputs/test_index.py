@@ -1,6 +1,8 @@
+import errno
 import io
 import os
 import pickle
+import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +20,7 @@ from lsgd.errors import InputFailedError, UsageError
 from lsgd.inputs import open_inputs
 from lsgd.inputs.index import ImageIndex, index_file, open_indexes, write_index
 from lsgd.prepare.indexing import index_folder
+from lsgd.recipe import InputsSettings
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,23 @@ def test_ids_go_by_class_and_name(tmp_path: Path) -> None:
     assert index.labels(np.array([3, 0, 2])).tolist() == [2, 0, 1]
     assert index.sizes(np.array([1, 2])).tolist() == [[40, 30], [40, 30]]
     assert index.classes() == ["n1", "n1-b", "n2"]
+
+
+@pytest.mark.parametrize("rows", [2085, 20000])
+def test_a_full_disk_leaves_the_index_as_it_was(rows: int, tmp_path: Path) -> None:
+    """Also if it is full near the end: numpy has not noticed that, and a torn index replaced it."""
+    file = write_index(tmp_path, "train", [row("train/n1/0.JPEG", 0)])
+    before = file.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"File too large.*{file.name}") as raised:
+            write_index(tmp_path, "train", [row(f"train/n1/{i:05}.JPEG", 0) for i in range(rows)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.errno == errno.EFBIG
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_another_process_gets_the_file_and_not_the_rows(root: Path) -> None:
@@ -349,6 +369,19 @@ def test_a_folder_that_is_not_there_is_refused_with_help(monkeypatch: pytest.Mon
         (["+recipe=bs256", "inputs=memory"], "and not imagenet; write inputs=auto"),
         (["+recipe=bs256", "data.augmentation=shift_flip"], "shifts, which is for small images"),
         (["+recipe=digits", "data.skip=[train/a/b]"], "data.skip is for image folders"),
+        (["+recipe=digits", "data.index=there"], "data.index=there is for image folders"),
+        (["+recipe=digits", "inputs.decoders=2"], "decoders=2 is for image folders, .*; leave it"),
+        (["+recipe=digits", "inputs.decode_on=cpu"], "decode_on=cpu is for image folders"),
+        (["+recipe=digits", "inputs.decode_on=gpu"], "decode_on=gpu is for image folders"),
+        (["+recipe=digits", "inputs.hardware_share=0.3"], "hardware_share=0.3 is for image"),
+        (
+            ["+recipe=bs256", "inputs=torchvision", "inputs.decode_on=gpu"],
+            "decode_on=gpu is for DALI, and this run uses inputs=torchvision; .* write inputs=dali",
+        ),
+        (
+            ["+recipe=bs256", "inputs=torchvision", "inputs.hardware_share=0.3"],
+            "hardware_share=0.3 is for DALI",
+        ),
         (["+recipe=digits", "data.augmentation=crop_flip"], "write shift_flip or none for digits"),
         (["+recipe=digits", "data.augmentation=fb_resnet_torch"], "torch is for image folders"),
     ],
@@ -356,3 +389,22 @@ def test_a_folder_that_is_not_there_is_refused_with_help(monkeypatch: pytest.Mon
 def test_a_loader_that_does_not_suit_the_dataset_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         open_inputs(compose_recipe(*words), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hardware=v100"],  # whose hardware_share is 0
+        ["hardware=h200"],
+        ["inputs.decoders=0", "inputs.decode_on=auto", "inputs.hardware_share=0.65"],
+        ["inputs=synthetic", "inputs.decoders=2", "inputs.hardware_share=0.3"],
+    ],
+)
+def test_settings_that_mean_nothing_else_are_accepted(words: list[str]) -> None:
+    open_inputs(compose_recipe("+recipe=digits", *words), torch.device("cpu"))
+
+
+def test_another_loader_of_a_benchmark_has_no_settings_of_dali() -> None:
+    settings = InputsSettings(loader="dali", decoders=3, decode_on="gpu", hardware_share=0.3)
+    assert settings.with_loader("torchvision") == InputsSettings("torchvision", 3)
+    assert settings.with_loader("dali") == settings

@@ -81,6 +81,12 @@ def test_a_loader_of_other_data_is_refused(option: str, message: str) -> None:
         opened("inputs=own_inputs:Loader", f"inputs.options.{option}")
 
 
+def test_a_loader_has_no_further_evaluation_sets() -> None:
+    """A run ended after its first epoch, and was told to index a folder."""
+    with pytest.raises(UsageError, match=r"has v2, and inputs=own_inputs:Loader .*sets=\[val\]"):
+        opened("inputs=own_inputs:Loader", "evaluation.sets=[val,v2]")
+
+
 def test_classes_are_not_balanced_by_labels_of_other_data() -> None:
     """Those of data.name, which the images of the loader need not be."""
     words = ["recipe=digits", "inputs=own_inputs:Loader", "data.balance=weights"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.composed import compose_recipe
@@ -21,11 +22,13 @@ from helpers.threaded import run_on_threads
 
 from lsgd import config
 from lsgd.comm.single import SingleComm
-from lsgd.errors import UsageError
-from lsgd.inputs import staging
-from lsgd.inputs.staging import LOCK, MARKER, USED, stage_data, with_staged_data
+from lsgd.errors import InputFailedError, UsageError
+from lsgd.inputs import open_inputs, staging
+from lsgd.inputs.stage_marker import MARKER
+from lsgd.inputs.staging import LOCK, USED, stage_data, with_staged_data
 from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import Recipe
+from lsgd.rules.sampler import MicroBatch
 from lsgd.run.rows import depends_on_hardware
 from lsgd.train import train
 from lsgd.trained_model import for_this_machine
@@ -124,6 +127,33 @@ def test_what_is_copied(root: Path, tmp_path: Path) -> None:
         assert staged(made) == (folder, 0)
         assert with_staged_data(made).fingerprint == replace(made).fingerprint
     assert len(copies(stage)) == 4
+
+
+def test_the_error_of_an_unreadable_copy_names_the_original(root: Path, tmp_path: Path) -> None:
+    """A command for the copy would be lost with it, and the copy is what can be made anew."""
+    shutil.copytree(root, index := tmp_path / "index", ignore=shutil.ignore_patterns("*.JPEG"))
+    made = recipe(root, tmp_path / "stage")
+    apart = replace(made, data=replace(made.data, index=str(index)))
+    for each, command in (
+        (made, f"folder {root}"), (apart, f"folder {root} --index {index}")
+    ):  # fmt: skip
+        folder, _ = staged(each)
+        broken = folder / "train/n00/odd.JPEG"
+        whole = broken.read_bytes()
+        broken.write_bytes(b"x" * len(whole))
+        inputs = open_inputs(with_staged_data(each), torch.device("cpu"))
+        with pytest.raises(InputFailedError) as raised:
+            list(inputs.train([MicroBatch(0, np.arange(12))]))
+        told = str(raised.value)
+        assert told.startswith(f"{broken} cannot be read")
+        assert "remove this file of data.stage and rerun the same command with its run_di" in told
+        assert f"copies it again from {root}; if it is damaged there, repair it" in told
+        assert f"`python -m lsgd.prepare {command} --check`" in told
+        broken.unlink()
+        while staging._in_use:
+            staging._in_use.popitem()[1].used.close()
+        assert staged(each) == (folder, len(whole))
+        assert broken.read_bytes() == whole
 
 
 def test_two_processes_copy_once(root: Path, tmp_path: Path) -> None:

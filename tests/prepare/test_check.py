@@ -2,16 +2,19 @@
 
 import io
 import os
+import tracemalloc
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers.odd_images import HEADER_ONLY, REFUSED, encoded, odd_images, photo
+from helpers.odd_images import HEADER_ONLY, REFUSED, encoded, odd_images, photo, png_of
 from PIL import Image, ImageOps
 from PIL.ImageFile import ImageFile
 
 from lsgd.errors import UsageError
 from lsgd.inputs.index import MAX_FILE_BYTES
-from lsgd.prepare import check, dali_check, images
+from lsgd.prepare import check, dali_check, images, png
 from lsgd.prepare.__main__ import main
 from lsgd.prepare.check import ImageProblem, check_folder, write_skip_list
 from lsgd.prepare.images import FATAL, image_problems, usable_size
@@ -113,6 +116,30 @@ def test_what_no_loader_or_not_every_one_reads_is_unusable(tmp_path: Path) -> No
         assert detail in details[name]
 
 
+@pytest.mark.parametrize("cut", [0, 9])
+def test_a_png_with_more_pixels_than_its_size_takes_no_more_memory(cut: int) -> None:
+    """A file of 400 kB took 432 MiB, in each process of a check."""
+    stream = zlib.compress(bytes(2**25))
+    content = png_of(stream[: len(stream) - cut], width=8, height=8)
+    tracemalloc.start()
+    try:
+        found = png.fault(content)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert (found is None) == (cut == 0)
+
+
+@pytest.mark.parametrize("extra", [0, 1, 2**16 - 1, 2**16])
+def test_the_pixels_of_a_png_are_counted_whatever_their_pieces(extra: int) -> None:
+    random = np.random.default_rng(0).bytes(2**17 + extra)
+    for pixels in (random, bytes(2**17 + extra), bytes(2**17) + random):
+        stream = zlib.compress(pixels)
+        assert png._measure(stream) == (len(pixels), True)
+        length, is_whole = png._measure(stream[:-4])
+        assert (length, is_whole) == (len(pixels), False)
+
+
 @pytest.mark.dali
 def test_what_dali_cannot_decode_is_unusable(tmp_path: Path) -> None:
     """DALI itself is asked: a header does not say with what its own libtiff was built."""
@@ -144,6 +171,7 @@ def test_an_image_above_the_limit_is_named_and_not_decoded(
 ) -> None:
     for name in ("train/a", "val/a"):
         (tmp_path / name).mkdir(parents=True)
+        save(tmp_path / name / "w.JPEG", side=30)
         save(tmp_path / name / "x.JPEG")
     for dataset, needed in ((["folder"], "more than --max-pixels 1599"), (["imagenet"], "--check")):
         options = [*dataset, str(tmp_path), "--max-pixels"]

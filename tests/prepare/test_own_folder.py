@@ -378,6 +378,40 @@ def test_a_check_of_a_folder_lists_what_to_skip(
     assert "images that do not exist; removed: train/cat/0.JPG" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["folder", "imagenet"])
+def test_a_class_whose_images_are_all_skipped_is_refused(
+    command: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one without images is; a run never evaluated it, or never trained on it."""
+    for file in (root / "val/9").iterdir():
+        file.write_bytes(b"none")
+    assert prepare([command, str(root), "--check"]) == 2
+    assert f"1 class has no usable image in {root}/val (9)" in capsys.readouterr().err
+    if command == "imagenet":
+        return
+    assert prepare(["folder", str(root), "--check", "--allow-empty-classes"]) == 0
+    output = capsys.readouterr().out
+    assert f"warning: 1 class has no usable image in {root}/val (9), and no evaluat" in output
+    assert "24 images in train and 6 in val, indexed (without the 2 to skip)" in output
+    for file in (root / "val").rglob("*.*"):
+        file.write_bytes(b"none")
+    assert prepare(["folder", str(root), "--check", "--allow-empty-classes"]) == 2
+    assert f"no class has a usable image in {root}/val" in capsys.readouterr().err
+    for file in (root / "train/9").iterdir():
+        file.write_bytes(b"none")
+    assert prepare(["folder", str(root), "--check", "--allow-empty-classes"]) == 2
+    assert f"1 class has no usable image in {root}/train (9)" in capsys.readouterr().err
+
+
+def test_a_set_whose_images_are_all_skipped_is_refused(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "v2/9").mkdir(parents=True)
+    (root / "v2/9/0.png").write_bytes(b"none")
+    assert prepare(["folder", str(root), "--sets=v2", "--check"]) == 2
+    assert f"{root}/v2 has no usable image" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

@@ -1,9 +1,12 @@
 """The command line: each way it ends short is one sentence that says how to go on."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from lsgd.errors import UsageError
+from lsgd.job.system import usable_cores
 from lsgd.prepare import cifar10
 from lsgd.prepare.__main__ import main
 
@@ -42,3 +45,39 @@ def test_the_same_command_goes_on(
     monkeypatch.setattr(cifar10, "prepare", stop)
     assert main(["cifar10", "somewhere"]) == code
     assert capsys.readouterr().err == sentence
+
+
+@pytest.mark.parametrize("command", ["folder", "index"])
+def test_fewer_processes_can_be_asked_for(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As the error of a process that is out of memory advises."""
+    asked: list[int] = []
+
+    def note(*_: object, processes: int, **__: object) -> None:
+        asked.append(processes)
+        raise UsageError("noted")
+
+    monkeypatch.setattr("lsgd.prepare.indexing.index_folder", note)
+    monkeypatch.setattr("lsgd.prepare.webdataset.index_shards", note)
+    for split in ("train", "val"):
+        (tmp_path / split / "n01").mkdir(parents=True)
+        (tmp_path / split / "n01/a.png").touch()
+        (tmp_path / split / "0.tar").touch()
+    assert main([command, str(tmp_path), "--processes", "1"]) == 2
+    assert main([command, str(tmp_path)]) == 2
+    assert asked == [1, len(usable_cores())]
+    assert main([command, str(tmp_path), "--processes", "0"]) == 2
+    assert "0 is not a whole number of 1 or more" in capsys.readouterr().err
+
+
+def test_an_option_of_another_subcommand_is_not_suggested_for_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["cifar10", "--processes", "2"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("lsgd: option --processes does not exist; ")
+    assert told.count("--processes") == 1

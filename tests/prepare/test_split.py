@@ -191,6 +191,24 @@ def test_a_division_that_was_checked_is_made_again(
     assert "data.skip_list=" in capsys.readouterr().out
 
 
+def test_a_division_beside_evaluation_sets_is_made_again(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own command was refused, since an evaluation set has an index there."""
+    divided, command = Path(f"{photos}-split"), ["folder", str(photos), "--split", "0.2"]
+    assert prepare(command) == 0
+    name = sorted(photos.iterdir())[0].name
+    (divided / "v2" / name).mkdir(parents=True)
+    add_image(divided / "v2" / name / "1.png", 1)
+    for _ in range(2):
+        assert prepare([*command, "--sets", "v2"]) == 0
+    assert (divided / "v2" / name / "1.png").is_file()
+    assert (divided / "v2.index.npy").is_file()
+    capsys.readouterr()
+    assert prepare(command) == 2
+    assert "v2 is not of an earlier --split" in capsys.readouterr().err
+
+
 def test_links_of_the_user_stay(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Images that are links themselves, also into the folder where the division would be."""
     linked = photos.with_name("linked")

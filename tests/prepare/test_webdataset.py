@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shlex
+import sys
 import tarfile
 from pathlib import Path
 
@@ -194,6 +195,39 @@ def test_what_cannot_be_used_is_named_and_skipped(
     assert "train-0.tar:none.cls, an example without an image" in warning
 
 
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_link_is_named_and_skipped(
+    kind: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As tar stores a file whose hard link it has stored; it was left out without a word."""
+    folder = both(tmp_path / "shards", {"n01/1.jpg": jpeg(1), "n02/2.jpg": jpeg(2)})
+    with tarfile.open(folder / "train-0.tar", "a", format=tarfile.GNU_FORMAT) as tar:
+        link = tarfile.TarInfo("n02/3.jpg")
+        link.type, link.linkname = kind, "n01/1.jpg"
+        tar.addfile(link)
+    prepare(["index", str(folder)])
+    assert paths(folder) == {"train/n01/1.jpg": 0, "train/n02/2.jpg": 1}
+    warning = capsys.readouterr().out.splitlines()[0]
+    assert "train-0.tar:n02/3.jpg, a link to another member" in warning
+
+
+def test_hidden_files_between_those_of_an_example_are_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a Mac's tar writes them; the numbers were discarded, and folders were the classes."""
+    members: dict[str, bytes] = {}
+    for number in range(2):
+        for ending, content in (("jpg", jpeg(number)), ("cls", str(1 - number).encode())):
+            name = f"{number}.{ending}"
+            members |= {f"n0{number}/._{name}": b"a fork", f"n0{number}/{name}": content}
+    members["n01/.ipynb_checkpoints/a.jpg"] = jpeg(3)
+    folder = both(tmp_path / "shards", members)
+    prepare(["index", str(folder)])
+    assert paths(folder) == {"train/n01/1.jpg": 0, "train/n00/0.jpg": 1}
+    warning = capsys.readouterr().out.splitlines()[0]
+    assert warning.startswith("warning: 3 of train skipped (train-0.tar:n00/._0.jpg, a hidden or s")
+
+
 @pytest.mark.parametrize(
     ("members", "refusal"),
     [
@@ -205,6 +239,11 @@ def test_what_cannot_be_used_is_named_and_skipped(
         ({"1.jpg": jpeg(1), "1.cls": b"1"}, "no image of class 0"),
         ({"../1.jpg": jpeg(1), "../1.cls": b"0"}, "outside of it"),
         ({"/etc/1.jpg": jpeg(1), "/etc/1.cls": b"0"}, "outside of it"),
+        (  # its numbers would be discarded for the folders
+            {"a/1.jpg": jpeg(1), "b/2.jpg": jpeg(1), "a/1.cls": b"1", "b/2.cls": b"0"},
+            "class number in a/1.cls without an image, and none for a/1.jpg: the files of an "
+            "example do not follow each other",
+        ),
         ({"1.cls": b"0"}, "no image in the shards of train"),
     ],
 )
@@ -236,9 +275,15 @@ def test_the_shards_of_a_split(tmp_path: Path) -> None:
         (("*.tar", "b-*.tar"), r"b-1\.tar would be in train and in val"),
         (("/etc/*", None), "must be relative to"),
         (("../*", None), "must be relative to"),
+        (("", None), "--train '' is not a pattern of file names"),
+        ((".", None), r"--train '\.' is not a pattern of file names"),
+        (("**/", None), "compressed"),  # folders are no shards
     ):
         with pytest.raises(UsageError, match=refusal):
             found(*patterns)
+    if sys.version_info < (3, 13):  # from then on it is a*.tar
+        with pytest.raises(UsageError, match=r"--train 'a\*\*\.tar' is not a pattern of file"):
+            found("a**.tar")
     (tmp_path / "train/1.tar.gz").unlink()
     with pytest.raises(UsageError, match=r"no shards named train-….tar"):
         found()
