@@ -49,8 +49,8 @@ class _Bucket:
     """
     views: list[Tensor]
     """View of each parameter's gradient in `flat`."""
-    placements: list[tuple[object, ...]]
-    """Memory of each view and layout of each parameter as they were made."""
+    made: tuple[object, ...] = ()
+    """The placement when the bucket was made."""
     attached: bool = True
     """Whether the `.grad` of each parameter is its view of `flat`."""
     is_of_large_tensors: bool = field(init=False)
@@ -68,6 +68,15 @@ class _Bucket:
     def parameters(self) -> list[nn.Parameter]:
         """Return strong references to the parameters of this bucket."""
         return [parameter for owner in self.owners if (parameter := owner()) is not None]
+
+    def placement(self, parameters: list[nn.Parameter]) -> tuple[object, ...]:
+        """Return the addresses of the views, and the layouts and types of the parameters."""
+        return (
+            [view.data_ptr() for view in self.views],
+            [parameter.stride() for parameter in parameters],
+            {parameter.dtype for parameter in parameters},
+            {parameter.device for parameter in parameters},
+        )
 
     def detach(self) -> None:
         """Set `.grad` of the bucket's parameters to None, so that autograd copies no gradients."""
@@ -177,7 +186,7 @@ class Reducer:
         """
         for bucket in self.buckets:
             parameters = bucket.parameters()
-            if list(map(_placement, parameters, bucket.views)) != bucket.placements:
+            if bucket.placement(parameters) != bucket.made:
                 raise UsageError(
                     "the model was moved or converted since virtual(…), as by model.to(…) or "
                     "model.double(), and its gradients are no longer those that are averaged; do "
@@ -276,19 +285,18 @@ class Reducer:
         # autograd's gradients are used uncopied.
         flat = torch.empty(size + flags, dtype=first.dtype, device=first.device)
         views: list[Tensor] = []
-        owners = [ref(each) for each in parameters]
-        bucket = _Bucket(name, flat, flat[:size], owners, views, placements=[])
+        bucket = _Bucket(name, flat, flat[:size], [ref(each) for each in parameters], views)
         offset = 0
         for parameter in parameters:
             # Strided like the parameter, so that channels_last costs no copy.
             view = flat.as_strided(parameter.size(), dense_stride(parameter), offset)
             views.append(view)
-            bucket.placements.append(_placement(parameter, view))
             parameter.grad = view
             if self.comm.world_size > 1:  # a single process has no sum to start early
                 hook = self._ready_hook(bucket)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
             offset += parameter.numel()
+        bucket.made = bucket.placement(parameters)
         return bucket
 
     def _ready_hook(self, bucket: _Bucket) -> Callable[[Tensor], None]:
@@ -325,11 +333,6 @@ class Reducer:
         wire = bucket.flat if bucket.on_wire is None else bucket.on_wire
         bucket.wait = self.comm.start_all_reduce_(wire, bucket.name)
         self._launched += 1
-
-
-def _placement(parameter: Tensor, view: Tensor) -> tuple[object, ...]:
-    """Return the address of a gradient's view in its bucket, and the layout of its parameter."""
-    return view.data_ptr(), parameter.dtype, parameter.device, parameter.stride()
 
 
 def dense_stride(tensor: Tensor) -> tuple[int, ...]:
