@@ -33,7 +33,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
     ValidationError,
 )
-from yaml import ScalarNode, YAMLError
+from yaml import YAMLError
 
 from lsgd import paths
 from lsgd.errors import UsageError
@@ -765,7 +765,7 @@ def _load_definition(
         if "name" in own.lines:
             own.refuse(own.lines["name"], f"a {group} has the name of its file; leave out name")
         try:
-            file = _parse_yaml(own.text, own.shown)
+            file = own.with_texts(_parse_yaml(own.text, own.shown), kind)
         except UsageError as unread:  # another YAML reader is stricter, such as for tabs
             raise UsageError(f"{unread}; fix it") from None
     else:
@@ -979,11 +979,10 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
         except ValueError as error:  # a number with too many digits
             raise UsageError(f"{file.shown} cannot be read ({error}); fix it") from None
         assert isinstance(given, DictConfig)
+        given = file.with_texts(given, Recipe)
         for alias, key in ALIASES.items():
             if alias in given:
                 given[key] = given.pop(alias)
-        if isinstance(name := file.nodes.get("name"), ScalarNode):
-            given["name"] = str(name.value)  # as it is written: YAML reads 2026_11 as a number
         if "defaults" in given:
             given.defaults = [
                 names[base] if isinstance(each, str) and (base := base_file(file, each)) else each

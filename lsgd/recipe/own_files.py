@@ -10,16 +10,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
-from typing import NoReturn, get_args, get_origin
+from typing import Any, NoReturn, get_args, get_origin
 
 import yaml
+from omegaconf import DictConfig, OmegaConf
 from yaml import MappingNode, MarkedYAMLError, Node, ScalarNode, SequenceNode, YAMLError
 
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.override_syntax import ALIASES, format_override, key_and_value, parse_text
 from lsgd.recipe import Recipe
-from lsgd.recipe.fields import all_fields
+from lsgd.recipe.fields import all_fields, group_of
 from lsgd.suggestions import did_you_mean
 from lsgd.untrusted_files import read_bounded
 
@@ -164,9 +165,43 @@ class OwnFile:
                 return f"{self.shown}, line {self.lines[token]}"
         return ""
 
+    def with_texts(self, values: DictConfig, kind: type) -> DictConfig:
+        """Return the values of this file with the texts of a dataclass's fields as written.
+
+        YAML reads 2026_11 as a number, 12:30 as 750 and yes as true.
+        """
+        plain = OmegaConf.to_container(values)
+        assert isinstance(plain, dict)
+        for entry in fields(kind):
+            if entry.name in plain and entry.name in self.nodes:
+                plain[entry.name] = _as_written(
+                    plain[entry.name], self.nodes[entry.name], entry.type
+                )
+        return OmegaConf.create(plain)
+
     def refuse(self, line: int, why: str) -> NoReturn:
         """Raise UsageError for a line of this file."""
         raise UsageError(f"{self.shown}, line {line}: {why}")
+
+
+def _as_written(value: Any, node: Node, kind: Any) -> Any:
+    """Return a value of this field type with its texts as its YAML node has them.
+
+    Nothing stays null, and a reference to another key stays for OmegaConf.
+    """
+    if isinstance(node, ScalarNode) and kind in (str, str | None):
+        is_kept = node.tag.endswith(":null") or "${" in node.value
+        return value if is_kept else str(node.value)
+    if isinstance(node, SequenceNode) and isinstance(value, list) and get_origin(kind) is list:
+        pairs = zip(value, node.value, strict=True)
+        return [_as_written(each, below, get_args(kind)[0]) for each, below in pairs]
+    if isinstance(node, MappingNode) and isinstance(value, dict) and (group := group_of(kind)):
+        types = {entry.name: entry.type for entry in fields(group)}
+        below = {
+            key.value: (value[key.value], each) for key, each in node.value if key.value in types
+        }
+        return value | {key: _as_written(*pair, types[key]) for key, pair in below.items()}
+    return value
 
 
 def read_own_file(path: Path, *, may_refer: bool = True) -> OwnFile:
