@@ -199,6 +199,10 @@ def _whole_curve(recipe: Recipe, run: LrCurve) -> Observation:
 
 def _epochs(learner: Learner) -> Observation:
     epochs = [len(steps) for _, steps in learner.remaining_epochs()]
+    stop = learner.recipe.stop
+    if stop.patience is not None:
+        run = f"{len(epochs)} at most; stop.patience={stop.patience} ends it by its {stop.metric}"
+        return Observation("epochs", run, RunLength(0, 0, whole=False))
     whole = set(epochs) == {learner.recipe.steps_per_epoch}
     return Observation(
         "epochs",
@@ -209,7 +213,7 @@ def _epochs(learner: Learner) -> Observation:
 
 @dataclass(frozen=True)
 class RunLength:
-    """The length of a run, in epochs and in steps."""
+    """The length of a run, in epochs and in steps; 0 of a run that may stop early."""
 
     count: int
     steps: int

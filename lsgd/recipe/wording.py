@@ -110,7 +110,7 @@ def format_result(
     if recipe.rehearse:
         return "dry run done: steps, evaluations and checkpoints all worked"
     number = metric.final_metric(metrics)
-    evaluated = sum(metric.key in row for row in metrics.values())
+    evaluated = [epoch for epoch, row in metrics.items() if metric.key in row]
     outcome = metric.format_labelled(number)
     outcome += f" ({metric.aggregation(evaluated)})" * math.isfinite(number)
     on_its_data = recipe.data.name in TARGET_DATA and recipe.inputs.loader != "synthetic"
