@@ -64,6 +64,7 @@ from lsgd.recipe.overrides import (
     installed_names,
     missing_message,
     refuse_key,
+    refuse_long_number,
     refuse_override,
     refuse_type,
     text_keys,
@@ -331,7 +332,8 @@ def _refuse_epochs(refusal: UsageError, overrides: Sequence[str]) -> None:
     """
     numbers = [value for key, value in map(key_and_value, overrides) if key == "epochs"]
     rest = [word for word in overrides if key_and_value(word)[0] != "epochs"]
-    recipe = _recipe_or_none(rest) if numbers and numbers[-1].isdecimal() else None
+    is_number = bool(numbers) and re.fullmatch(r"[0-9]{1,18}", numbers[-1])
+    recipe = _recipe_or_none(rest) if is_number else None
     if recipe is None:
         return
     others = scale_epochs(recipe, int(numbers[-1]))
@@ -677,7 +679,9 @@ def search_over(recipe: str, lists: Sequence[str], *overrides: str) -> Search:
     if not own:
         check_overrides([chosen])
     try:
-        space = {key: {"choices": _parse_list(value)} for key, value in map(key_and_value, lists)}
+        space = {
+            key: {"choices": _parse_list(key, value)} for key, value in map(key_and_value, lists)
+        }
         ends = [key.rpartition(".")[2] for key in space]
         values = {
             "title": f"{' and '.join(ends)} of {name}",
@@ -698,8 +702,9 @@ def search_over(recipe: str, lists: Sequence[str], *overrides: str) -> Search:
     return search
 
 
-def _parse_list(text: str) -> Any:
+def _parse_list(key: str, text: str) -> Any:
     """Parse the list of values that a search tries for a field, as overrides are parsed."""
+    refuse_long_number(key, text)
     parsed = OmegaConf.create()
     parsed.merge_with_dotlist([f"values={text}"])
     return OmegaConf.to_container(parsed)["values"]  # type: ignore[call-overload, index]
@@ -1070,6 +1075,7 @@ def _parse_overrides(overrides: Sequence[str], text_keys: Collection[str]) -> Di
     parsed = OmegaConf.create()
     for word in overrides:
         key, equals, value = word.partition("=")
+        refuse_long_number(key, value)
         if equals and key in text_keys:
             OmegaConf.update(parsed, key, parse_text(key, value))
         else:

@@ -36,6 +36,8 @@ NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes t
 RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
 """The options that every command line of a recipe has."""
 
+MAX_DIGITS = 640
+"""A number of digits that Python reads whatever its limit is, and that no number of a field has."""
 
 PART_BASES = {"model": "library", "optim": "own", "schedule": "own", "inputs": "auto"}
 """The choice of each group on which a part of one's own is based."""
@@ -124,6 +126,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         key, value = key_and_value(word)
         if not key or ("=" not in word and not word.startswith("~")):
             refuse_override(word)
+        refuse_long_number(key, value)
         if key in ("lr", "optim.lr", "schedule.lr"):
             raise UsageError(
                 f"{key} is not set itself: the lr of a step is schedule.reference_lr, scaled from "
@@ -142,6 +145,14 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 f"'{word}' has no effect, since Hydra only composes the recipe; write "
                 "run_dir=PATH for the folder of the run"
             )
+
+
+def refuse_long_number(key: str, value: str) -> None:
+    """Raise UsageError for a number in an override that has more digits than Python reads."""
+    if key not in text_keys() and (number := re.search(rf"\d{{{MAX_DIGITS},}}", value)):
+        raise UsageError(
+            f"{key} has {len(number[0])} digits, and a number has at most 308; write a smaller one"
+        )
 
 
 def _check_choice(override: str, value: str, known: Sequence[str]) -> None:

@@ -345,6 +345,13 @@ def test_the_same_ratio_from_another_reference() -> None:
         verdict(recipe, list(found.values()))
 
 
+def test_a_reference_of_less_than_an_image() -> None:
+    """A minibatch of it does not exist, so that of one image is observed."""
+    recipe = compose_recipe(*SMALL, "schedule.reference_batch=0.3")
+    found = {f.rule: f.run for f in check.rule_results(check.build_learner(recipe))}
+    assert found["reference_lr"] == "lr 0.333333 for 1 images"
+
+
 @pytest.mark.parametrize("name", ["bs1k", "digits"])
 def test_made_up_images_are_other_data(name: str) -> None:
     """And no rule says what becomes of them: no crop, no resize, no colour."""

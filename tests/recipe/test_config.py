@@ -426,6 +426,8 @@ def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
         ("+recipe=bs8k deviations=${name}", "deviations=bs8k is not a group", ".RULE=REASON"),
         ("+recipe=bs8k optim@x=sgd", "'optim@x'", "did you mean optim"),
         ("+recipe=bs8k seed=1,2", "'seed=1,2' has several values", "write one"),
+        (f"+recipe=bs8k epochs={5000 * '1'}", "epochs has 5000 digits", "write a smaller one"),
+        (f"+recipe=bs8k data.mean=[{5000 * '1'}]", "data.mean has 5000 digits", "write a smaller"),
         ("+recipe=bs8k hydra.run.dir=a", "'hydra.run.dir=a' has no effect", "run_dir=PATH"),
         ("+recipe=bs8k --epochs=3", "option --epochs does not exist", "write epochs=3"),
     ],
