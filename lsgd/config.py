@@ -26,7 +26,7 @@ from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import (
     ConfigKeyError,
     MissingMandatoryValue,
@@ -68,6 +68,7 @@ from lsgd.recipe.overrides import (
     refuse_override,
     refuse_type,
     text_keys,
+    word_or_value_keys,
 )
 from lsgd.recipe.overrides import choices as choices
 from lsgd.recipe.overrides import override_keys as override_keys
@@ -410,7 +411,8 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     except ValidationError as error:
         if not error.full_key:
             refuse_type(*next(_values_of_groups(given)))
-        refuse_type(str(error.full_key), error.value)
+        value = error.value
+        refuse_type(str(error.full_key), value._value() if isinstance(value, AnyNode) else value)
     except OmegaConfBaseException as error:
         raise UsageError(f"{first_line(error)}; write the value itself") from None
     except OverflowError:  # an integer above the largest float
@@ -1127,6 +1129,8 @@ def _to_hydra_overrides(override: str) -> list[str]:
     if key in text_keys() and "=" in override:
         text = parse_text(key, value)
         value = "null" if text is None else quote(text)
+    if key in word_or_value_keys():  # of which Hydra takes '2' in quotes for a text
+        value = re.sub(r"""(['"])([\w.]+)\1""", r"\2", value)
     if key in boolean_or_text_keys():
         value = BOOLEANS.get(value.lower(), value)
     return [f"++{key}={value}" if "=" in override else override]
@@ -1157,6 +1161,8 @@ def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoRe
         refuse_key(key, key)
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
         _refuse_several(several.group(1).removeprefix("++"), overrides)
+    if sweep := re.search(r"Sweep parameters '(.+)' requires --multirun", text):
+        _refuse_several(sweep.group(1).removeprefix("++"), overrides)
     if other := re.search(r"Error merging override (.+)", text):
         key, value = key_and_value(other.group(1))
         if key in {key for key, _ in all_fields(Recipe)}:
@@ -1180,7 +1186,9 @@ def _refuse_several(word: str, overrides: Sequence[str]) -> NoReturn:
         for each in overrides
         if key_and_value(each)[0] not in (key, "run_dir", "rehearse", "name")
     ]
-    command = shlex.join(["python", "-m", "lsgd.search", *rest, f"{key}=[{value}]"])
+    is_sweep = re.fullmatch(r"\w+\(.*\)", value)  # such as range(1,3), which a search does not read
+    values = "VALUE,VALUE" if is_sweep else value
+    command = shlex.join(["python", "-m", "lsgd.search", *rest, f"{key}=[{values}]"])
     raise UsageError(f"{refusal}, or search for the best by {command}") from None
 
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
-from typing import Any, NoReturn
+from types import NoneType, UnionType
+from typing import Any, NoReturn, Union, get_args
 
 from lsgd import paths
 from lsgd.errors import UsageError
@@ -77,6 +78,16 @@ def text_keys() -> frozenset[str]:
 def boolean_or_text_keys() -> frozenset[str]:
     """Return the keys of all recipe fields of type bool | str, which are true, false or auto."""
     return frozenset(key for key, entry in all_fields(Recipe) if entry.type == bool | str)
+
+
+@cache
+def word_or_value_keys() -> frozenset[str]:
+    """Return the keys of all recipe fields that hold a text or a number or a boolean."""
+    return frozenset(
+        key
+        for key, entry in all_fields(Recipe)
+        if isinstance(entry.type, UnionType) and {str, NoneType} < {NoneType, *get_args(entry.type)}
+    )
 
 
 def config_groups() -> list[str]:
@@ -236,7 +247,7 @@ def refuse_key(key: str, given: str) -> NoReturn:
 
 _TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {
     int: ("a whole number", "=30"),
-    int | str: ("a whole number or auto", "=8"),
+    int | str: ("a whole number or {word}", "=8"),
     int | float | str: ("a whole number of epochs, a fraction of one, or steps", "=0.5"),
     float: ("a number", "=0.5"),
     bool: ("true or false", "=true"),
@@ -258,17 +269,24 @@ def refuse_type(key: str, value: Any) -> NoReturn:
     if key.startswith("deviations."):
         raise UsageError(f"{key}={value} is not a reason; write it as a text, +{key}='…'") from None
     field, element, _ = key.partition("[")
-    types = {key: entry.type for key, entry in all_fields(Recipe)}
-    field = field if field in types else field.rpartition(".")[0]  # a key of a dict field
-    kind: Any = types[field]
-    kind = {int | None: int, float | None: float}.get(kind, kind)
+    entries = dict(all_fields(Recipe))
+    field = field if field in entries else field.rpartition(".")[0]  # a key of a dict field
+    kind: Any = _without_none(entries[field].type)
     if group := group_of(kind):
         what, example = "a group of keys", f".{fields(group)[0].name}=VALUE"
     else:
         what, example = _TYPE_DESCRIPTIONS.get(kind, ("a text", "=TEXT"))
+        if "{word}" in what:  # that of its limit, such as 1 or more, or auto
+            what = what.format(word=entries[field].metadata["at_least_or"].description.split()[-1])
     shown = json.dumps(value) if value is None or isinstance(value, bool) else value
     wrong = f"{field} has {shown} in it and" if element else f"{field}={shown}"
     raise UsageError(f"{wrong} is not {what}; write for example {field}{example}") from None
+
+
+def _without_none(kind: Any) -> Any:
+    """Return a field's type without None, such as int | str for int | str | None."""
+    kinds = [each for each in get_args(kind) if each is not NoneType]
+    return Union[tuple(kinds)] if NoneType in get_args(kind) else kind  # noqa: UP007
 
 
 def missing_message(keys: Sequence[str]) -> str:
