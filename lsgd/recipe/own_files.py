@@ -7,6 +7,7 @@ bounded size, no aliases, no tags, and no reference to anything but a key of the
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,7 +25,6 @@ from lsgd.recipe.fields import all_fields, group_of
 from lsgd.suggestions import did_you_mean
 from lsgd.untrusted_files import read_bounded
 
-ENDINGS = (".yaml", ".yml")
 MAX_FILE_BYTES = 2**22
 """The maximum size in bytes of a configuration file."""
 MAX_DEPTH, MAX_VALUES = 20, 50_000
@@ -54,7 +54,7 @@ def own_folder() -> Path | None:
 
 def is_path(value: str) -> bool:
     """Return whether a recipe, study or search is given by the path of its file, not by name."""
-    return value.endswith(ENDINGS)
+    return value.endswith(paths.YAML_ENDINGS)
 
 
 def find_own_file(value: str, beside: Path | None = None) -> Path | None:
@@ -67,7 +67,7 @@ def find_own_file(value: str, beside: Path | None = None) -> Path | None:
     if is_path(value):
         places = [folder / paths.parse_path(value) for folder in folders if folder]
     elif folders[1] and re.fullmatch(r"\w[\w.+-]*", value):
-        places = [folders[1] / f"{value}.yaml"]
+        places = [folders[1] / f"{value}{ending}" for ending in paths.YAML_ENDINGS]
     else:
         places = []
     # A pipe is refused when it is read. Unlike Path.exists, os.path's raises no error.
@@ -80,16 +80,15 @@ def own_names(key: str) -> list[str]:
     `key` is recipe, study or search. A file that cannot be read counts as a recipe.
     """
     folder = own_folder()
-    return (
-        [name for name in paths.yaml_names(folder) if _kind(folder, name) == key] if folder else []
-    )
+    names = paths.yaml_names(folder, paths.YAML_ENDINGS) if folder else []
+    return [name for name in names if _kind(name) == key]
 
 
-def _kind(folder: Path, name: str) -> str:
-    try:
-        return read_own_file(folder / f"{name}.yaml").kind
-    except UsageError:
-        return "recipe"
+def _kind(name: str) -> str:
+    path = find_own_file(name)
+    with suppress(UsageError):
+        return read_own_file(path).kind if path else "recipe"
+    return "recipe"
 
 
 def missing_file_message(override: str, value: str, known: Sequence[str]) -> str:
@@ -103,7 +102,7 @@ def missing_file_message(override: str, value: str, known: Sequence[str]) -> str
             else "write the path of an existing file"
         )
         return f"{key}={name} does not exist; {how}"
-    for ending in ENDINGS:
+    for ending in paths.YAML_ENDINGS:
         if os.path.isfile(f"{name}{ending}"):
             path = f"{name}{ending}" if "/" in name else f"./{name}{ending}"
             return f"{override} does not exist; write {key}={path}"

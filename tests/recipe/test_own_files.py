@@ -96,6 +96,7 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
     """A shipped name keeps its meaning, and a file that is wrong is in no other's way."""
     write(f"# Twice the workers.\n{MINE}", "all/mine.yaml")
     write("defaults: [mine]\nname: second\n", "all/sub/second.yaml")
+    write("# Of another ending.\ndefaults: [mine]\nname: other\n", "all/other.yml")
     write("name: digits\nworkers: 3\n", "all/digits.yaml")
     write("name: [", "all/wrong.yaml")
     write("title: x\nspace: {}\n", "all/search.yaml")
@@ -111,7 +112,10 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert any(line.startswith("skipped: all/wrong.yaml, line ") for line in lines)
     assert "skipped: all/digits.yaml has the name of a shipped recipe" in "\n".join(lines)
     assert not any(line.startswith("search ") for line in lines)
+    assert load_recipe(["recipe=other"]).workers == 16
+    assert f"{'other':<27} Of another ending. [all/other.yml]" in lines
     assert "recipe=mine" in overrides("recipe=mi")
+    assert "recipe=other" in overrides("recipe=oth")
     with pytest.raises(UsageError, match="mien does not exist; did you mean mine"):
         load_recipe(["recipe=mien"])
     monkeypatch.setenv("LSGD_RECIPES", "none")
