@@ -772,7 +772,7 @@ def _load_definition(
         if "name" in own.lines:
             own.refuse(own.lines["name"], f"a {group} has the name of its file; leave out name")
         try:
-            file = own.with_texts(_parse_yaml(own.text, own.shown), kind)
+            file = _with_texts(own, _parse_yaml(own.text, own.shown), kind)
         except UsageError as unread:  # another YAML reader is stricter, such as for tabs
             raise UsageError(f"{unread}; fix it") from None
     else:
@@ -986,7 +986,7 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
         except ValueError as error:  # a number with too many digits
             raise UsageError(f"{file.shown} cannot be read ({error}); fix it") from None
         assert isinstance(given, DictConfig)
-        given = file.with_texts(given, Recipe)
+        given = _with_texts(file, given, Recipe)
         for alias, key in ALIASES.items():
             if alias in given:
                 given[key] = given.pop(alias)
@@ -1007,6 +1007,12 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
     none = [{group: None} for group in groups if group != "hardware"]
     _own_configs[_COMPLETE] = OmegaConf.create({"defaults": [{"recipe": None}, *none, "_self_"]})
     return _COMPLETE
+
+
+def _with_texts(file: OwnFile, values: DictConfig, kind: type) -> DictConfig:
+    """Return the values of a user's own file with the texts of a dataclass's fields as written."""
+    plain: Any = OmegaConf.to_container(values)
+    return OmegaConf.create(file.with_texts(plain, kind))
 
 
 def _compose(overrides: Sequence[str]) -> DictConfig:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
 from yaml import MappingNode, MarkedYAMLError, Node, ScalarNode, SequenceNode, YAMLError
 
 from lsgd import paths
@@ -164,19 +163,17 @@ class OwnFile:
                 return f"{self.shown}, line {self.lines[token]}"
         return ""
 
-    def with_texts(self, values: DictConfig, kind: type) -> DictConfig:
+    def with_texts(self, values: dict[str, Any], kind: type) -> dict[str, Any]:
         """Return the values of this file with the texts of a dataclass's fields as written.
 
         YAML reads 2026_11 as a number, 12:30 as 750 and yes as true.
         """
-        plain = OmegaConf.to_container(values)
-        assert isinstance(plain, dict)
-        for entry in fields(kind):
-            if entry.name in plain and entry.name in self.nodes:
-                plain[entry.name] = _as_written(
-                    plain[entry.name], self.nodes[entry.name], entry.type
-                )
-        return OmegaConf.create(plain)
+        own = {
+            entry.name: _as_written(values[entry.name], self.nodes[entry.name], entry.type)
+            for entry in fields(kind)
+            if entry.name in values and entry.name in self.nodes
+        }
+        return values | own
 
     def refuse(self, line: int, why: str) -> NoReturn:
         """Raise UsageError for a line of this file."""
