@@ -26,14 +26,14 @@ from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import (
     ConfigKeyError,
     MissingMandatoryValue,
     OmegaConfBaseException,
     ValidationError,
 )
-from yaml import ScalarNode, YAMLError
+from yaml import YAMLError
 
 from lsgd import paths
 from lsgd.errors import UsageError
@@ -64,9 +64,11 @@ from lsgd.recipe.overrides import (
     installed_names,
     missing_message,
     refuse_key,
+    refuse_long_number,
     refuse_override,
     refuse_type,
     text_keys,
+    word_or_value_keys,
 )
 from lsgd.recipe.overrides import choices as choices
 from lsgd.recipe.overrides import override_keys as override_keys
@@ -331,7 +333,8 @@ def _refuse_epochs(refusal: UsageError, overrides: Sequence[str]) -> None:
     """
     numbers = [value for key, value in map(key_and_value, overrides) if key == "epochs"]
     rest = [word for word in overrides if key_and_value(word)[0] != "epochs"]
-    recipe = _recipe_or_none(rest) if numbers and numbers[-1].isdecimal() else None
+    is_number = bool(numbers) and re.fullmatch(r"[0-9]{1,18}", numbers[-1])
+    recipe = _recipe_or_none(rest) if is_number else None
     if recipe is None:
         return
     others = scale_epochs(recipe, int(numbers[-1]))
@@ -408,7 +411,8 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     except ValidationError as error:
         if not error.full_key:
             refuse_type(*next(_values_of_groups(given)))
-        refuse_type(str(error.full_key), error.value)
+        value = error.value
+        refuse_type(str(error.full_key), value._value() if isinstance(value, AnyNode) else value)
     except OmegaConfBaseException as error:
         raise UsageError(f"{first_line(error)}; write the value itself") from None
     except OverflowError:  # an integer above the largest float
@@ -685,7 +689,9 @@ def search_over(recipe: str, lists: Sequence[str], *overrides: str) -> Search:
     if not own:
         check_overrides([chosen])
     try:
-        space = {key: {"choices": _parse_list(value)} for key, value in map(key_and_value, lists)}
+        space = {
+            key: {"choices": _parse_list(key, value)} for key, value in map(key_and_value, lists)
+        }
         ends = [key.rpartition(".")[2] for key in space]
         values = {
             "title": f"{' and '.join(ends)} of {name}",
@@ -706,8 +712,9 @@ def search_over(recipe: str, lists: Sequence[str], *overrides: str) -> Search:
     return search
 
 
-def _parse_list(text: str) -> Any:
+def _parse_list(key: str, text: str) -> Any:
     """Parse the list of values that a search tries for a field, as overrides are parsed."""
+    refuse_long_number(key, text)
     parsed = OmegaConf.create()
     parsed.merge_with_dotlist([f"values={text}"])
     return OmegaConf.to_container(parsed)["values"]  # type: ignore[call-overload, index]
@@ -773,7 +780,7 @@ def _load_definition(
         if "name" in own.lines:
             own.refuse(own.lines["name"], f"a {group} has the name of its file; leave out name")
         try:
-            file = _parse_yaml(own.text, own.shown)
+            file = _with_texts(own, _parse_yaml(own.text, own.shown), kind)
         except UsageError as unread:  # another YAML reader is stricter, such as for tabs
             raise UsageError(f"{unread}; fix it") from None
     else:
@@ -987,11 +994,10 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
         except ValueError as error:  # a number with too many digits
             raise UsageError(f"{file.shown} cannot be read ({error}); fix it") from None
         assert isinstance(given, DictConfig)
+        given = _with_texts(file, given, Recipe)
         for alias, key in ALIASES.items():
             if alias in given:
                 given[key] = given.pop(alias)
-        if isinstance(name := file.nodes.get("name"), ScalarNode):
-            given["name"] = str(name.value)  # as it is written: YAML reads 2026_11 as a number
         if "defaults" in given:
             given.defaults = [
                 names[base] if isinstance(each, str) and (base := base_file(file, each)) else each
@@ -1009,6 +1015,12 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
     none = [{group: None} for group in groups if group != "hardware"]
     _own_configs[_COMPLETE] = OmegaConf.create({"defaults": [{"recipe": None}, *none, "_self_"]})
     return _COMPLETE
+
+
+def _with_texts(file: OwnFile, values: DictConfig, kind: type) -> DictConfig:
+    """Return the values of a user's own file with the texts of a dataclass's fields as written."""
+    plain: Any = OmegaConf.to_container(values)
+    return OmegaConf.create(file.with_texts(plain, kind))
 
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
@@ -1079,6 +1091,7 @@ def _parse_overrides(overrides: Sequence[str], text_keys: Collection[str]) -> Di
     parsed = OmegaConf.create()
     for word in overrides:
         key, equals, value = word.partition("=")
+        refuse_long_number(key, value)
         if equals and key in text_keys:
             OmegaConf.update(parsed, key, parse_text(key, value))
         else:
@@ -1130,6 +1143,8 @@ def _to_hydra_overrides(override: str) -> list[str]:
     if key in text_keys() and "=" in override:
         text = parse_text(key, value)
         value = "null" if text is None else quote(text)
+    if key in word_or_value_keys():  # of which Hydra takes '2' in quotes for a text
+        value = re.sub(r"""(['"])([\w.]+)\1""", r"\2", value)
     if key in boolean_or_text_keys():
         value = BOOLEANS.get(value.lower(), value)
     return [f"++{key}={value}" if "=" in override else override]
@@ -1160,6 +1175,8 @@ def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoRe
         refuse_key(key, key)
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
         _refuse_several(several.group(1).removeprefix("++"), overrides)
+    if sweep := re.search(r"Sweep parameters '(.+)' requires --multirun", text):
+        _refuse_several(sweep.group(1).removeprefix("++"), overrides)
     if other := re.search(r"Error merging override (.+)", text):
         key, value = key_and_value(other.group(1))
         if key in {key for key, _ in all_fields(Recipe)}:
@@ -1183,7 +1200,9 @@ def _refuse_several(word: str, overrides: Sequence[str]) -> NoReturn:
         for each in overrides
         if key_and_value(each)[0] not in (key, "run_dir", "rehearse", "name")
     ]
-    command = shlex.join(["python", "-m", "lsgd.search", *rest, f"{key}=[{value}]"])
+    is_sweep = re.fullmatch(r"\w+\(.*\)", value)  # such as range(1,3), which a search does not read
+    values = "VALUE,VALUE" if is_sweep else value
+    command = shlex.join(["python", "-m", "lsgd.search", *rest, f"{key}=[{values}]"])
     raise UsageError(f"{refusal}, or search for the best by {command}") from None
 
 

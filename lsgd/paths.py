@@ -5,6 +5,7 @@ These are beside the package in a checkout, and inside it in a wheel.
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd.errors import UsageError
@@ -37,14 +38,18 @@ def recipes_dir() -> Path:
     return shipped_folder("recipes")
 
 
-def yaml_names(folder: Path) -> list[str]:
-    """Return the sorted names, without .yaml, of the files in a folder of conf/ or recipes/.
+YAML_ENDINGS = (".yaml", ".yml")
+"""The endings of a user's own YAML files; lsgd's own have the first."""
+
+
+def yaml_names(folder: Path, endings: Sequence[str] = YAML_ENDINGS[:1]) -> list[str]:
+    """Return the sorted names, without the ending, of the YAML files in a folder.
 
     Files that editors and systems create, such as .#a.yaml, ._a.yaml or "a (copy).yaml", are left
     out.
     """
-    files = (path for path in folder.glob("*.yaml") if _NAME.fullmatch(path.stem))
-    return sorted(path.stem for path in files if path.is_file())
+    files = (path for ending in endings for path in folder.glob(f"*{ending}"))
+    return sorted({path.stem for path in files if _NAME.fullmatch(path.stem) and path.is_file()})
 
 
 def recipe_names() -> list[str]:

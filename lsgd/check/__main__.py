@@ -7,7 +7,7 @@ from functools import partial
 
 from lsgd import config
 from lsgd.check import RuleResult, build_learner, rule_results
-from lsgd.check.papers import PAPERS
+from lsgd.check.papers import PAPERS, rules_of
 from lsgd.errors import UsageError
 from lsgd.job.command import run_command
 from lsgd.recipe import Recipe
@@ -90,7 +90,7 @@ def check(recipe: Recipe) -> None:
     print(f"asked by the rules of {PAPERS[recipe.paper].TITLE}", end="\n\n", flush=True)
     results = rule_results(build_learner(recipe))
     print(table(recipe, results), end="\n\n", flush=True)
-    if unasked := PAPERS[recipe.paper].rules(recipe).keys() - {each.rule for each in results}:
+    if unasked := rules_of(recipe).keys() - {each.rule for each in results}:
         text = f"rules that do not apply to this run: {_and(sorted(unasked))}"
         print(textwrap.fill(text, 100), end="\n\n", flush=True)
     print(textwrap.fill(verdict(recipe, results), 100))

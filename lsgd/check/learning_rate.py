@@ -66,7 +66,7 @@ def observe(learner: Learner) -> list[Observation]:
 
 def _reference(learner: Learner) -> Observation:
     recipe = learner.recipe
-    batch = round(recipe.schedule.reference_batch)
+    batch = _reference_batch(recipe)
     full = _full(recipe, batch)
     assert isinstance(learner.strategy, AllReduce)
     groups = learner.strategy.optimizer.param_groups
@@ -78,6 +78,11 @@ def _reference(learner: Learner) -> Observation:
         + "".join(f", and {other:g} for the last layer" for other in others),
         (full, batch, *others),
     )
+
+
+def _reference_batch(recipe: Recipe) -> int:
+    """Return the reference batch as a minibatch that can be trained, of one image or more."""
+    return max(1, round(recipe.schedule.reference_batch))
 
 
 def _scaling(recipe: Recipe) -> Observation:
@@ -92,7 +97,7 @@ def _scaling(recipe: Recipe) -> Observation:
 
 def _warmup(recipe: Recipe, run: LrCurve) -> Observation:
     """Observe the lr warmup of the run, or else of a run with four times the reference batch."""
-    own = round(recipe.schedule.reference_batch)
+    own = _reference_batch(recipe)
     larger, where = run, ""
     small = run.lrs if recipe.batch_size <= own else _curve(_like(recipe, own))
     if recipe.batch_size <= own:
@@ -199,6 +204,10 @@ def _whole_curve(recipe: Recipe, run: LrCurve) -> Observation:
 
 def _epochs(learner: Learner) -> Observation:
     epochs = [len(steps) for _, steps in learner.remaining_epochs()]
+    stop = learner.recipe.stop
+    if stop.patience is not None:
+        run = f"{len(epochs)} at most; stop.patience={stop.patience} ends it by its {stop.metric}"
+        return Observation("epochs", run, RunLength(0, 0, whole=False))
     whole = set(epochs) == {learner.recipe.steps_per_epoch}
     return Observation(
         "epochs",
@@ -209,7 +218,7 @@ def _epochs(learner: Learner) -> Observation:
 
 @dataclass(frozen=True)
 class RunLength:
-    """The length of a run, in epochs and in steps."""
+    """The length of a run, in epochs and in steps; 0 of a run that may stop early."""
 
     count: int
     steps: int

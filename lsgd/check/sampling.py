@@ -114,7 +114,11 @@ def _growth(recipe: Recipe) -> Observation:
 
 
 def _metric(learner: Learner) -> Observation:
-    metric, run = learner.metric, learner.metric.definition
+    """Observe the definition of the final metric, with the interval of evaluations in between."""
+    recipe, metric, run = learner.recipe, learner.metric, learner.metric.definition()
     if metric == TOP1:  # as the paper words it
         run = f"median {metric.label} of the last {metric.last_epochs} epochs"
+    last = range(max(0, recipe.epochs - metric.last_epochs), recipe.epochs)
+    if not all(map(recipe.evaluates_after, last)):
+        run += f", evaluated every {recipe.evaluation.epochs}"
     return Observation("metric", run, run)

@@ -265,6 +265,9 @@ def _precision(learner: Learner) -> Observation:
     names = sorted(str(kind).removeprefix("torch.") for kind in kinds)
     scaled = _allreduce(learner).reducer.loss_scale is not None
     run = " and ".join(names) + ", with a dynamic loss scale" * scaled
+    if learner.recipe.evaluation.bfloat16 and "bfloat16" not in names:
+        names.append("bfloat16")
+        run += ", evaluated in bfloat16"
     return Observation("precision", run, set(names))
 
 

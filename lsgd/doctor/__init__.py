@@ -18,6 +18,8 @@ from lsgd.job.children import describe_failure, run_with_limit
 PASS, FAIL, ABSENT = "pass", "fail", "not needed"
 """The statuses; ABSENT means missing or unusable while nothing on this machine needs it."""
 
+TEMPORARY_FIX = "export TMPDIR=FOLDER with a folder that you can write to"
+
 
 @dataclass(frozen=True)
 class CheckItem:
@@ -53,7 +55,12 @@ def run_probe(
     environment: Mapping[str, str] = {},
 ) -> ProbeResult:
     """Run a probe of this machine in a child process, or in a launcher's; return its result."""
-    with TemporaryDirectory(prefix="lsgd-doctor-") as folder:
+    try:
+        temporary = TemporaryDirectory(prefix="lsgd-doctor-")
+    except OSError as error:
+        why = f"no temporary folder can be written: {error.strerror}; {TEMPORARY_FIX}"
+        return ProbeResult({}, why)
+    with temporary as folder:
         answer = Path(folder, "answer.json")
         program = ["-m", "lsgd.doctor.probe", str(answer), str(limit), probe, *arguments]
         code, text = run_with_limit([*launcher, *program], limit=limit, environment=environment)

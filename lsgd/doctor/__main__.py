@@ -73,6 +73,10 @@ def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[CheckItem]:
     jpeg = later("dali", "cpu")
 
     yield software.python()
+    if problems := machine.temporary_folder():  # without which no child process answers
+        yield from problems
+        yield from _safely("run folder", machine.run_folder)
+        return
     torch = answers["torch"].result()
     yield software.torch(torch)
     yield software.torchvision(answers["torchvision"].result())
@@ -80,7 +84,7 @@ def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[CheckItem]:
     yield software.tensorboard(answers["tensorboard"].result())
     yield from _safely("run folder", machine.run_folder)
     yield from _safely("cores", lambda: [machine.cores(cpu_quota())])
-    yield from machine.gpus(torch, machine.nvidia(limit))
+    yield from _safely("GPU driver", lambda: machine.gpus(torch, machine.nvidia(limit)))
     horovod = answers["horovod"].result()
     yield software.horovod(horovod)
     yield software.setuptools(answers["setuptools"].result(), horovod=horovod)

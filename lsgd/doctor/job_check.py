@@ -281,12 +281,16 @@ def matrix_rate(device: torch.device) -> tuple[float, bool]:
 def read_rate(recipe: Recipe, share: int) -> float | None:
     """Return the MB/s at which files of data.root are read, from the disk or server, not memory.
 
-    None if the recipe reads no files there. Each node, by its `share`, reads others. Raises OSError
-    if the folder or a file cannot be read.
+    None if the recipe reads no files there, or its own loader or workload may read other ones. Each
+    node, by its `share`, reads others. Raises OSError if the folder or a file cannot be read.
     """
-    if recipe.inputs.loader == "synthetic" or recipe.data.name == "digits":
+    data = recipe.data
+    is_own = recipe.inputs.is_own or data.is_own_workload
+    if recipe.inputs.loader == "synthetic" or (is_own and not data.root):
         return None
-    files = list(islice(_files(recipe.data.folder), LISTED_FILES))
+    if data.name == "digits" and not is_own:
+        return None
+    files = list(islice(_files(data.folder), LISTED_FILES))
     random.Random(share).shuffle(files)
     read, begin = 0, time.perf_counter()
     for path in files:

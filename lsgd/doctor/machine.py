@@ -1,5 +1,6 @@
 """The checks of the machine: its cores, GPUs, network, limits and disk."""
 
+import errno
 import os
 import re
 import resource
@@ -7,10 +8,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from lsgd import installation
-from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult
+from lsgd.doctor import ABSENT, FAIL, PASS, TEMPORARY_FIX, CheckItem, ProbeResult
 from lsgd.job import network as meeting
 from lsgd.job.children import run_with_limit
 from lsgd.job.launcher import omp_num_threads
@@ -51,11 +53,11 @@ def cores(quota: float | None) -> CheckItem:
     return CheckItem("cores", PASS, finding, numbers=numbers)
 
 
-def nvidia(limit: float) -> str | None:
+def nvidia(limit: float, module: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """Return the version of the NVIDIA driver; empty if it does not work, None without a GPU."""
-    module = Path("/proc/driver/nvidia/version")
-    if module.exists() and (number := re.search(r"\d+\.\d+(\.\d+)?", module.read_text())):
-        return number[0]
+    with suppress(OSError):  # in a container it may exist and not be readable
+        if number := re.search(r"\d+\.\d+(\.\d+)?", module.read_text()):
+            return number[0]
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     code, text = run_with_limit(query, limit=limit)
     if code == 0 and text.strip():
@@ -75,14 +77,36 @@ def _has_card() -> bool:
     return False
 
 
+def has_device(folder: Path = Path("/dev")) -> bool:
+    """Return whether this container or job has a GPU: a device file that may be opened."""
+    if (folder / "dxg").exists():  # that of Windows' Linux, for any number of GPUs
+        return True
+    for device in folder.glob("nvidia[0-9]*"):
+        try:
+            os.close(os.open(device, os.O_RDWR))
+        except OSError as error:
+            # EPERM is that of a control group, as of a Slurm job; others are mistakes of the setup.
+            if error.errno == errno.EPERM:
+                continue
+        return True
+    return False
+
+
 def gpus(
-    torch: ProbeResult, driver: str | None, environment: Mapping[str, str] = os.environ
+    torch: ProbeResult,
+    driver: str | None,
+    environment: Mapping[str, str] = os.environ,
+    devices: Path = Path("/dev"),
 ) -> list[CheckItem]:
     """Check the GPU driver, CUDA, the GPUs and NCCL; none is needed on a machine without a GPU."""
     facts, names = torch.facts, torch.facts.get("gpus", [])
-    if driver is None and not names:
-        why = "no NVIDIA GPU is found"
-        return [CheckItem(name, ABSENT, why) for name in ("GPU driver", "CUDA", "GPUs", "NCCL")]
+    why, fix = "no NVIDIA GPU is found", ""
+    if driver and not names and not has_device(devices):
+        why = f"the host has driver {driver}, but no GPU is given to this container or job"
+        fix = "`docker run --gpus all`, or `--gres=gpu:N` of Slurm"
+    if fix or (driver is None and not names):
+        rest = [CheckItem(name, ABSENT, why) for name in ("CUDA", "GPUs", "NCCL")]
+        return [CheckItem("GPU driver", ABSENT, why, fix), *rest]
     if not driver and names:
         items = [CheckItem("GPU driver", PASS, "unknown version, but torch uses it")]
     elif not driver:
@@ -272,11 +296,21 @@ def memory(answer: ProbeResult) -> CheckItem:
     return CheckItem("memory", PASS, finding, numbers=numbers)
 
 
+def temporary_folder() -> list[CheckItem]:
+    """Check that there is a folder for temporary files; return nothing if there is one."""
+    try:
+        tempfile.TemporaryFile().close()
+    except OSError as error:
+        finding = f"no temporary folder can be written: {error.strerror}"
+        return [CheckItem("temporary folder", FAIL, finding, TEMPORARY_FIX, required=True)]
+    return []
+
+
 def run_folder(runs: Path = Path("runs")) -> list[CheckItem]:
     """Check that the default folder of runs is writable, and the free space on its disk."""
     # The folder may not exist yet: its disk is that of the nearest existing parent.
     nearest = runs.absolute()
-    while not nearest.exists():
+    while not os.path.exists(nearest):  # which raises no error for a folder that cannot be read
         nearest = nearest.parent
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:

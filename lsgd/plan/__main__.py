@@ -273,7 +273,7 @@ def _measured(recipe: Recipe, options: argparse.Namespace) -> MeasuredStep:
         return measured_step.from_speed(options.images_per_second, recipe)
     if options.preset != "h200" and paper.is_paper_model(recipe):
         return paper.paper_step()
-    known = "resnet50 at 224 pixels in float32 on a P100"
+    known = "an unchanged resnet50 at 224 pixels in float32 on a P100"
     raise UsageError(
         f"how fast a GPU of --preset {options.preset} trains {recipe.model.name} is unknown, "
         f"except for the paper's step of {known}; add --images-per-second X, or --run FOLDER of "

@@ -2,11 +2,14 @@
 
 import re
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.plan.step import MeasuredStep
 from lsgd.recipe import Recipe
+from lsgd.recipe.fields import as_override
 from lsgd.run.read import NotARunError, Run, read_run
 
 BACKWARD_SHARE = 2 / 3
@@ -22,8 +25,8 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     """Read the step that an estimate starts from out of the folder of a run of one process.
 
     Raises UsageError if the run is too short, has several processes, trains on images of several
-    sizes, or differs from the recipe in model, image size, channels, precision, memory format, or
-    compilation.
+    sizes, or differs from the recipe in the network, image size, channels, precision, memory
+    format, or compilation.
     """
     try:
         run = read_run(folder)
@@ -31,6 +34,8 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
         raise UsageError(f"--run {folder} is not a run folder: {why}; give another") from None
     for key, theirs, ours in (
         ("model", run.recipe.model.name, recipe.model.name),
+        ("model.blurpool", run.recipe.model.blurpool, recipe.model.blurpool),
+        ("model.options", _listed(run.recipe.model.options), _listed(recipe.model.options)),
         ("data.image_size", run.recipe.data.image_size, recipe.data.image_size),
         ("data.channels", run.recipe.data.channels, recipe.data.channels),
         ("precision", run.recipe.precision, recipe.precision),
@@ -77,6 +82,11 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
         )
         source += " is slower"
     return _on_one(speed, recipe, data_wait, source)
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    """Format the options of a network as an override does, in alphabetical order."""
+    return "{" + ",".join(f"{key}:{as_override(options[key])}" for key in sorted(options)) + "}"
 
 
 def _word(value: bool | str) -> str:

@@ -22,8 +22,10 @@ HOW_FAR_OFF = (
 
 def is_paper_model(recipe: Recipe) -> bool:
     """Return whether a recipe trains Goyal et al.'s model: ResNet-50, 224 pixels, float32."""
-    known = (recipe.model.name, recipe.data.image_size, recipe.precision)
-    return known == ("resnet50", 224, "float32")
+    model, data = recipe.model, recipe.data
+    is_plain = model.blurpool == "none" and not model.options
+    known = (model.name, data.image_size, data.channels, recipe.precision)
+    return is_plain and known == ("resnet50", 224, 3, "float32")
 
 
 def paper_step() -> MeasuredStep:

@@ -8,7 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
-from typing import Any, NoReturn
+from types import NoneType, UnionType
+from typing import Any, NoReturn, Union, get_args
 
 from lsgd import paths
 from lsgd.errors import UsageError
@@ -36,6 +37,8 @@ NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes t
 RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
 """The options that every command line of a recipe has."""
 
+MAX_DIGITS = 640
+"""A number of digits that Python reads whatever its limit is, and that no number of a field has."""
 
 PART_BASES = {"model": "library", "optim": "own", "schedule": "own", "inputs": "auto"}
 """The choice of each group on which a part of one's own is based."""
@@ -75,6 +78,16 @@ def text_keys() -> frozenset[str]:
 def boolean_or_text_keys() -> frozenset[str]:
     """Return the keys of all recipe fields of type bool | str, which are true, false or auto."""
     return frozenset(key for key, entry in all_fields(Recipe) if entry.type == bool | str)
+
+
+@cache
+def word_or_value_keys() -> frozenset[str]:
+    """Return the keys of all recipe fields that hold a text or a number or a boolean."""
+    return frozenset(
+        key
+        for key, entry in all_fields(Recipe)
+        if isinstance(entry.type, UnionType) and {str, NoneType} < {NoneType, *get_args(entry.type)}
+    )
 
 
 def config_groups() -> list[str]:
@@ -124,6 +137,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         key, value = key_and_value(word)
         if not key or ("=" not in word and not word.startswith("~")):
             refuse_override(word)
+        refuse_long_number(key, value)
         if key in ("lr", "optim.lr", "schedule.lr"):
             raise UsageError(
                 f"{key} is not set itself: the lr of a step is schedule.reference_lr, scaled from "
@@ -142,6 +156,14 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 f"'{word}' has no effect, since Hydra only composes the recipe; write "
                 "run_dir=PATH for the folder of the run"
             )
+
+
+def refuse_long_number(key: str, value: str) -> None:
+    """Raise UsageError for a number in an override that has more digits than Python reads."""
+    if key not in text_keys() and (number := re.search(rf"\d{{{MAX_DIGITS},}}", value)):
+        raise UsageError(
+            f"{key} has {len(number[0])} digits, and a number has at most 308; write a smaller one"
+        )
 
 
 def _check_choice(override: str, value: str, known: Sequence[str]) -> None:
@@ -225,7 +247,7 @@ def refuse_key(key: str, given: str) -> NoReturn:
 
 _TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {
     int: ("a whole number", "=30"),
-    int | str: ("a whole number or auto", "=8"),
+    int | str: ("a whole number or {word}", "=8"),
     int | float | str: ("a whole number of epochs, a fraction of one, or steps", "=0.5"),
     float: ("a number", "=0.5"),
     bool: ("true or false", "=true"),
@@ -247,17 +269,24 @@ def refuse_type(key: str, value: Any) -> NoReturn:
     if key.startswith("deviations."):
         raise UsageError(f"{key}={value} is not a reason; write it as a text, +{key}='…'") from None
     field, element, _ = key.partition("[")
-    types = {key: entry.type for key, entry in all_fields(Recipe)}
-    field = field if field in types else field.rpartition(".")[0]  # a key of a dict field
-    kind: Any = types[field]
-    kind = {int | None: int, float | None: float}.get(kind, kind)
+    entries = dict(all_fields(Recipe))
+    field = field if field in entries else field.rpartition(".")[0]  # a key of a dict field
+    kind: Any = _without_none(entries[field].type)
     if group := group_of(kind):
         what, example = "a group of keys", f".{fields(group)[0].name}=VALUE"
     else:
         what, example = _TYPE_DESCRIPTIONS.get(kind, ("a text", "=TEXT"))
+        if "{word}" in what:  # that of its limit, such as 1 or more, or auto
+            what = what.format(word=entries[field].metadata["at_least_or"].description.split()[-1])
     shown = json.dumps(value) if value is None or isinstance(value, bool) else value
     wrong = f"{field} has {shown} in it and" if element else f"{field}={shown}"
     raise UsageError(f"{wrong} is not {what}; write for example {field}{example}") from None
+
+
+def _without_none(kind: Any) -> Any:
+    """Return a field's type without None, such as int | str for int | str | None."""
+    kinds = [each for each in get_args(kind) if each is not NoneType]
+    return Union[tuple(kinds)] if NoneType in get_args(kind) else kind  # noqa: UP007
 
 
 def missing_message(keys: Sequence[str]) -> str:

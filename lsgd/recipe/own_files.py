@@ -7,10 +7,11 @@ bounded size, no aliases, no tags, and no reference to anything but a key of the
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
-from typing import NoReturn, get_args, get_origin
+from typing import Any, NoReturn, get_args, get_origin
 
 import yaml
 from yaml import MappingNode, MarkedYAMLError, Node, ScalarNode, SequenceNode, YAMLError
@@ -19,11 +20,10 @@ from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.override_syntax import ALIASES, format_override, key_and_value, parse_text
 from lsgd.recipe import Recipe
-from lsgd.recipe.fields import all_fields
+from lsgd.recipe.fields import all_fields, group_of
 from lsgd.suggestions import did_you_mean
 from lsgd.untrusted_files import read_bounded
 
-ENDINGS = (".yaml", ".yml")
 MAX_FILE_BYTES = 2**22
 """The maximum size in bytes of a configuration file."""
 MAX_DEPTH, MAX_VALUES = 20, 50_000
@@ -53,7 +53,7 @@ def own_folder() -> Path | None:
 
 def is_path(value: str) -> bool:
     """Return whether a recipe, study or search is given by the path of its file, not by name."""
-    return value.endswith(ENDINGS)
+    return value.endswith(paths.YAML_ENDINGS)
 
 
 def find_own_file(value: str, beside: Path | None = None) -> Path | None:
@@ -66,7 +66,7 @@ def find_own_file(value: str, beside: Path | None = None) -> Path | None:
     if is_path(value):
         places = [folder / paths.parse_path(value) for folder in folders if folder]
     elif folders[1] and re.fullmatch(r"\w[\w.+-]*", value):
-        places = [folders[1] / f"{value}.yaml"]
+        places = [folders[1] / f"{value}{ending}" for ending in paths.YAML_ENDINGS]
     else:
         places = []
     # A pipe is refused when it is read. Unlike Path.exists, os.path's raises no error.
@@ -79,16 +79,15 @@ def own_names(key: str) -> list[str]:
     `key` is recipe, study or search. A file that cannot be read counts as a recipe.
     """
     folder = own_folder()
-    return (
-        [name for name in paths.yaml_names(folder) if _kind(folder, name) == key] if folder else []
-    )
+    names = paths.yaml_names(folder, paths.YAML_ENDINGS) if folder else []
+    return [name for name in names if _kind(name) == key]
 
 
-def _kind(folder: Path, name: str) -> str:
-    try:
-        return read_own_file(folder / f"{name}.yaml").kind
-    except UsageError:
-        return "recipe"
+def _kind(name: str) -> str:
+    path = find_own_file(name)
+    with suppress(UsageError):
+        return read_own_file(path).kind if path else "recipe"
+    return "recipe"
 
 
 def missing_file_message(override: str, value: str, known: Sequence[str]) -> str:
@@ -102,7 +101,7 @@ def missing_file_message(override: str, value: str, known: Sequence[str]) -> str
             else "write the path of an existing file"
         )
         return f"{key}={name} does not exist; {how}"
-    for ending in ENDINGS:
+    for ending in paths.YAML_ENDINGS:
         if os.path.isfile(f"{name}{ending}"):
             path = f"{name}{ending}" if "/" in name else f"./{name}{ending}"
             return f"{override} does not exist; write {key}={path}"
@@ -164,9 +163,41 @@ class OwnFile:
                 return f"{self.shown}, line {self.lines[token]}"
         return ""
 
+    def with_texts(self, values: dict[str, Any], kind: type) -> dict[str, Any]:
+        """Return the values of this file with the texts of a dataclass's fields as written.
+
+        YAML reads 2026_11 as a number, 12:30 as 750 and yes as true.
+        """
+        own = {
+            entry.name: _as_written(values[entry.name], self.nodes[entry.name], entry.type)
+            for entry in fields(kind)
+            if entry.name in values and entry.name in self.nodes
+        }
+        return values | own
+
     def refuse(self, line: int, why: str) -> NoReturn:
         """Raise UsageError for a line of this file."""
         raise UsageError(f"{self.shown}, line {line}: {why}")
+
+
+def _as_written(value: Any, node: Node, kind: Any) -> Any:
+    """Return a value of this field type with its texts as its YAML node has them.
+
+    Nothing stays null, and a reference to another key stays for OmegaConf.
+    """
+    if isinstance(node, ScalarNode) and kind in (str, str | None):
+        is_kept = node.tag.endswith(":null") or "${" in node.value
+        return value if is_kept else str(node.value)
+    if isinstance(node, SequenceNode) and isinstance(value, list) and get_origin(kind) is list:
+        pairs = zip(value, node.value, strict=True)
+        return [_as_written(each, below, get_args(kind)[0]) for each, below in pairs]
+    if isinstance(node, MappingNode) and isinstance(value, dict) and (group := group_of(kind)):
+        types = {entry.name: entry.type for entry in fields(group)}
+        below = {
+            key.value: (value[key.value], each) for key, each in node.value if key.value in types
+        }
+        return value | {key: _as_written(*pair, types[key]) for key, pair in below.items()}
+    return value
 
 
 def read_own_file(path: Path, *, may_refer: bool = True) -> OwnFile:

@@ -110,7 +110,7 @@ def format_result(
     if recipe.rehearse:
         return "dry run done: steps, evaluations and checkpoints all worked"
     number = metric.final_metric(metrics)
-    evaluated = sum(metric.key in row for row in metrics.values())
+    evaluated = [epoch for epoch, row in metrics.items() if metric.key in row]
     outcome = metric.format_labelled(number)
     outcome += f" ({metric.aggregation(evaluated)})" * math.isfinite(number)
     on_its_data = recipe.data.name in TARGET_DATA and recipe.inputs.loader != "synthetic"
@@ -125,7 +125,8 @@ def describe_evaluations(recipe: "Recipe") -> str:
     if not rule.is_within_epochs and len(rule.sets) == 1:
         return ""
     _, evaluations = recipe.work_left(0)
-    work = evaluations * data.val_examples / (3 * recipe.examples(recipe.total_steps))
+    passes = evaluations * (2 if rule.mirror else 1)
+    work = passes * data.val_examples / (3 * recipe.examples(recipe.total_steps))
     times = f"{evaluations} evaluation{'s' * (evaluations > 1)}"
     of_sets = f" of {len(rule.sets)} sets" * (len(rule.sets) > 1)
     others = ", and those of the other sets in proportion" * (len(rule.sets) > 1)

@@ -469,8 +469,12 @@ def _rules(findings: Findings) -> list[str]:
     """Return sentences that explain how the numbers of a report are computed."""
     metric = findings.metric
     by_mean = findings.study is not None and findings.study.repeats == "mean"
+    evaluated = [
+        [epoch for epoch, row in run.epochs.items() if metric.key in row] for run in findings.runs
+    ]
+    skips = any(map(metric.skips_epochs, evaluated))
     return [
-        f"{metric.noun.capitalize()} of a run: {metric.definition}.",
+        f"{metric.noun.capitalize()} of a run: {metric.definition(skips_epochs=skips)}.",
         "± is the standard deviation over seeds (n − 1 below the sum).",
         "Differences have the 95 % interval of Welch's t, of all runs that have ended. A claim "
         "of “no worse” holds if the whole interval is at or below the margin and does not hold "

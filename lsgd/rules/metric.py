@@ -7,7 +7,7 @@ metrics are `val_loss`, `val_top1_error`, … in rows and checkpoints.
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -73,26 +73,38 @@ class Metric:
         """The upper bound of the metric: 100 for a percentage, None without a bound."""
         return 100 if self.unit == "%" else None
 
-    def aggregation(self, evaluated: int) -> str:
-        """Return the label of the epochs from which a final metric of this many is computed.
+    def skips_epochs(self, evaluated: Collection[int]) -> bool:
+        """Return whether epochs without evaluation lie between those of a run's final metric.
 
-        >>> [METRICS["top1_error"].aggregation(evaluated) for evaluated in (1, 3, 90)]
-        ['of the last epoch', 'median of the last 3 epochs', 'median of the last 5 epochs']
+        >>> [METRICS["top1_error"].skips_epochs(epochs) for epochs in ([10, 20, 30], [10], [1, 2])]
+        [True, False, False]
         """
-        if (last := min(self.last_epochs, evaluated)) == 1:
+        last = sorted(evaluated)[-self.last_epochs :]
+        return bool(last) and last[-1] - last[0] >= len(last)
+
+    def aggregation(self, evaluated: Collection[int]) -> str:
+        """Return the label of the epochs from which a final metric is computed, of all evaluated.
+
+        >>> error, every = METRICS["top1_error"], range(1, 91)
+        >>> [error.aggregation(epochs) for epochs in (every[:1], every[:3], every)]
+        ['of the last epoch', 'median of the last 3 epochs', 'median of the last 5 epochs']
+        >>> error.aggregation([30, 60, 90])
+        'median of the last 3 evaluated epochs'
+        """
+        if (last := min(self.last_epochs, len(evaluated))) == 1:
             return "of the last epoch"
-        return f"median of the last {last} epochs"
+        return f"median of the last {last} {'evaluated ' * self.skips_epochs(evaluated)}epochs"
 
-    @property
-    def definition(self) -> str:
-        """The definition of a run's final metric, as a text for reports.
+    def definition(self, *, skips_epochs: bool = False) -> str:
+        """Return the definition of a run's final metric for reports, of runs that skip epochs.
 
-        >>> METRICS["perplexity"].definition
+        >>> METRICS["perplexity"].definition(skips_epochs=True)
         'validation perplexity of its last epoch'
         """
         text = f"{self.label_on('validation')} of its last epoch"
         if self.last_epochs > 1:
-            text = f"median {self.label_on('validation')} of its last {self.last_epochs} epochs"
+            last = f"{self.last_epochs} {'evaluated ' * skips_epochs}epochs"
+            text = f"median {self.label_on('validation')} of its last {last}"
         return f"{text} {self.note}".rstrip()
 
     def label_on(self, evaluation_set: str) -> str:
@@ -222,7 +234,7 @@ class TimeToTarget(Metric):
         """The unit of this time to target: epochs or steps."""
         return self.time_unit
 
-    def aggregation(self, evaluated: int) -> str:
+    def aggregation(self, evaluated: Collection[int]) -> str:
         """Return the label of the evaluation at which the count of epochs or steps ends."""
         return "at the first evaluation that reaches it"
 
@@ -231,9 +243,8 @@ class TimeToTarget(Metric):
         """The label of the count for a run that never reached the target."""
         return f"all {self.time_unit} of its run"
 
-    @property
-    def definition(self) -> str:
-        """The definition of a run's time to target, as a text for reports."""
+    def definition(self, *, skips_epochs: bool = False) -> str:
+        """Return the definition of a run's time to target, as a text for reports."""
         return f"{self.label}, at the first evaluation that reaches it"
 
     def label_on(self, evaluation_set: str) -> str:

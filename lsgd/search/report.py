@@ -44,7 +44,7 @@ def _content(records: Sequence[SearchRecord], figures: list[Figure], command: st
     told = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     lead = [
         f"{format_count(len(points), 'trial')} of {sum(record.budget for record in records)}: "
-        f"{told}. A trial's value is the {metric.definition}; lower is better."
+        f"{told}. A trial's value is the {metric.definition()}; lower is better."
     ]
     best = best_trial(points)
     if best and best.value is not None:

@@ -309,6 +309,22 @@ def test_a_word_that_deviates_has_to_be_declared(word: str, rule: str | None) ->
     assert (rule or "deviations.epochs=null") in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("word", "rule", "run"),
+    [
+        ("evaluation.every=10", "metric", "top-1 error of the last 5 epochs, evaluated every 10"),
+        ("stop.patience=3", "epochs", "90 at most; stop.patience=3 ends it by its loss"),
+        ("evaluation.bfloat16=true", "precision", "float32, evaluated in bfloat16"),
+    ],
+)
+def test_how_a_run_is_evaluated_and_ended(word: str, rule: str, run: str) -> None:
+    """A median of epochs further apart, a run that may end early, and rounded evaluations."""
+    found = check.rule_results(check.build_learner(compose_recipe(*SMALL, word)))
+    deviates = {each.rule: each.run for each in found if not each.is_followed}
+    assert deviates.keys() - deviating(SMALL) == {rule}
+    assert deviates[rule].endswith(run)
+
+
 def test_a_decoupled_decay_is_not_that_of_the_paper() -> None:
     """Though it is of the same strength, and on the same tensors."""
     recipe = compose_recipe("+recipe=digits", "optim=adamw", "optim.weight_decay=1e-4")
@@ -327,6 +343,13 @@ def test_the_same_ratio_from_another_reference() -> None:
     assert found["reference_lr"].run == "lr 0.0125 for 32 images"
     with pytest.raises(UsageError, match=r"deviations\.reference_lr='"):
         verdict(recipe, list(found.values()))
+
+
+def test_a_reference_of_less_than_an_image() -> None:
+    """A minibatch of it does not exist, so that of one image is observed."""
+    recipe = compose_recipe(*SMALL, "schedule.reference_batch=0.3")
+    found = {f.rule: f.run for f in check.rule_results(check.build_learner(recipe))}
+    assert found["reference_lr"] == "lr 0.333333 for 1 images"
 
 
 @pytest.mark.parametrize("name", ["bs1k", "digits"])

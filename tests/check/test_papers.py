@@ -13,6 +13,7 @@ from lsgd import check
 from lsgd.check import images, learning_rate, network, sampling, step
 from lsgd.check.__main__ import main, verdict
 from lsgd.check.learning_rate import LrCurve
+from lsgd.check.observation import Observation
 from lsgd.check.papers import PAPERS, stated
 from lsgd.errors import UsageError
 from lsgd.recipe import settings
@@ -235,6 +236,40 @@ def test_sizes_and_phases_are_those_of_the_source(run: str, word: str, rule: str
         for recipe in asked
     )  # fmt: skip
     assert (own, other) == (set(), {rule})
+
+
+EXTRAS = {
+    "mixing": "data.mixup=0.3",
+    "loss": "loss=bce",
+    "mirror": "evaluation.mirror=true",
+    "blurpool": "model.blurpool=all",
+    "image_sizes": "image_sizes.points=[[0,128],[1,160]]",
+    "batch_growth": "batch_schedule=[[1,2,8]]",
+}
+"""Another loss, network or set of images for each recipe, by the rule against it."""
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_extras_that_a_source_does_not_have_are_named(run: str, extra: str) -> None:
+    """Those that it states have rules of their own, and so have DIU's minibatches by epoch."""
+    paper = PAPERS[compose_recipe(*RUNS[run]).paper]
+    asked = compose_recipe(*RUNS[run], EXTRAS[extra])
+    facts = [
+        sampling._mixing(asked),
+        sampling._growth(asked),
+        sampling._phases(asked),
+        sampling._image_sizes(asked),
+        sampling._mirror(asked),
+        step._loss(asked),
+        Observation("blurpool", "all of ResNet-50", (52 * (extra == "blurpool"), 1)),
+    ]
+    rules = paper.rules(asked)
+    name = "phases" if extra == "batch_growth" and "phases" in rules else extra
+    if name == extra and extra in rules:
+        return
+    results = {each.rule: each.is_followed for each in check.apply_rules(asked, facts)}
+    assert results[name] is False
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import platform
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,3 +99,18 @@ def test_files_of_the_data_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     problem = f"data.root: [Errno 2] No such file or directory: '{missing}'"
     assert found["problems"] == [problem]
     assert read_rate(load_recipe(["+recipe=bs256", "inputs=synthetic"]), 0) is None
+
+
+@pytest.mark.parametrize("group", ["inputs", "data"])
+def test_parts_of_ones_own_may_read_other_files(
+    group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node without the default folder is not broken; with data.root its files are read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "1.jpg").write_bytes(bytes(10**5))
+    recipe = load_recipe(["+recipe=bs256"])
+    own = {"inputs": {"loader": "pkg.mod:Own"}, "data": {"workload": "pkg.mod:Own"}}[group]
+    for root, is_read in ((None, False), (str(tmp_path), True)):
+        asked = replace(recipe, data=replace(recipe.data, root=root))
+        asked = replace(asked, **{group: replace(getattr(asked, group), **own)})
+        assert (read_rate(asked, 0) is not None) == is_read

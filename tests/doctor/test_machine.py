@@ -1,12 +1,16 @@
+import errno
 import os
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from helpers.unresolvable_host import unresolvable_host_command
 
-from lsgd.doctor import ABSENT, FAIL, PASS, ProbeResult, machine
+from lsgd.doctor import ABSENT, FAIL, PASS, ProbeResult, machine, run_probe
+from lsgd.doctor.__main__ import examine
 from lsgd.job.network import NetworkInterface
 
 LO = NetworkInterface("lo", True, ("127.0.0.1", "::1"))
@@ -86,9 +90,70 @@ def test_network(
     assert item.fix or status == PASS
 
 
+DEVICE: list[Path] = []
+
+
+@pytest.fixture(autouse=True)
+def _device(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A folder of devices with that of one GPU."""
+    DEVICE[:] = [tmp_path_factory.mktemp("dev")]
+    for name in ("nvidiactl", "nvidia0"):
+        (DEVICE[0] / name).touch()
+
+
 def gpu_items(driver: str | None, why: str = "", **facts: object) -> dict[str, tuple[str, str]]:
     torch = ProbeResult({"version": "2.13.0", "cuda": None, "gpus": []} | facts, why)
-    return {each.name: (each.status, each.found) for each in machine.gpus(torch, driver, {})}
+    items = machine.gpus(torch, driver, {}, DEVICE[0])
+    return {each.name: (each.status, each.found) for each in items}
+
+
+def test_a_container_without_a_gpu_of_its_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The version of the driver is that of the host, also in a job without its devices."""
+    (tmp_path / "nvidiactl").touch()
+    version = tmp_path / "version"
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\n")
+    driver = machine.nvidia(5, version)
+    assert driver == "580.65.06"
+    torch = ProbeResult({"version": "2.13.0", "cuda": "13.0", "gpus": [], "problem": "no device"})
+    items = machine.gpus(torch, driver, {}, tmp_path)
+    assert {each.status for each in items} == {ABSENT}
+    assert items[0].found.endswith("580.65.06, but no GPU is given to this container or job")
+    assert "docker run --gpus all" in items[0].fix
+    assert machine.has_device(DEVICE[0])
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EPERM, "of a control group")
+
+    monkeypatch.setattr(machine.os, "open", refuse)
+    assert not machine.has_device(DEVICE[0])
+
+
+def test_the_version_of_a_driver_may_be_unreadable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "run_with_limit", lambda *_, **__: (0, "580.65.06\n"))
+    assert machine.nvidia(5, tmp_path) == "580.65.06"
+
+
+def test_without_a_temporary_folder_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No child process could answer; the fix is one, and not to install everything anew."""
+
+    def refuse() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "_gettempdir", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    answer = run_probe("torch", limit=60)
+    assert answer.failure_reason.startswith("no temporary folder can be written: No usable")
+    assert "export TMPDIR=FOLDER" in answer.failure_reason
+    with ThreadPoolExecutor(1) as pool:
+        items = {each.name: each for each in examine(60, pool)}
+    assert [*items] == ["Python", "temporary folder", "run folder", "disk"]
+    assert (items["temporary folder"].status, items["temporary folder"].required) == (FAIL, True)
+    assert "TMPDIR" in items["temporary folder"].fix
+    assert items["run folder"].status == PASS
 
 
 def test_gpus_are_needed_only_where_there_are_some() -> None:
@@ -114,7 +179,7 @@ def test_hidden_gpus_are_shown_again() -> None:
     torch = ProbeResult(
         {"version": "2.13.0", "cuda": "13.0", "gpus": [], "problem": "No CUDA GPUs"}
     )
-    _, cuda, *_ = machine.gpus(torch, "580.65", {"CUDA_VISIBLE_DEVICES": ""})
+    _, cuda, *_ = machine.gpus(torch, "580.65", {"CUDA_VISIBLE_DEVICES": ""}, DEVICE[0])
     assert "unset CUDA_VISIBLE_DEVICES" in cuda.fix
 
 

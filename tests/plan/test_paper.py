@@ -1,6 +1,9 @@
 """The step of the paper's own server."""
 
+from dataclasses import replace
+
 import pytest
+from helpers.composed import compose_recipe
 
 from lsgd.plan import paper
 
@@ -11,3 +14,14 @@ def test_the_paper_step() -> None:
     assert there.seconds == pytest.approx(0.232, abs=5e-4)
     assert there.backward_share * there.seconds == pytest.approx(0.120)
     assert there.images_per_second == pytest.approx(138, abs=0.5)
+
+
+def test_the_paper_step_is_that_of_its_own_network() -> None:
+    """One with anti-aliasing, with options or of grey images takes another time."""
+    grey = ["data.channels=1", "data.mean=[0.449]", "data.std=[0.226]"]
+    assert paper.is_paper_model(compose_recipe("recipe=bs8k"))
+    for words in (["model.blurpool=all"], grey, ["precision=bfloat16"]):
+        assert not paper.is_paper_model(compose_recipe("recipe=bs8k", *words))
+    recipe = compose_recipe("recipe=bs8k")
+    wide = replace(recipe, model=replace(recipe.model, options={"width_per_group": 128}))
+    assert not paper.is_paper_model(wide)

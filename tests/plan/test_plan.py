@@ -153,6 +153,7 @@ def test_how_far_it_is_off_is_said_of_the_papers_own_machine_alone(
         (["+recipe=bs8k", "nodes=44", "gpus=8"], "352 processes cannot share workers=256"),
         ([*PLAN, "rehearse=true"], "leave it out to plan the real run"),
         ([*PLAN, "model=resnet101"], "add --images-per-second X"),
+        ([*PLAN, "model.blurpool=all"], "add --images-per-second X"),
         ([*PLAN, "--preset", "h200"], "add --images-per-second X"),
         ([*PLAN, "--images-per-second", "-3"], "-3 is not a number above 0"),
         ([*PLAN, "--out", str(STUDY)], "exists already"),
@@ -161,6 +162,10 @@ def test_how_far_it_is_off_is_said_of_the_papers_own_machine_alone(
         ([*PLAN, "--run", str(RUNS / "float64-one")], "has model=small_resnet and bs8k has"),
         ([*RUN, str(RUNS / "float64-two"), "precision=float64"], "was made by 2 processes"),
         ([*RUN, str(RUNS / "float64-one")], "has precision=float64"),
+        (
+            [*RUN, str(RUNS / "float64-one"), "precision=float64", "model.blurpool=all"],
+            "plan with model.blurpool=none",
+        ),
     ],
 )
 def test_refusals(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -426,6 +426,14 @@ def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
         ("+recipe=bs8k deviations=${name}", "deviations=bs8k is not a group", ".RULE=REASON"),
         ("+recipe=bs8k optim@x=sgd", "'optim@x'", "did you mean optim"),
         ("+recipe=bs8k seed=1,2", "'seed=1,2' has several values", "write one"),
+        ("+recipe=bs8k optim.momentum=range(1,2)", "has several values", "[VALUE,VALUE]"),
+        ("+recipe=bs8k seed=choice(1,2)", "'seed=choice(1,2)' has several", "start a run for each"),
+        ("+recipe=bs8k threads=1.5", "threads=1.5 is not a whole number or auto", "threads=8"),
+        ("+recipe=bs8k keep_checkpoints=2.5", "is not a whole number or verify", "checkpoints=8"),
+        ("+recipe=bs8k schedule.milestones=null", "milestones=null is not a list", "=[1,2,3]"),
+        ("+recipe=bs8k trackers=null", "trackers=null is not a list of texts", "trackers=[a,b]"),
+        (f"+recipe=bs8k epochs={5000 * '1'}", "epochs has 5000 digits", "write a smaller one"),
+        (f"+recipe=bs8k data.mean=[{5000 * '1'}]", "data.mean has 5000 digits", "write a smaller"),
         ("+recipe=bs8k hydra.run.dir=a", "'hydra.run.dir=a' has no effect", "run_dir=PATH"),
         ("+recipe=bs8k --epochs=3", "option --epochs does not exist", "write epochs=3"),
     ],
@@ -439,6 +447,15 @@ def test_refused_in_one_sentence(words: str, named: str, remedy: str) -> None:
     assert remedy in sentence.partition(named)[2]
     assert "\n" not in sentence
     assert len(sentence) < 200
+
+
+def test_quotes_around_a_value_that_may_be_a_word() -> None:
+    """As those of a field with only numbers, or only true and false."""
+    words = ["channels_last='true'", 'compile="auto"', "threads='2'", "keep_checkpoints='verify'"]
+    recipe = load("recipe=digits", *words, "deterministic='false'", "evaluation.every='5 steps'")
+    assert (recipe.channels_last, recipe.compile, recipe.threads) == (True, "auto", 2)
+    assert (recipe.keep_checkpoints, recipe.deterministic) == ("verify", False)
+    assert recipe.evaluation.every == "5 steps"
 
 
 def test_a_published_number_goes_with_the_run_that_was_published_alone() -> None:

@@ -66,6 +66,16 @@ def test_a_study_has_recipes_beside_its_file(line: str) -> None:
     assert command[3:7] == ["local", "all/tiny.yaml", "seed=0", "epochs=30"]
 
 
+def test_a_study_names_recipes_as_they_are_written() -> None:
+    """YAML reads such a name as a number."""
+    Path("all/2026_11.yaml").write_text("defaults: [digits]\nname: 2026_11\n")
+    names = STUDY.replace("./tiny.yaml", "2026_11").replace("title: Mine", "title: 1e3")
+    Path("all/mine.yaml").write_text(names)
+    study = read_study("", ["study=mine", "--recipe-dir", "all"]).study
+    assert [entry.recipe for entry in study.entries] == ["digits", "2026_11"]
+    assert (study.claims[0].recipe, study.title) == ("2026_11", "1e3")
+
+
 def test_a_search_has_a_recipe_beside_its_file() -> None:
     Path("all/mine.yaml").write_text(SEARCH)
     request = request_of("search=./all/mine.yaml")

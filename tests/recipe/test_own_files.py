@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers.composed import compose_recipe
 
 from lsgd import config
 from lsgd.completion import overrides
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
+from lsgd.recipe import Recipe
+from lsgd.recipe.own_files import read_own_file
 
 MINE = "defaults: [bs256]\nname: mine\nworkers: 16\n"
 
@@ -92,6 +95,7 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
     """A shipped name keeps its meaning, and a file that is wrong is in no other's way."""
     write(f"# Twice the workers.\n{MINE}", "all/mine.yaml")
     write("defaults: [mine]\nname: second\n", "all/sub/second.yaml")
+    write("# Of another ending.\ndefaults: [mine]\nname: other\n", "all/other.yml")
     write("name: digits\nworkers: 3\n", "all/digits.yaml")
     write("name: [", "all/wrong.yaml")
     write("title: x\nspace: {}\n", "all/search.yaml")
@@ -107,7 +111,10 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert any(line.startswith("skipped: all/wrong.yaml, line ") for line in lines)
     assert "skipped: all/digits.yaml has the name of a shipped recipe" in "\n".join(lines)
     assert not any(line.startswith("search ") for line in lines)
+    assert load_recipe(["recipe=other"]).workers == 16
+    assert f"{'other':<27} Of another ending. [all/other.yml]" in lines
     assert "recipe=mine" in overrides("recipe=mi")
+    assert "recipe=other" in overrides("recipe=oth")
     with pytest.raises(UsageError, match="mien does not exist; did you mean mine"):
         load_recipe(["recipe=mien"])
     monkeypatch.setenv("LSGD_RECIPES", "none")
@@ -187,6 +194,31 @@ def test_a_file_is_read_a_bounded_number_of_times() -> None:
 def test_a_name_is_a_text_as_it_is_written(name: str) -> None:
     write(f"defaults: [bs256]\nname: {name}\n")
     assert load_recipe(["recipe=mine.yaml"]).name == name
+
+
+@pytest.mark.parametrize("text", ["2026_11", "0123", "12:30", "1e3", "yes", "0x1F", "+1"])
+def test_texts_are_read_as_they_are_written(text: str) -> None:
+    """Those of groups and of lists too; YAML reads each of these as a number or a truth."""
+    write(
+        f"defaults: [bs256]\nname: mine\nrun_dir: {text}\ndata:\n  root: {text}\n"
+        f"  skip: [{text}]\nmodel: {{frozen: [{text}, conv1]}}\ntrackers: [{text}]\n"
+    )
+    own = read_own_file(Path("mine.yaml"))
+    read = own.with_texts(yaml.safe_load(own.text), Recipe)
+    assert (read["name"], read["run_dir"], read["trackers"]) == ("mine", text, [text])
+    assert read["data"] == {"root": text, "skip": [text]}
+    assert read["model"] == {"frozen": [text, "conv1"]}
+    write(f"defaults: [bs256]\nname: mine\nrun_dir: {text}\ndata: {{root: {text}}}\n")
+    recipe = load_recipe(["recipe=mine.yaml"])
+    assert (recipe.run_dir, recipe.data.root) == (text, text)
+    of_line = load_recipe(["recipe=bs256", f"run_dir={text}", f"data.root={text}"])
+    assert (recipe.run_dir, recipe.data.root) == (of_line.run_dir, of_line.data.root)
+
+
+def test_nothing_and_references_are_no_texts() -> None:
+    write("defaults: [bs256]\nname: mine\nrun_dir: ~\ndata:\n  root: ${name}\n  index: null\n")
+    recipe = load_recipe(["recipe=mine.yaml"])
+    assert (recipe.run_dir, recipe.data.root, recipe.data.index) == (None, "mine", None)
 
 
 @pytest.mark.parametrize(

@@ -407,3 +407,11 @@ def test_published_recipes_are_frozen(ladder: str) -> None:
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         pytest.skip(f"{path} is written anew")
     assert found == json.loads(path.read_text())
+
+
+def test_mirrored_evaluations_cost_two_forward_passes() -> None:
+    for word, share in (("false", "2.6 %"), ("true", "5.2 %")):
+        recipe = compose_recipe(
+            "+recipe=bs256", "evaluation.every=0.5", f"evaluation.mirror={word}"
+        )
+        assert f"add about {share} to the training" in recipe.describe_evaluations()

@@ -2,13 +2,14 @@
 
 Each file has a TITLE, WHO (the subject of sentences about it), a NOTE, and one function, `rules`,
 which returns the rules for a run of a recipe, by the names of the observations. Settings that a
-source does not state have no rule.
+source does not state have no rule, but for those of which it would say that it uses them.
 """
 
 from importlib import import_module
 from types import ModuleType
 
 from lsgd.check.observation import Observation, Rule, RuleResult
+from lsgd.check.papers import goyal2017
 from lsgd.recipe import Recipe, settings
 
 PAPERS: dict[str, ModuleType] = {
@@ -36,13 +37,25 @@ A recipe is not asked them, since it has no way to break them. Sections are of G
 """
 
 
+def rules_of(recipe: Recipe) -> dict[str, Rule]:
+    """Return the rules of the recipe's paper, and those against extras of which it says nothing.
+
+    Extras are changes of the loss, the network or the images that a source states if it has them.
+    """
+    own: dict[str, Rule] = PAPERS[recipe.paper].rules(recipe)
+    extras = goyal2017.rules_of_extras(recipe)
+    if "phases" in own:  # the rule for the minibatch of each epoch
+        extras.pop("batch_growth", None)
+    return extras | own
+
+
 def apply_rules(recipe: Recipe, facts: list[Observation]) -> list[RuleResult]:
     """Apply the rules of the recipe's paper to observations of its run; return the results.
 
     The results are in the order of the observations. Rules without one are left out: a dataset that
     is not resized has no resize filter.
     """
-    rules = PAPERS[recipe.paper].rules(recipe)
+    rules = rules_of(recipe)
     return [rules[fact.rule].apply(fact) for fact in facts if fact.rule in rules]
 
 

@@ -26,19 +26,36 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         absent.add("averaging")
     if recipe.data.balance == "none":
         absent.add("balance")
-    if not recipe.data.mixup and not recipe.data.cutmix:
-        absent.add("mixing")
-    if len(recipe.stages) == 1:
-        absent.add("batch_growth")
-    if not recipe.image_sizes.points:
-        absent.add("image_sizes")
-    if recipe.loss == "cross_entropy":
-        absent.add("loss")
-    if recipe.model.blurpool == "none":
-        absent.add("blurpool")
-    if not recipe.evaluation.mirror:
-        absent.add("mirror")
+    absent |= EXTRAS - _used_extras(recipe)
     return {name: rule for name, rule in RULES.items() if name not in absent}
+
+
+def rules_of_extras(recipe: Recipe) -> dict[str, Rule]:
+    """Return the rules of any source against the EXTRAS that this recipe uses."""
+    rules = {name: replace(RULES[name], section="any") for name in _used_extras(recipe)}
+    if "image_sizes" in rules:
+        side = recipe.data.image_size
+        rules["image_sizes"] = Rule(
+            "any", f"{side} x {side} in all epochs", lambda sizes: sizes == [(0, side)]
+        )
+    return rules
+
+
+EXTRAS = frozenset(("mixing", "batch_growth", "image_sizes", "loss", "blurpool", "mirror"))
+"""The rules against changes of the loss, network, images or minibatch that few sources have."""
+
+
+def _used_extras(recipe: Recipe) -> set[str]:
+    """Return the names of the EXTRAS that a recipe uses."""
+    uses = {
+        "mixing": recipe.data.mixup or recipe.data.cutmix,
+        "batch_growth": len(recipe.stages) > 1,
+        "image_sizes": recipe.image_sizes.points,
+        "loss": recipe.loss != "cross_entropy",
+        "blurpool": recipe.model.blurpool != "none",
+        "mirror": recipe.evaluation.mirror,
+    }
+    return {name for name, is_used in uses.items() if is_used}
 
 
 def _warms_up(warmup: Warmup) -> bool:
