@@ -48,7 +48,7 @@ PROGRAM = """\
 #!/usr/bin/env bash
 {options}
 
-{setup}echo "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), on $SLURM_JOB_NODELIST"
+{before}echo "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), on $SLURM_JOB_NODELIST"
 {program} -- \\
     {step}
 code=$?
@@ -99,7 +99,7 @@ def slurm(request: Request) -> LaunchCommand:
             {"--job-name": request.job_name, **_resources(options), "--output": f"{folder}.log"},
             options,
         ),
-        run=f"{_setup(options)}run_dir={_expanded(shell_line([folder]))}",
+        run=f"{_environment(options)}run_dir={_expanded(shell_line([folder]))}",
         job_file=JOB_FILE,
         job=_job_record(folder, f"{folder}.log", is_array="--array" in options),
         srun=shell_line(_srun(options, [request])),
@@ -135,7 +135,7 @@ def slurm_array(requests: Sequence[Request], name: str, log: str, at_once: int |
             {"--job-name": name, **_resources(options), "--output": log},
             {**options, "--array": indexes},
         ),
-        run="\n".join([f"{_setup(options)}case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]),
+        run="\n".join([f"{_environment(options)}case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]),
         job_file=JOB_FILE,
         job=_job_record(requests[0].run_dir, log, is_array=True),
         srun=shell_line(_srun(options, requests)),
@@ -159,7 +159,7 @@ def slurm_program_array(
             {"--job-name": name, **_resources(options), "--output": log},
             {**options, "--array": indexes},
         ),
-        setup=_setup(options),
+        before=_environment(options),
         program=shell_line([python(), *arguments]),
         step=f"{shell_line(_srun(options, [request]))} {train}",
     )
@@ -182,7 +182,7 @@ def slurm_task(options: Mapping[str, str], arguments: Sequence[str], name: str, 
     )
     command = _train_line(kept, arguments)
     srun = shell_line(["srun", *_container(kept, [])]) + " " if "--container" in kept else ""
-    return f"#!/usr/bin/env bash\n{lines}\n\n{_setup(kept)}exec {srun}{command}"
+    return f"#!/usr/bin/env bash\n{lines}\n\n{_environment(kept)}exec {srun}{command}"
 
 
 def _folder(request: Request) -> str:
@@ -247,13 +247,15 @@ def _job_record(folder: str, log: str, *, is_array: bool) -> str:
     )
 
 
-def _setup(options: Mapping[str, str]) -> str:
-    """Return the lines that read the file of --setup, or an empty string without it.
+def _environment(options: Mapping[str, str]) -> str:
+    """Return the lines that read the file of --setup and pass all variables on to srun's processes.
 
     Raises UsageError if the file does not exist, or is no bash.
     """
+    # sbatch --export=NONE sets NONE, and srun's processes would lack all that --setup exports.
+    lines = "export SLURM_EXPORT_ENV=ALL\n"
     if "--setup" not in options:
-        return ""
+        return lines
     path = os.path.abspath(local_path(options["--setup"]))
     if not os.path.isfile(path):
         raise UsageError(f"--setup {options['--setup']} is not a file; write the path of one")
@@ -261,7 +263,7 @@ def _setup(options: Mapping[str, str]) -> str:
     if checked.returncode:
         raise UsageError(f"--setup: {checked.stderr.strip().splitlines()[0]}; correct that line")
     failed = '{ echo "lsgd: the last command of --setup failed"; exit 1; }'
-    return f"source {shell_line([path])} || {failed}\n"
+    return f"{lines}source {shell_line([path])} || {failed}\n"
 
 
 def _train_line(options: Mapping[str, str], arguments: Sequence[str]) -> str:

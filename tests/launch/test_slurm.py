@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lsgd.launch.__main__ import main
+from lsgd.launch.slurm import slurm_task
 
 Printed = Callable[..., str]
 
@@ -235,6 +236,20 @@ def test_a_hook_that_fails_ends_the_job(printed: Printed, tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (1, "lsgd: the last command of --setup failed\n")
     hook.write_text("if\n")
     assert main(["slurm", "digits", "--np", "1", "--setup", str(hook), "--print"]) == 2
+
+
+def test_processes_get_what_the_hook_sets_whatever_sbatch_exports(
+    printed: Printed, tmp_path: Path
+) -> None:
+    """sbatch --export=NONE sets SLURM_EXPORT_ENV=NONE; a hook may choose otherwise."""
+    hook = tmp_path / "hook.sh"
+    for line, passed in (("export A=b", "ALL"), ("export SLURM_EXPORT_ENV=A", "A")):
+        hook.write_text(f"{line}\n")
+        script = printed("slurm", "digits", "--np", "1", "--setup", str(hook), "--export", "NONE")
+        done = run(script, tmp_path, f"{LOGS}echo $SLURM_EXPORT_ENV", SLURM_EXPORT_ENV="NONE")
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, passed)
+    task = slurm_task({"--setup": str(hook), "--container": "i"}, ["-m", "lsgd.study"], "a", "log")
+    assert task.index("SLURM_EXPORT_ENV=ALL") < task.index("source") < task.index("exec srun")
 
 
 def test_a_container_gets_more_mounts(printed: Printed) -> None:
