@@ -17,8 +17,8 @@ from lsgd.launch.options import Request
 from lsgd.launch.processes import GPUS, count_processes, gpus_per_machine, python
 from lsgd.launch.quoting import sbatch_line, shell_line
 from lsgd.launch.sbatch_options import FLAGS, VALUED, gres_gpus, time_limit
-from lsgd.override_syntax import PATH_FIELDS
-from lsgd.paths import local_path
+from lsgd.override_syntax import ADDED, PATH_FIELDS, last_text
+from lsgd.paths import OWN_RECIPES, local_path
 
 BATCH = """\
 #!/usr/bin/env bash
@@ -169,7 +169,7 @@ def slurm_task(options: Mapping[str, str], arguments: Sequence[str], name: str, 
     """Return the batch script of a job of one process without GPUs: `python ARGUMENTS`.
 
     Of the options only those of PLACE_OPTIONS count, and the time limit. A container sees the
-    current folder and those of LSGD_DATA and --mount.
+    current folder and those of LSGD_DATA, LSGD_RECIPES, --mount and the study's or search's file.
     """
     kept = {key: value for key, value in options.items() if key in PLACE_OPTIONS}
     lines = _option_lines(
@@ -181,7 +181,8 @@ def slurm_task(options: Mapping[str, str], arguments: Sequence[str], name: str, 
         kept,
     )
     command = _train_line(kept, arguments)
-    srun = shell_line(["srun", *_container(kept, [])]) + " " if "--container" in kept else ""
+    own = [text for key in ADDED if (text := last_text(arguments, key))]
+    srun = shell_line(["srun", *_container(kept, [], own)]) + " " if "--container" in kept else ""
     return f"#!/usr/bin/env bash\n{lines}\n\n{_environment(kept)}exec {srun}{command}"
 
 
@@ -329,11 +330,16 @@ def _srun(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
         srun += [f"--cpus-per-task={options['--cpus']}"]
     # When a process has died, the others have 15 s to report and to exit.
     srun += ["--kill-on-bad-exit=0", "--wait=15", "--open-mode=append"]
-    return srun + _container(options, requests)
+    return srun + _container(options, requests, [request.recipe for request in requests])
 
 
-def _container(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
-    """Return srun's options for a container, with the folders that it sees; none without one."""
+def _container(
+    options: Mapping[str, str], requests: Sequence[Request], own: Sequence[str]
+) -> list[str]:
+    """Return srun's options for a container, with the folders that it sees; none without one.
+
+    `own` are the names or paths of recipes, studies and searches that the container reads.
+    """
     if "--container" not in options:
         if "--mount" in options:
             raise UsageError(
@@ -347,6 +353,7 @@ def _container(options: Mapping[str, str], requests: Sequence[Request]) -> list[
         folder = os.getcwd()
     named = [(key, request.path_of(key)) for request in requests for key in PATH_FIELDS]
     named.append(("LSGD_DATA", local_path(os.environ.get("LSGD_DATA", ""))))
+    named += _own_folders(own)
     for key, path in (*named, ("the current folder", folder)):
         if re.search("[,:]", path):
             raise UsageError(
@@ -363,8 +370,25 @@ def _container(options: Mapping[str, str], requests: Sequence[Request]) -> list[
     mounts = [folder, *(path for path in outside if not f"{path}/".startswith(f"{folder}/"))]
     pairs = [f"{path}:{path}" for path in dict.fromkeys(mounts)]
     pairs += [each for each in options.get("--mount", "").split(",") if each]
+    # A variable of the image, such as LSGD_DATA in lsgd's own, otherwise hides that of the job.
+    kept = ["--container-env=LSGD_DATA"] if os.environ.get("LSGD_DATA") else []
     return [
         f"--container-image={options['--container']}",
         "--container-mounts=" + ",".join(pairs),
         f"--container-workdir={folder}",
+        *kept,
+        # An image's entrypoint, such as lsgd, would take the command for its arguments.
+        "--no-container-entrypoint",
     ]
+
+
+def _own_folders(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return LSGD_RECIPES and the folders of those of these files that a user wrote.
+
+    Each has its name for error messages. An image may have further recipes of its own.
+    """
+    from lsgd.recipe.own_files import find_own_file, own_folder  # it reads the fields of a recipe
+
+    files = {name: find_own_file(name) for name in names}
+    folders = [(name, str(file.parent)) for name, file in files.items() if file]
+    return [(OWN_RECIPES, str(own_folder() or "")), *folders]

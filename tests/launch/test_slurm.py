@@ -78,10 +78,33 @@ def test_a_container_sees_all_that_the_run_reads_and_writes(
         str(tmp_path.parent / "runs/a"), "/sets",
     ]  # fmt: skip
     assert mounts(script) == expected
+    # The variable of lsgd's own image would hide that of the job, and lsgd is its entrypoint.
+    assert "--container-env=LSGD_DATA --no-container-entrypoint" in script
     # It is there before the container is started.
     assert script.index("mkdir -p") < script.index("srun --cpu-bind")
     inside = printed("slurm", "bs8k", f"run_dir={tmp_path}/runs/a", "--container", "image")
     assert mounts(inside) == [str(tmp_path), "/sets"]
+
+
+def test_a_container_sees_the_recipes_of_its_user(
+    printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By path or by name, and for the job of one process the file of the study."""
+    here, elsewhere = tmp_path / "here", tmp_path / "my own"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+        (folder / "mine.yaml").write_text("defaults: [digits]\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PWD", str(here))
+    words = ["--np", "1", "run_dir=a", "--container", "i"]
+    assert mounts(printed("slurm", f"{elsewhere}/mine.yaml", *words)) == [str(here), str(elsewhere)]
+    assert mounts(printed("slurm", "mine.yaml", *words)) == [str(here)]
+    assert mounts(printed("slurm", "/in/the/image.yaml", *words)) == [str(here)]
+    task = ["-m", "lsgd.study", f"+study='{elsewhere}/mine.yaml'", "seeds=[0]"]
+    script = slurm_task({"--container": "i"}, task, "a", "log")
+    assert mounts(script) == [str(here), str(elsewhere)]
+    monkeypatch.setenv("LSGD_RECIPES", "../my own")
+    assert mounts(printed("slurm", "mine", *words)) == [str(here), str(elsewhere)]
 
 
 def test_memory(printed: Printed) -> None:
