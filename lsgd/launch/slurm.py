@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -80,6 +81,8 @@ def slurm(request: Request) -> LaunchCommand:
     folder = _folder(request)
     arguments = request.train_arguments
     suffix = "" if request.run_dir else ' "run_dir=$run_dir"'
+    if advice := cores_advice(options):
+        print(f"lsgd: {advice}", file=sys.stderr)
     if "--array" in options:
         if request.path_of("seed"):
             raise UsageError(
@@ -285,12 +288,9 @@ def _resources(options: Mapping[str, str]) -> dict[str, str]:
         found["--ntasks-per-node"] = str(gpus)
         if gres_gpus(options) is None:
             found["--gpus-per-node"] = str(gpus)
-    cpus = options.get("--cpus")
-    if cpus:
-        found["--cpus-per-task"] = cpus
-    is_part = gpus is not None and nodes == "1" and gpus < GPUS
-    whole = "--exclusive" in options or not (cpus or is_part)
-    if whole:
+    if "--cpus" in options:
+        found["--cpus-per-task"] = options["--cpus"]
+    if whole := _has_whole_nodes(options):
         found["--exclusive"] = ""
     # Otherwise the job on a whole machine gets the queue's default memory, which may be little.
     elsewhere = options.keys() & {"--mem-per-cpu", "--mem-per-gpu"}
@@ -306,6 +306,27 @@ def _resources(options: Mapping[str, str]) -> dict[str, str]:
             )
         found["--time"] = options["--time"]
     return found
+
+
+def _has_whole_nodes(options: Mapping[str, str]) -> bool:
+    """Return whether no other job runs on the nodes of this one."""
+    gpus = gpus_per_machine("slurm", options)
+    is_part = gpus is not None and options.get("--nodes", "1") == "1" and gpus < GPUS
+    return "--exclusive" in options or not ("--cpus" in options or is_part)
+
+
+def cores_advice(options: Mapping[str, str]) -> str:
+    """Return what to add for more than one core per process on a shared node, or an empty string.
+
+    By Slurm's default a task has one core, which decodes too few images for a GPU.
+    """
+    if _has_whole_nodes(options) or options.keys() & {"--cpus", "--cpus-per-gpu"}:
+        return ""
+    return (
+        f"a job with {options['--gpus']} of {GPUS} GPUs shares its node, and Slurm gives each of "
+        "its processes one core unless the partition has another default; add --cpus 12, cores "
+        "per process, or --exclusive"
+    )
 
 
 def _option_lines(own: Mapping[str, str], options: Mapping[str, str]) -> str:

@@ -194,6 +194,26 @@ def test_what_a_site_asks_for_is_passed_on(printed: Printed) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "is_advised"),
+    [
+        ("", False),
+        ("--gpus 4", True),
+        ("--gres gpu:a100:2", True),
+        ("--gpus 4 --cpus 12", False),
+        ("--gpus 4 --cpus-per-gpu 12", False),
+        ("--gpus 4 --exclusive", False),
+        ("--gpus 4 --nodes 2", False),
+        ("--np 2", False),
+    ],
+)
+def test_a_shared_node_gives_one_core_to_a_process(
+    words: str, is_advised: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slurm", "digits", "workers=16", *words.split(), "--print"]) == 0
+    assert ("one core unless" in capsys.readouterr().err) == is_advised
+
+
+@pytest.mark.parametrize(
     ("words", "whole"),
     [
         ("", True),
@@ -206,8 +226,11 @@ def test_what_a_site_asks_for_is_passed_on(printed: Printed) -> None:
         ("--gpus 8 --cpus 12", False),
     ],
 )
-def test_a_part_of_a_node_is_not_the_whole(words: str, whole: bool, printed: Printed) -> None:
-    lines = options_of(printed("slurm", "bs8k", *words.split()))
+def test_a_part_of_a_node_is_not_the_whole(
+    words: str, whole: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slurm", "bs8k", *words.split(), "--print"]) == 0
+    lines = options_of(capsys.readouterr().out)
     assert lines.count("--exclusive") == whole
     assert ("--mem=0" in lines) == whole
     # The same GPUs are not requested twice.
