@@ -275,7 +275,7 @@ def test_lsgd_names_an_older_python() -> None:
     """The file is read by one that has not all of what it imports."""
     older = "import sys; sys.version_info = (3, 10); import lsgd"
     done = finished([sys.executable, "-c", older], ROOT)
-    reason = f"lsgd needs Python 3.11, 3.12 or 3.13, and {sys.executable} is older; run make setup"
+    reason = f"lsgd needs Python 3.11, 3.12 or 3.13, and {sys.executable} is older"
     assert done.stderr.splitlines()[-1] == f"ImportError: {reason}"
 
 
