@@ -12,6 +12,8 @@ TAKEN := .venv/.taken
 # Keep bytecode, even if the environment disables it: otherwise every process of a test would compile
 # lsgd again, which takes a quarter of its start-up time.
 export PYTHONDONTWRITEBYTECODE :=
+# .venv does not see packages that pip would install for the user.
+export PIP_USER := 0
 SCRIPTS := setup/cxx $(wildcard setup/*.sh) $(wildcard launch/*.sh) .ci/run
 
 # Ignore values from the environment: SUSE's login shells set CPU to the kind of processor.

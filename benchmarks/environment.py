@@ -65,7 +65,7 @@ def _install(folder: Path, requirements: Sequence[str]) -> None:
     for command, remedy in (
         ([sys.executable, "-m", "venv", str(folder)], "on Debian: apt install python3-venv"),
         (
-            [str(folder / "bin" / "python"), *pip, *requirements],
+            ["env", "PIP_USER=0", str(folder / "bin" / "python"), *pip, *requirements],
             "it needs a network, or an index that pip is configured for",
         ),
     ):

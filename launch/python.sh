@@ -6,7 +6,13 @@ export PYTHON=${PYTHON:-python3}
 if ! command -v "$PYTHON" >/dev/null; then
     echo "lsgd: there is no Python at $PYTHON; run 'make setup', or set PYTHON" >&2
     exit 2
-elif ! "$PYTHON" -c 'import lsgd.launch' 2>/dev/null; then
+fi
+status=0
+"$PYTHON" -c 'import sys; sys.version_info < (3, 11) and sys.exit(3); import lsgd.launch' 2>/dev/null || status=$?
+if ((status == 3)); then
+    echo "lsgd: $PYTHON is older than Python 3.11; run 'make setup', or set PYTHON" >&2
+    exit 1
+elif ((status)); then
     echo "lsgd: $PYTHON cannot import lsgd; run 'make setup', or set PYTHON" >&2
     exit 1
 fi

@@ -4,6 +4,11 @@ import sys
 
 __version__ = "0.1.0"
 
+# Before anything that an older Python lacks, and in a syntax that it has.
+if sys.version_info < (3, 11):  # noqa: UP036
+    _reason = f"lsgd needs Python 3.11, 3.12 or 3.13, and {sys.executable} is older"
+    raise SystemExit(_reason) if sys.argv[:1] == ["-m"] else ImportError(_reason)
+
 # Under `python -m lsgd.COMMAND` this runs before the command's own imports. sys.argv[0] is still
 # "-m", so the name of the module is taken from Python's own command line; it may be that of another
 # program, whose package imports lsgd.

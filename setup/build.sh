@@ -83,7 +83,7 @@ learn() {
 
 # --- The wheel -------------------------------------------------------------------------------
 
-pip() { "$python" -m pip --disable-pip-version-check "$@"; }
+pip() { PIP_USER=0 "$python" -m pip --disable-pip-version-check "$@"; }
 
 # Set cache, and wheel to the wheel of $key in it, or to nothing. Without a HOME, ~ is the home in the
 # system's list of users.

@@ -174,11 +174,19 @@ build() {
 }
 
 # The imports of Horovod; setuptools because Python 3.12 has no distutils, which horovodrun and the
-# build use, and from 70.1 on because it builds wheels without the package wheel.
+# build use, and from 70.1 on because it builds wheels without the package wheel. The pin of setuptools
+# fits the pinned torch alone, and older ones need an older setuptools, so torch itself has its say.
 constraints=()
 if [[ -f $here/../constraints.txt ]]; then constraints=(-c "$here/../constraints.txt"); fi
-pip install --quiet ${constraints[@]+"${constraints[@]}"} \
-    cffi cloudpickle packaging psutil pyyaml 'setuptools>=70.1' ||
+setuptools=('setuptools>=70.1')
+while read -r requirement; do setuptools+=("$requirement"); done < <("$python" -c '
+from importlib.metadata import requires
+for each in requires("torch") or []:
+    if each.startswith("setuptools"):
+        print(each)
+' 2>/dev/null)
+{ pip install --quiet ${constraints[@]+"${constraints[@]}"} cffi cloudpickle packaging psutil pyyaml &&
+    pip install --quiet "${setuptools[@]}"; } ||
     give_up "the packages that Horovod imports could not be installed (see pip's message above)"
 
 find_wheel

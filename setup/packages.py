@@ -99,7 +99,8 @@ def main(extras: Sequence[str]) -> int:
         return 0
     command = [sys.executable, "-c", PIP, "install", "--disable-pip-version-check"]
     command += ["-c", "constraints.txt", *places_of_torch(cpu, torch), "-e", f".[{extras[0]}]"]
-    code = subprocess.run(command, cwd=ROOT).returncode
+    # No pip installs for a user into an environment that does not see the user's packages.
+    code = subprocess.run(command, cwd=ROOT, env=os.environ | {"PIP_USER": "0"}).returncode
     if code < 0:
         say(f"pip was ended by signal {-code}; the same command goes on.")
     elif code > 0:

@@ -11,15 +11,15 @@ from lsgd import installation
 from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult
 from lsgd.job.children import run_with_limit, telling_line
 
-OLDEST_PYTHON = (3, 11)
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 
 
 def python() -> CheckItem:
     """Check the version of the Python interpreter that runs the doctor."""
     finding = f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}"
-    if sys.version_info >= OLDEST_PYTHON:
+    if OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
         return CheckItem("Python", PASS, finding, required=True)
-    fix = "rebuild the environment with Python 3.11 or newer: make PYTHON=/path/to/python3.11"
+    fix = "rebuild the environment with Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python3.11"
     return CheckItem("Python", FAIL, finding, fix, required=True)
 
 

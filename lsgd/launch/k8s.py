@@ -1,6 +1,8 @@
 """The Kubernetes launcher: a job of Kubeflow or a JobSet, from its template beside this file."""
 
+import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from lsgd.launch.options import Request
 from lsgd.launch.processes import GPUS
 from lsgd.launch.quoting import kubernetes_command, yaml_text
 from lsgd.override_syntax import PATH_FIELDS, last_text
+from lsgd.paths import OWN_RECIPES, is_recipe_name
 
 KINDS = {
     "mpijob": "MPIJob",
@@ -46,6 +49,8 @@ def k8s(request: Request) -> LaunchCommand:
                 f"{key}={path} begins with ~, the home folder of this machine, which no pod has; "
                 "write a path inside the pods, such as /lsgd/… on the claim"
             )
+    if advice := _recipe_advice(request.recipe):
+        print(f"lsgd: {advice}", file=sys.stderr)
     kind, name = options["--kind"], _job_name(request)
     nodes, gpus = int(options.get("--nodes", 1)), int(options.get("--gpus", GPUS))
     if not request.run_dir:
@@ -69,7 +74,8 @@ def k8s(request: Request) -> LaunchCommand:
         "gpus": str(gpus),
         "workers": str(nodes - 1),
         "rdma": f', {yaml_text(rdma)}: "1"' if (rdma := options.get("--rdma")) else "",
-        # Registering memory with such a network card needs this capability.
+        # To register memory with such a network card root needs this capability; another user needs
+        # nodes without a limit of locked memory.
         "lock": f"\n{indent}securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}" if rdma else "",
         "command": kubernetes_command(command),
     }
@@ -100,6 +106,26 @@ def check_options(options: Mapping[str, str]) -> None:
         raise UsageError(
             "--claim is missing: a PersistentVolumeClaim, so that a restarted job finds its run"
         )
+
+
+def _recipe_advice(recipe: str) -> str:
+    """Return what to do about a recipe that the pods do not see as this machine does, or ''."""
+    from lsgd.recipe.own_files import find_own_file, is_path  # it reads the fields of a recipe
+
+    path, found = os.path.normpath(os.path.join("/lsgd", recipe)), find_own_file(recipe)
+    if is_path(recipe) and not path.startswith("/lsgd/"):
+        return (
+            f"recipe {recipe} is outside of /lsgd, so the pods have it only if the image has; copy "
+            f"it to the claim and write /lsgd/{os.path.basename(recipe)}"
+        )
+    if is_path(recipe) and found and path != recipe:
+        return f"the pods read recipe {recipe} as {path}; copy it there, onto the claim"
+    if found and not is_recipe_name(recipe) and not is_path(recipe):
+        return (
+            f"recipe {recipe} is in the folder {OWN_RECIPES} of this machine, which no pod has; "
+            f"copy {found} to the claim and write /lsgd/{found.name}"
+        )
+    return ""
 
 
 def _job_name(request: Request) -> str:

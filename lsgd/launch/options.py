@@ -85,8 +85,8 @@ OPTIONS = {
     "--name": ("NAME", "the job's name; default: the recipe's"),
     "--rdma": (
         "RESOURCE",
-        "the cluster's name for its network cards, such as rdma/hca: each pod gets one, and may "
-        "lock memory",
+        "the cluster's name for its network cards, such as rdma/hca: each pod gets one, and the "
+        "capability IPC_LOCK, which only root can use",
     ),
     "--namespace": ("NAMESPACE", "the namespace of the job"),
     "--env": ("NAME=VALUE,…", "environment variables of the pods, such as NCCL_DEBUG=INFO"),

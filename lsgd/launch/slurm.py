@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,8 +18,8 @@ from lsgd.launch.options import Request
 from lsgd.launch.processes import GPUS, count_processes, gpus_per_machine, python
 from lsgd.launch.quoting import sbatch_line, shell_line
 from lsgd.launch.sbatch_options import FLAGS, VALUED, gres_gpus, time_limit
-from lsgd.override_syntax import PATH_FIELDS
-from lsgd.paths import local_path
+from lsgd.override_syntax import ADDED, PATH_FIELDS, last_text
+from lsgd.paths import OWN_RECIPES, local_path
 
 BATCH = """\
 #!/usr/bin/env bash
@@ -48,7 +49,7 @@ PROGRAM = """\
 #!/usr/bin/env bash
 {options}
 
-{setup}echo "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), on $SLURM_JOB_NODELIST"
+{before}echo "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), on $SLURM_JOB_NODELIST"
 {program} -- \\
     {step}
 code=$?
@@ -80,6 +81,8 @@ def slurm(request: Request) -> LaunchCommand:
     folder = _folder(request)
     arguments = request.train_arguments
     suffix = "" if request.run_dir else ' "run_dir=$run_dir"'
+    if advice := cores_advice(options):
+        print(f"lsgd: {advice}", file=sys.stderr)
     if "--array" in options:
         if request.path_of("seed"):
             raise UsageError(
@@ -99,7 +102,7 @@ def slurm(request: Request) -> LaunchCommand:
             {"--job-name": request.job_name, **_resources(options), "--output": f"{folder}.log"},
             options,
         ),
-        run=f"{_setup(options)}run_dir={_expanded(shell_line([folder]))}",
+        run=f"{_environment(options)}run_dir={_expanded(shell_line([folder]))}",
         job_file=JOB_FILE,
         job=_job_record(folder, f"{folder}.log", is_array="--array" in options),
         srun=shell_line(_srun(options, [request])),
@@ -135,7 +138,7 @@ def slurm_array(requests: Sequence[Request], name: str, log: str, at_once: int |
             {"--job-name": name, **_resources(options), "--output": log},
             {**options, "--array": indexes},
         ),
-        run="\n".join([f"{_setup(options)}case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]),
+        run="\n".join([f"{_environment(options)}case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]),
         job_file=JOB_FILE,
         job=_job_record(requests[0].run_dir, log, is_array=True),
         srun=shell_line(_srun(options, requests)),
@@ -159,7 +162,7 @@ def slurm_program_array(
             {"--job-name": name, **_resources(options), "--output": log},
             {**options, "--array": indexes},
         ),
-        setup=_setup(options),
+        before=_environment(options),
         program=shell_line([python(), *arguments]),
         step=f"{shell_line(_srun(options, [request]))} {train}",
     )
@@ -169,7 +172,7 @@ def slurm_task(options: Mapping[str, str], arguments: Sequence[str], name: str, 
     """Return the batch script of a job of one process without GPUs: `python ARGUMENTS`.
 
     Of the options only those of PLACE_OPTIONS count, and the time limit. A container sees the
-    current folder and those of LSGD_DATA and --mount.
+    current folder and those of LSGD_DATA, LSGD_RECIPES, --mount and the study's or search's file.
     """
     kept = {key: value for key, value in options.items() if key in PLACE_OPTIONS}
     lines = _option_lines(
@@ -181,8 +184,9 @@ def slurm_task(options: Mapping[str, str], arguments: Sequence[str], name: str, 
         kept,
     )
     command = _train_line(kept, arguments)
-    srun = shell_line(["srun", *_container(kept, [])]) + " " if "--container" in kept else ""
-    return f"#!/usr/bin/env bash\n{lines}\n\n{_setup(kept)}exec {srun}{command}"
+    own = [text for key in ADDED if (text := last_text(arguments, key))]
+    srun = shell_line(["srun", *_container(kept, [], own)]) + " " if "--container" in kept else ""
+    return f"#!/usr/bin/env bash\n{lines}\n\n{_environment(kept)}exec {srun}{command}"
 
 
 def _folder(request: Request) -> str:
@@ -247,13 +251,15 @@ def _job_record(folder: str, log: str, *, is_array: bool) -> str:
     )
 
 
-def _setup(options: Mapping[str, str]) -> str:
-    """Return the lines that read the file of --setup, or an empty string without it.
+def _environment(options: Mapping[str, str]) -> str:
+    """Return the lines that read the file of --setup and pass all variables on to srun's processes.
 
     Raises UsageError if the file does not exist, or is no bash.
     """
+    # sbatch --export=NONE sets NONE, and srun's processes would lack all that --setup exports.
+    lines = "export SLURM_EXPORT_ENV=ALL\n"
     if "--setup" not in options:
-        return ""
+        return lines
     path = os.path.abspath(local_path(options["--setup"]))
     if not os.path.isfile(path):
         raise UsageError(f"--setup {options['--setup']} is not a file; write the path of one")
@@ -261,7 +267,7 @@ def _setup(options: Mapping[str, str]) -> str:
     if checked.returncode:
         raise UsageError(f"--setup: {checked.stderr.strip().splitlines()[0]}; correct that line")
     failed = '{ echo "lsgd: the last command of --setup failed"; exit 1; }'
-    return f"source {shell_line([path])} || {failed}\n"
+    return f"{lines}source {shell_line([path])} || {failed}\n"
 
 
 def _train_line(options: Mapping[str, str], arguments: Sequence[str]) -> str:
@@ -282,12 +288,9 @@ def _resources(options: Mapping[str, str]) -> dict[str, str]:
         found["--ntasks-per-node"] = str(gpus)
         if gres_gpus(options) is None:
             found["--gpus-per-node"] = str(gpus)
-    cpus = options.get("--cpus")
-    if cpus:
-        found["--cpus-per-task"] = cpus
-    is_part = gpus is not None and nodes == "1" and gpus < GPUS
-    whole = "--exclusive" in options or not (cpus or is_part)
-    if whole:
+    if "--cpus" in options:
+        found["--cpus-per-task"] = options["--cpus"]
+    if whole := _has_whole_nodes(options):
         found["--exclusive"] = ""
     # Otherwise the job on a whole machine gets the queue's default memory, which may be little.
     elsewhere = options.keys() & {"--mem-per-cpu", "--mem-per-gpu"}
@@ -303,6 +306,27 @@ def _resources(options: Mapping[str, str]) -> dict[str, str]:
             )
         found["--time"] = options["--time"]
     return found
+
+
+def _has_whole_nodes(options: Mapping[str, str]) -> bool:
+    """Return whether no other job runs on the nodes of this one."""
+    gpus = gpus_per_machine("slurm", options)
+    is_part = gpus is not None and options.get("--nodes", "1") == "1" and gpus < GPUS
+    return "--exclusive" in options or not ("--cpus" in options or is_part)
+
+
+def cores_advice(options: Mapping[str, str]) -> str:
+    """Return what to add for more than one core per process on a shared node, or an empty string.
+
+    By Slurm's default a task has one core, which decodes too few images for a GPU.
+    """
+    if _has_whole_nodes(options) or options.keys() & {"--cpus", "--cpus-per-gpu"}:
+        return ""
+    return (
+        f"a job with {options['--gpus']} of {GPUS} GPUs shares its node, and Slurm gives each of "
+        "its processes one core unless the partition has another default; add --cpus 12, cores "
+        "per process, or --exclusive"
+    )
 
 
 def _option_lines(own: Mapping[str, str], options: Mapping[str, str]) -> str:
@@ -327,11 +351,16 @@ def _srun(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
         srun += [f"--cpus-per-task={options['--cpus']}"]
     # When a process has died, the others have 15 s to report and to exit.
     srun += ["--kill-on-bad-exit=0", "--wait=15", "--open-mode=append"]
-    return srun + _container(options, requests)
+    return srun + _container(options, requests, [request.recipe for request in requests])
 
 
-def _container(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
-    """Return srun's options for a container, with the folders that it sees; none without one."""
+def _container(
+    options: Mapping[str, str], requests: Sequence[Request], own: Sequence[str]
+) -> list[str]:
+    """Return srun's options for a container, with the folders that it sees; none without one.
+
+    `own` are the names or paths of recipes, studies and searches that the container reads.
+    """
     if "--container" not in options:
         if "--mount" in options:
             raise UsageError(
@@ -345,6 +374,7 @@ def _container(options: Mapping[str, str], requests: Sequence[Request]) -> list[
         folder = os.getcwd()
     named = [(key, request.path_of(key)) for request in requests for key in PATH_FIELDS]
     named.append(("LSGD_DATA", local_path(os.environ.get("LSGD_DATA", ""))))
+    named += _own_folders(own)
     for key, path in (*named, ("the current folder", folder)):
         if re.search("[,:]", path):
             raise UsageError(
@@ -361,8 +391,25 @@ def _container(options: Mapping[str, str], requests: Sequence[Request]) -> list[
     mounts = [folder, *(path for path in outside if not f"{path}/".startswith(f"{folder}/"))]
     pairs = [f"{path}:{path}" for path in dict.fromkeys(mounts)]
     pairs += [each for each in options.get("--mount", "").split(",") if each]
+    # A variable of the image, such as LSGD_DATA in lsgd's own, otherwise hides that of the job.
+    kept = ["--container-env=LSGD_DATA"] if os.environ.get("LSGD_DATA") else []
     return [
         f"--container-image={options['--container']}",
         "--container-mounts=" + ",".join(pairs),
         f"--container-workdir={folder}",
+        *kept,
+        # An image's entrypoint, such as lsgd, would take the command for its arguments.
+        "--no-container-entrypoint",
     ]
+
+
+def _own_folders(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return LSGD_RECIPES and the folders of those of these files that a user wrote.
+
+    Each has its name for error messages. An image may have further recipes of its own.
+    """
+    from lsgd.recipe.own_files import find_own_file, own_folder  # it reads the fields of a recipe
+
+    files = {name: find_own_file(name) for name in names}
+    folders = [(name, str(file.parent)) for name, file in files.items() if file]
+    return [(OWN_RECIPES, str(own_folder() or "")), *folders]

@@ -7,6 +7,7 @@ best trial with the unchanged recipe, and a last job writes the report.
 
 import os
 import subprocess
+import sys
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from lsgd.cost import mean_work, speed, threads
 from lsgd.errors import NotSavedError, PreemptedError, UsageError
 from lsgd.launch.processes import gpus_per_machine
 from lsgd.launch.sbatch_options import time_limit
-from lsgd.launch.slurm import slurm_program_array, slurm_task
+from lsgd.launch.slurm import cores_advice, slurm_program_array, slurm_task
 from lsgd.launch.submission import (
     MOST_JOBS,
     is_active,
@@ -123,6 +124,8 @@ def trial_arrays(
     Each is to begin after the one before it has ended.
     """
     _, options = fit(request)
+    if advice := cores_advice(options):
+        print(f"lsgd: {advice}", file=sys.stderr)
     [unchanged] = request.space.planned_runs({}, request.space.search.seeds[:1])
     # Its overrides are those of all trials, and name the folders that a container has to see.
     step = RunLauncher("slurm", options).request(unchanged)

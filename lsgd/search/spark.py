@@ -314,8 +314,8 @@ def _open_spark(master: str | None, slots: int, log: Path) -> Iterator[Any]:
             )
         except PySparkException:
             raise UsageError(
-                f"Java cannot start Spark, which needs Java 17; see {log} for the reason, and "
-                "apt install openjdk-17-jre-headless installs it"
+                f"Java cannot start Spark, which needs Java 17 or newer; see {log} for the reason, "
+                "and apt install default-jre-headless installs it"
             ) from None
     conf = SparkConf(_jvm=gateway.jvm)
     if master is None and conf.get("spark.master") == "local[*]":  # spark-submit's own default
@@ -373,5 +373,5 @@ def _check_installed() -> None:
     if shutil.which(f"{home}/bin/java" if home else "java") is None:
         where = f" at JAVA_HOME={home}" if home else ""
         raise UsageError(
-            f"Spark needs Java, which is missing{where}; apt install openjdk-17-jre-headless"
+            f"Spark needs Java, which is missing{where}; apt install default-jre-headless"
         )

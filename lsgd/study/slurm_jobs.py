@@ -1,5 +1,6 @@
 """The runs of a study as arrays of Slurm jobs, and the job that reports on them."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import IO
 
 from lsgd.errors import UsageError, converting_disk_full
 from lsgd.files import lock
-from lsgd.launch.slurm import slurm_array, slurm_task
+from lsgd.launch.slurm import cores_advice, slurm_array, slurm_task
 from lsgd.launch.submission import (
     ARRAYS,
     MOST_JOBS,
@@ -47,6 +48,8 @@ def job_arrays(
     for run in runs:
         _, options = launcher.fit(run.recipe)
         sizes.setdefault(tuple(options.items()), []).append(run)
+    if advice := next(filter(None, (cores_advice(dict(size)) for size in sizes)), ""):
+        print(f"lsgd: {advice}", file=sys.stderr)
     parts = [
         each[start : start + most_jobs]
         for each in sizes.values()

@@ -3,8 +3,9 @@
 #
 #     setup/containers/build.sh cpu                       # lsgd:0.1.0-cpu
 #     setup/containers/build.sh cuda registry.example/    # registry.example/lsgd:0.1.0-cuda
+#     setup/containers/build.sh cpu "" --no-cache         # without a registry
 #
-# Further arguments go to docker, podman or buildah, whichever is installed first.
+# Arguments after the registry go to docker, podman or buildah, whichever is installed first.
 set -euo pipefail
 kind=${1:-}
 if [[ ! -f $(dirname "$0")/$kind.Dockerfile ]]; then
@@ -12,6 +13,10 @@ if [[ ! -f $(dirname "$0")/$kind.Dockerfile ]]; then
     exit 2
 fi
 registry=${2:-}
+if [[ $registry == -* ]]; then
+    echo "lsgd: the second argument, $registry, must be a registry; write \"\" before options" >&2
+    exit 2
+fi
 cd "$(dirname "$0")/../.."
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' lsgd/__init__.py)
 name=${registry}lsgd:$version-$kind

@@ -125,7 +125,7 @@ CASES = (
     # built by setup/horovod.sh), imagenet (reads the devkit), dev and docs.
     Case(
         "extras",
-        (*PYTHON, "openjdk-17-jre-headless"),
+        (*PYTHON, "default-jre-headless"),
         (
             *WHEEL,
             Command(f"venv/bin/lsgd train +recipe=digits {SHORT} run_dir=runs/a", 300, "top-1"),

@@ -151,7 +151,7 @@ CAPABILITIES = {
     "ray": Capability(_modules("ray"), "Ray is not installed", _pip("-e '.[ray]'")),
     "spark": Capability(_modules("pyspark"), "Spark is not installed", _pip("-e '.[spark]'")),
     "java": Capability(
-        _programs("java"), "Java is not installed", "sudo apt install openjdk-17-jre-headless"
+        _programs("java"), "Java is not installed", "sudo apt install default-jre-headless"
     ),
     "mlflow": Capability(_modules("mlflow"), "MLflow is not installed", _pip("-e '.[mlflow]'")),
     "wandb": Capability(

@@ -1,6 +1,7 @@
 """The manifests of Kubernetes."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ from lsgd.launch.__main__ import main
 from lsgd.launch.k8s import KINDS
 from lsgd.launch.manifest import pod_templates
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "launch"
+ROOT = Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "launch"
 
 
 @pytest.mark.kubeflow
@@ -189,7 +191,7 @@ def test_words_arrive_as_they_were_written(printed: Callable[..., str]) -> None:
 
 @pytest.mark.parametrize("kind", ["mpijob", "pytorchjob"])
 def test_a_pod_gets_the_network_card_that_is_named(kind: str, printed: Callable[..., str]) -> None:
-    """And may lock the memory that it is to read; only the pods that train."""
+    """And, as root, may lock the memory that it is to read; only the pods that train."""
     options = ["--kind", kind, "--image", "i", "--claim", "c", "--nodes", "2"]
     plain = yaml.safe_load(printed("k8s", "digits", *options))
     job = yaml.safe_load(printed("k8s", "digits", *options, "--rdma", "rdma/hca"))
@@ -203,6 +205,47 @@ def test_a_pod_gets_the_network_card_that_is_named(kind: str, printed: Callable[
             assert pod.pop("securityContext") == {"capabilities": {"add": ["IPC_LOCK"]}}
             pod["resources"]["limits"]["nvidia.com/gpu"] = "8"
     assert replicas == without
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_patch_makes_root_of_the_user_that_may_lock_memory(
+    kind: str, printed: Callable[..., str], tmp_path: Path
+) -> None:
+    """The patch of the page on clusters, which keeps the capability."""
+    page = (ROOT / "docs/how-to/cluster.md").read_text()
+    [text] = [text for text in re.findall("```yaml\n(.*?)```", page, re.S) if "runAsUser" in text]
+    patch = tmp_path / "patch.yaml"
+    patch.write_text(text)
+    words = [*options_of(kind), "--rdma", "rdma/hca", "--patch", str(patch)]
+    for template in pod_templates([*yaml.safe_load_all(printed("k8s", "digits", *words))]):
+        assert template["spec"]["securityContext"] == {"fsGroup": 1000}
+        [container] = template["spec"]["containers"]
+        context = container["securityContext"]
+        assert context.pop("runAsUser") == 0
+        trains = "resources" in container
+        assert context == ({"capabilities": {"add": ["IPC_LOCK"]}} if trains else {})
+
+
+def test_a_recipe_that_no_pod_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be on the claim or in the image, so the job is made all the same."""
+    own = tmp_path / "own"
+    own.mkdir()
+    for file in (tmp_path / "mine.yaml", own / "mine.yaml"):
+        file.write_text("defaults: [digits]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LSGD_RECIPES", "own")
+    for recipe, named in (
+        (f"{tmp_path}/mine.yaml", "is outside of /lsgd, so the pods have it only if the image has"),
+        ("./mine.yaml", "the pods read recipe ./mine.yaml as /lsgd/mine.yaml; copy it there"),
+        ("mine", "copy own/mine.yaml to the claim and write /lsgd/mine.yaml"),
+        ("digits", ""),
+    ):
+        assert main(["k8s", recipe, *options_of("jobset"), "--nodes", "1", "--print"]) == 0
+        said = capsys.readouterr().err
+        assert named in said
+        assert bool(said) == bool(named)
 
 
 def test_the_logs_of_a_folder_that_needs_quotes(printed: Callable[..., str]) -> None:

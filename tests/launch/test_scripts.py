@@ -66,3 +66,20 @@ def test_a_python_that_will_not_do(checkout: Path) -> None:
     done = called(checkout, "mpirun", FAILS="1")
     assert (done.returncode, done.stdout) == (1, "")
     assert "cannot import lsgd; run 'make setup', or set PYTHON\n" in done.stderr
+    done = called(checkout, "mpirun", FAILS="3")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is older than Python 3.11; run 'make setup', or set PYTHON\n" in done.stderr
+
+
+def test_a_link_to_a_script_is_that_script(checkout: Path) -> None:
+    """By the checkout's Python; without the checkout nothing is started."""
+    elsewhere = checkout.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mpirun.sh").symlink_to("../checkout/launch/mpirun.sh")
+    command = ["bash", elsewhere / "mpirun.sh", "digits"]
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHON"}
+    done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=900)
+    assert f"<{checkout}/.venv/bin/python><-m><lsgd.launch><mpirun><digits>" in done.stdout
+    (checkout / "launch/python.sh").unlink()
+    done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=900)
+    assert (done.returncode, done.stdout) == (1, "")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lsgd.launch.__main__ import main
+from lsgd.launch.slurm import slurm_task
 
 Printed = Callable[..., str]
 
@@ -77,10 +78,33 @@ def test_a_container_sees_all_that_the_run_reads_and_writes(
         str(tmp_path.parent / "runs/a"), "/sets",
     ]  # fmt: skip
     assert mounts(script) == expected
+    # The variable of lsgd's own image would hide that of the job, and lsgd is its entrypoint.
+    assert "--container-env=LSGD_DATA --no-container-entrypoint" in script
     # It is there before the container is started.
     assert script.index("mkdir -p") < script.index("srun --cpu-bind")
     inside = printed("slurm", "bs8k", f"run_dir={tmp_path}/runs/a", "--container", "image")
     assert mounts(inside) == [str(tmp_path), "/sets"]
+
+
+def test_a_container_sees_the_recipes_of_its_user(
+    printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By path or by name, and for the job of one process the file of the study."""
+    here, elsewhere = tmp_path / "here", tmp_path / "my own"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+        (folder / "mine.yaml").write_text("defaults: [digits]\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PWD", str(here))
+    words = ["--np", "1", "run_dir=a", "--container", "i"]
+    assert mounts(printed("slurm", f"{elsewhere}/mine.yaml", *words)) == [str(here), str(elsewhere)]
+    assert mounts(printed("slurm", "mine.yaml", *words)) == [str(here)]
+    assert mounts(printed("slurm", "/in/the/image.yaml", *words)) == [str(here)]
+    task = ["-m", "lsgd.study", f"+study='{elsewhere}/mine.yaml'", "seeds=[0]"]
+    script = slurm_task({"--container": "i"}, task, "a", "log")
+    assert mounts(script) == [str(here), str(elsewhere)]
+    monkeypatch.setenv("LSGD_RECIPES", "../my own")
+    assert mounts(printed("slurm", "mine", *words)) == [str(here), str(elsewhere)]
 
 
 def test_memory(printed: Printed) -> None:
@@ -170,6 +194,26 @@ def test_what_a_site_asks_for_is_passed_on(printed: Printed) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "is_advised"),
+    [
+        ("", False),
+        ("--gpus 4", True),
+        ("--gres gpu:a100:2", True),
+        ("--gpus 4 --cpus 12", False),
+        ("--gpus 4 --cpus-per-gpu 12", False),
+        ("--gpus 4 --exclusive", False),
+        ("--gpus 4 --nodes 2", False),
+        ("--np 2", False),
+    ],
+)
+def test_a_shared_node_gives_one_core_to_a_process(
+    words: str, is_advised: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slurm", "digits", "workers=16", *words.split(), "--print"]) == 0
+    assert ("one core unless" in capsys.readouterr().err) == is_advised
+
+
+@pytest.mark.parametrize(
     ("words", "whole"),
     [
         ("", True),
@@ -182,8 +226,11 @@ def test_what_a_site_asks_for_is_passed_on(printed: Printed) -> None:
         ("--gpus 8 --cpus 12", False),
     ],
 )
-def test_a_part_of_a_node_is_not_the_whole(words: str, whole: bool, printed: Printed) -> None:
-    lines = options_of(printed("slurm", "bs8k", *words.split()))
+def test_a_part_of_a_node_is_not_the_whole(
+    words: str, whole: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slurm", "bs8k", *words.split(), "--print"]) == 0
+    lines = options_of(capsys.readouterr().out)
     assert lines.count("--exclusive") == whole
     assert ("--mem=0" in lines) == whole
     # The same GPUs are not requested twice.
@@ -235,6 +282,20 @@ def test_a_hook_that_fails_ends_the_job(printed: Printed, tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (1, "lsgd: the last command of --setup failed\n")
     hook.write_text("if\n")
     assert main(["slurm", "digits", "--np", "1", "--setup", str(hook), "--print"]) == 2
+
+
+def test_processes_get_what_the_hook_sets_whatever_sbatch_exports(
+    printed: Printed, tmp_path: Path
+) -> None:
+    """sbatch --export=NONE sets SLURM_EXPORT_ENV=NONE; a hook may choose otherwise."""
+    hook = tmp_path / "hook.sh"
+    for line, passed in (("export A=b", "ALL"), ("export SLURM_EXPORT_ENV=A", "A")):
+        hook.write_text(f"{line}\n")
+        script = printed("slurm", "digits", "--np", "1", "--setup", str(hook), "--export", "NONE")
+        done = run(script, tmp_path, f"{LOGS}echo $SLURM_EXPORT_ENV", SLURM_EXPORT_ENV="NONE")
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, passed)
+    task = slurm_task({"--setup": str(hook), "--container": "i"}, ["-m", "lsgd.study"], "a", "log")
+    assert task.index("SLURM_EXPORT_ENV=ALL") < task.index("source") < task.index("exec srun")
 
 
 def test_a_container_gets_more_mounts(printed: Printed) -> None:

@@ -156,6 +156,17 @@ def test_header(name: str) -> None:
             assert f"({recipe.target.source.removeprefix('Goyal et al. 2017, ')})" in claim
 
 
+def test_the_table_of_small_recipes_says_which_were_run() -> None:
+    """As the headers of the recipes do."""
+    page = (FILES.parent / "README.md").read_text("utf-8")
+    [table] = re.findall(r"^\| recipe .* our top-1 error, % \|\n\|.*\n((?:\|.*\n)+)", page, re.M)
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()]
+    for names, *_, outcome in rows:
+        for name in re.findall(r"\w+", names):
+            run = (FILES / f"{name}.yaml").read_text("utf-8").splitlines()[3]
+            assert run.startswith("# Not run") == (outcome == "not run"), name
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_targets_are_the_papers(name: str) -> None:
     """No target where the paper prints no number; the tables differ where they are scanned."""

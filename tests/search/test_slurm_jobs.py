@@ -52,7 +52,8 @@ def test_what_is_printed_is_an_array_a_comparison_and_a_report(
     site = "--account phys --time 30 --container i --mount /apps:/apps"
     words = [*site.split(), "--jobs", "2", "--images-per-second", "9", "holdout_seeds=[5]"]
     assert main([*SMALL, *words, "--print"]) == 0
-    said = capsys.readouterr().out
+    said, advice = capsys.readouterr()
+    assert advice.count("add --cpus 12") == 1
     trials, comparison, report = said.split("#!/usr/bin/env bash\n")[1:]
     assert "#SBATCH --array=0-5%2\n" in trials
     assert "#SBATCH --array=0,1%2\n" in comparison

@@ -35,7 +35,7 @@ SPARK = "+search=small --launch spark"
             "option --nodes is not an option of --launch spark, which takes --np N",
         ),
         (f"{SPARK} --np 0", "0 is not a whole number of 1 or more"),
-        (SPARK, "Spark needs Java, which is missing; apt install openjdk-17-jre-headless"),
+        (SPARK, "Spark needs Java, which is missing; apt install default-jre-headless"),
         (f"java {SPARK}", "Spark needs Java, which is missing at JAVA_HOME=/no/java; apt install"),
         (f"pyspark {SPARK}", "Spark is not installed; run"),
     ],

@@ -61,6 +61,9 @@ if "wheel" in words and "--wheel-dir" in words:
     if not os.environ.get("BUILDS"):
         sys.exit("error: as the test has it")
     Path(words[words.index("--wheel-dir") + 1], "apex-0.1-py3-none-any.whl").touch()
+elif "install" in words and not words[-1].endswith(".whl"):
+    with open(os.environ["SEEN"] + ".asked", "a") as asked:
+        print(*words, file=asked)
 elif words[-1].endswith(".whl"):
     site = Path(__file__).parent.parent
     (site / "apex/optimizers").mkdir(parents=True, exist_ok=True)
@@ -258,6 +261,17 @@ def test_a_horovod_in_place_stays_where_it_serves_the_gpus(
     done = machine.run("horovod.sh")
     assert ("is in place" in done.stdout) == stays, done.stdout
     assert (machine.folder / "seen.json").exists() != stays
+
+
+def test_setuptools_is_one_that_torch_takes(machine: Machine) -> None:
+    """The pinned one is too new for torch 2.11, and the other packages are as pinned."""
+    metadata = "Name: torch\nVersion: 2.11.0\nRequires-Dist: jinja2\nRequires-Dist: setuptools<82\n"
+    machine.put("site/torch-2.11.0.dist-info/METADATA", metadata)
+    machine.run("horovod.sh")
+    others, asked = (machine.folder / "seen.json.asked").read_text().splitlines()
+    assert "-c " in others
+    assert "setuptools" not in others
+    assert asked.split("install", 1)[1].split() == ["--quiet", "setuptools>=70.1", "setuptools<82"]
 
 
 def test_a_horovod_for_cpus_on_a_node_with_gpus_is_named(machine: Machine) -> None:

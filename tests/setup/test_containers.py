@@ -149,6 +149,10 @@ def test_an_image_is_named_by_the_version_of_lsgd(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == name
     assert f"build\n-f\nsetup/containers/cpu.Dockerfile\n-t\n{name}\n" in done.stdout
     assert "--squash" in done.stdout
+    assert f"-t\nlsgd:{lsgd.__version__}-cpu\n" in build("cpu", "", "--no-cache").stdout
+    refused = build("cpu", "--no-cache")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--no-cache, must be a registry" in refused.stderr
     assert build("gpu").returncode == 2
     engine.unlink()
     assert "no docker, podman or buildah" in build("cpu").stderr
@@ -156,3 +160,14 @@ def test_an_image_is_named_by_the_version_of_lsgd(tmp_path: Path) -> None:
     versions = re.findall(r"lsgd[:-](\d[\d.]*\d)|Version (\S+)", text)
     assert len(versions) > 5
     assert {first or second for first, second in versions} == {lsgd.__version__}
+
+
+def test_enroot_mounts_a_folder_with_a_space() -> None:
+    """As an fstab has it, whose fields end at spaces."""
+    done = subprocess.run(
+        ["bash", "-c", f'source "{FOLDER}/enroot.conf"; mounts'],
+        env={"DATA": "/my big data", "RUNS": "/runs"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    data, runs = (line.split() for line in done.stdout.splitlines())
+    assert data[:3] == ["/my\\040big\\040data", "/lsgd/data", "none"]
+    assert runs[:3] == ["/runs", "/lsgd/runs", "none"]

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,9 @@ from types import ModuleType
 from urllib.parse import quote
 
 import pytest
+from packaging.specifiers import SpecifierSet
+
+from lsgd.doctor import FAIL, PASS, software
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("setup/venv.sh", "setup/packages.py", "constraints.txt")
@@ -135,6 +139,14 @@ def test_a_pip_that_is_configured_decides(checkout: Checkout) -> None:
     assert checkout.install().returncode == 0
 
 
+def test_a_pip_that_installs_for_its_user_installs_into_the_environment(
+    checkout: Checkout,
+) -> None:
+    done = checkout.install("report", PIP_INDEX_URL=checkout.main, PIP_USER="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert checkout.torch() == ["2.13.0"]
+
+
 def test_a_pip_that_fails_has_a_sentence_after_it(checkout: Checkout) -> None:
     for setting in ({"PIP_NO_INDEX": "1"}, {"PIP_TIMEOUT": "a while"}):
         done = checkout.install("report", **setting)
@@ -244,6 +256,27 @@ def test_without_a_python_that_can_each_that_is_there_has_its_reason(
     assert " is Python 3.14; " in done.stderr
     assert " is Python 2.7; name one: make PYTHON=" in done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [((3, 10), FAIL), ((3, 11), PASS), ((3, 13), PASS), ((3, 14), FAIL)]
+)
+def test_the_doctor_takes_the_pythons_of_pyproject(
+    version: tuple[int, int], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    taken = ".".join(map(str, version)) in SpecifierSet(project["requires-python"])
+    assert taken == (status == PASS)
+    monkeypatch.setattr(sys, "version_info", (*version, 1, "final", 0))
+    assert software.python().status == status
+
+
+def test_lsgd_names_an_older_python() -> None:
+    """The file is read by one that has not all of what it imports."""
+    older = "import sys; sys.version_info = (3, 10); import lsgd"
+    done = finished([sys.executable, "-c", older], ROOT)
+    reason = f"lsgd needs Python 3.11, 3.12 or 3.13, and {sys.executable} is older"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {reason}"
 
 
 def test_the_python_that_is_named_is_the_only_one(

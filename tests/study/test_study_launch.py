@@ -132,7 +132,9 @@ def test_a_study_on_slurm_is_one_array_with_a_report_after_it(
     options = "--launch slurm --gpus 1 --account phys --time 30 --jobs 2 --images-per-second 9"
     options += " --container i --mount /apps:/apps"
     assert main(["+study=small", *options.split(), "--print"]) == 0
-    array, report = capsys.readouterr().out.split("# after them:\n")
+    said, advice = capsys.readouterr()
+    assert advice.count("add --cpus 12") == 1
+    array, report = said.split("# after them:\n")
     assert array.count("#!/usr/bin/env bash") == 1
     assert "#SBATCH --array=0-3%2\n" in array
     assert not re.search("--exclusive|--mem", array)

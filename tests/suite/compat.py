@@ -2,10 +2,10 @@
 
     .venv/bin/python tests/suite/compat.py [PYTEST'S ARGUMENTS]
 
-Each torch gets an environment of its own in the user's cache, made once, with the torchvision that
-fits it and the rest as in constraints.txt. DALI, Horovod, Ray and Spark are not in it, so tests of
-them are skipped. Builds come from where pip looks for them: PyPI's are large, of CUDA, and run on a
-CPU too; PIP_INDEX_URL and PIP_EXTRA_INDEX_URL name another index.
+Each torch gets an environment of its own in the user's cache, made once, with the torchvision and
+setuptools that fit it and the rest as in constraints.txt. DALI, Horovod, Ray and Spark are not in
+it, so tests of them are skipped. Builds come from where pip looks for them: PyPI's are large, of
+CUDA, and run on a CPU too; PIP_INDEX_URL and PIP_EXTRA_INDEX_URL name another index.
 """
 
 import json
@@ -27,7 +27,9 @@ from lsgd.job.children import describe_failure, run_with_limit
 from lsgd.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ("dev", "imagenet", "report", "search")
+EXTRAS = ("dev", "horovod", "imagenet", "report", "search")
+BY_RANGE = ("setuptools", "torchvision")
+"""What each torch needs in versions of its own."""
 FROM_SOURCE = "--no-binary=antlr4-python3-runtime"
 """Hydra needs it, and it is there as source alone, which is Python and is not compiled."""
 SIZE = "up to 7 GB"
@@ -55,15 +57,16 @@ def ends(torch: str) -> list[str]:
 
 
 def requirements(torch: str) -> list[str]:
-    """What is installed beside this version of torch: what is pinned, but torchvision by its range.
+    """What is installed beside this version of torch: what is pinned, but BY_RANGE by its range.
 
-    Of torchvision pip takes the newest that fits, since each names the one torch that it is for.
+    Of those pip takes the newest that fits this torch.
     """
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pins = {canonicalize_name(line.partition("==")[0]): line for line in lines}
     beside = [
-        each if each.startswith("torchvision") else pins[canonicalize_name(Requirement(each).name)]
+        each if name in BY_RANGE else pins[name]
         for each in admitted()[1:]
+        for name in [canonicalize_name(Requirement(each).name)]
     ]
     return [f"torch=={torch}", *beside, FROM_SOURCE]
 

@@ -19,11 +19,11 @@ def test_the_oldest_and_the_newest_are_the_ends_of_the_range_in_pyproject() -> N
 
 
 def test_torch_alone_is_not_what_constraints_have() -> None:
-    """torchvision is what fits torch, each name is there once, and what tests need is there."""
+    """What depends on torch is what fits it, each name is there once, and what tests need too."""
     torch, *beside = compat.requirements("2.11.0+cpu")
     assert torch == "torch==2.11.0+cpu"
     pins = (compat.ROOT / "constraints.txt").read_text().splitlines()
-    others = ["torchvision>=0.26", compat.FROM_SOURCE]
+    others = ["setuptools>=78.1.1", "torchvision>=0.26", compat.FROM_SOURCE]
     assert [each for each in beside if each not in pins] == others
     names = [each.partition("==")[0] for each in beside]
     assert len({*names}) == len(names)
