@@ -129,9 +129,9 @@ def verify(
         saved_at = files.saved_at
         recipe, _ = resolve_auto_fields(recipe, files.timed, comm, device)
         drawn = draw_places(saved_at, places, drawn_seed) if files.are_in_order else []
-        last_steps = {place: min(place + steps, _made_steps(run, saved_at)) for place in drawn}
+        last_steps = {place: min(place + steps, files.made_steps) for place in drawn}
         if not evidence.mismatches:
-            _require_comparison(run, saved_at, last_steps)
+            _require_comparison(run, files, last_steps)
         progress = Progress(
             {place: work_of_place(recipe, place, last) for place, last in last_steps.items()},
             partial(print, flush=True) if comm.rank == 0 else None,
@@ -141,8 +141,8 @@ def verify(
         new = partial(Learner, recipe, comm, device, data, start.tensors)
         executed: set[int] = set()
         for place, last in last_steps.items():
-            executed |= _verify_place(new, inputs, run, saved_at, place, last, evidence, progress)
-        _note_distances(saved_at, drawn, steps, evidence)
+            executed |= _verify_place(new, inputs, run, files, place, last, evidence, progress)
+        _note_distances(files, last_steps, steps, evidence)
         _require_confirmation(run, evidence)
         if comm.rank:
             return None
@@ -171,6 +171,10 @@ class _CheckedFiles:
     """The checkpoints that belong to the run, by step."""
     timed: dict[str, Any] = field(default_factory=dict)
     """The values that lsgd.autotune had chosen, by the last of these checkpoints."""
+    made_steps: int = 0
+    """The number of steps that the run has made, by its rows and checkpoints."""
+    diverged_by_step: int | None = None
+    """The number of steps by which the run states that it diverged; None if it does not."""
 
 
 def _check_files(
@@ -198,6 +202,9 @@ def _check_files(
         if records.check_checkpoint(path, saved, run, order_of, evidence):
             files.saved_at[saved.step].append(path)
             files.timed = kept_values(saved.recipe)
+    files.diverged_by_step = records.check_divergence(run, files.saved_at, evidence)
+    steps = [row["step"] for row in run.rows]
+    files.made_steps = max([0, *steps, *files.saved_at, files.diverged_by_step or 0])
     if not files.names:
         evidence.note("no checkpoint is there, so that only the start is executed again")
     return files
@@ -223,7 +230,7 @@ def _verification(
         places=places,
         tolerance=evidence.tolerance,
         executed_steps=len(executed),
-        made_steps=_made_steps(run, files.saved_at),
+        made_steps=files.made_steps,
         compared=dict(evidence.compared),
         unresolved=dict(evidence.unresolved),
         largest_difference=evidence.largest_difference,
@@ -266,13 +273,16 @@ def _verify_place(
     new_learner: Callable[[], Learner],
     inputs: Inputs,
     run: Run,
-    saved_at: Mapping[int, Sequence[Path]],
+    files: _CheckedFiles,
     place: int,
     last: int,
     evidence: Evidence,
     progress: Progress,
 ) -> set[int]:
     """Execute steps of the run again, from a place to before step `last`; return their numbers."""
+    saved_at = files.saved_at
+    # A run that diverged as it saved is found to only by a save.
+    kept = {*saved_at, files.diverged_by_step or 0}
     logged = {row["step"] for row in run.rows if row["kind"] == "train"}
     executed: list[ExecutedSteps] = []
     for number, is_perturbed in enumerate((True, False)):
@@ -290,28 +300,22 @@ def _verify_place(
         if is_perturbed:
             perturb(learner, evidence.norm_rounding)
         progress.start_execution(place, number)
-        executed.append(execute(learner, inputs, last, logged, saved_at.keys(), progress))
+        executed.append(execute(learner, inputs, last, logged, kept, progress))
     perturbed, ours = executed
     compare_steps(run, learner.recipe, saved_at, ours, perturbed, evidence)
     return set(range(ours.first, ours.last))
 
 
-def _made_steps(run: Run, saved_at: Mapping[int, Sequence[Path]]) -> int:
-    """Return the number of steps that a run has made, by its rows and checkpoints."""
-    steps: list[int] = [row["step"] for row in run.rows]
-    return max([0, *saved_at, *steps])
-
-
-def _require_comparison(
-    run: Run, saved_at: Mapping[int, Sequence[Path]], last_steps: Mapping[int, int]
-) -> None:
+def _require_comparison(run: Run, files: _CheckedFiles, last_steps: Mapping[int, int]) -> None:
     """Raise UsageError if no executed step would reach a row, an evaluation or a checkpoint.
 
     `last_steps` has, for each place, the step before which execution ends.
     """
-    rows = [row for row in run.rows if row["kind"] in (*MEASURED, "diverged")]
-    known = sorted({row["step"] for row in rows} | saved_at.keys())
-    following = {place: known[bisect(known, place)] for place in last_steps if place < known[-1]}
+    rows = [row for row in run.rows if row["kind"] in MEASURED]
+    ends = {files.diverged_by_step or 0} - {0}
+    known = sorted({row["step"] for row in rows} | files.saved_at.keys() | ends)
+    newest = max(known, default=0)
+    following = {place: known[bisect(known, place)] for place in last_steps if place < newest}
     is_reached = any(step <= last_steps[place] for place, step in following.items())
     is_evaluated = any(
         row["kind"] in ("epoch", "evaluation") and row["step"] in last_steps for row in rows
@@ -355,18 +359,27 @@ def _plan(
 
 
 def _note_distances(
-    saved_at: dict[int, list[Path]], drawn: Sequence[int], steps: int, evidence: Evidence
+    files: _CheckedFiles, last_steps: Mapping[int, int], steps: int, evidence: Evidence
 ) -> None:
-    """Note the checkpoints that no executed step reached, whose tensors are not confirmed."""
+    """Note the checkpoints and the divergence that no executed step reached.
+
+    The tensors of these checkpoints are not confirmed.
+    """
     far = [
         step
-        for step in sorted(saved_at)
-        if not any(place < step <= place + steps for place in drawn)
+        for step in sorted(files.saved_at)
+        if not any(place < step <= place + steps for place in last_steps)
     ]
     if far:
         evidence.note(
             f"the tensors of the checkpoints of steps {', '.join(map(str, far[:9]))} were not "
             f"computed again, as no place is within {steps} steps before; write --steps N"
+        )
+    end = files.diverged_by_step
+    if end is not None and last_steps and end not in last_steps.values():
+        evidence.note(
+            f"the divergence by step {end} was not executed again; write --steps "
+            f"{end - max(last_steps, default=0)}"
         )
 
 

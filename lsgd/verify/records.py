@@ -1,7 +1,7 @@
 """Checks of a run folder's files that need no training step: recipe, rows and checkpoints."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,26 @@ def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> bool:
     if not recipe.rehearse:  # it makes few of its steps
         _check_gaps(recipe, rows, evidence)
     return True
+
+
+def check_divergence(run: Run, saved_steps: Collection[int], evidence: Evidence) -> int | None:
+    """Return the step by which a run states that it diverged, if it is one of the run's last steps.
+
+    No checkpoint of it or of a later step exists, as a state that is not finite is not saved.
+    """
+    if run.diverged is None:
+        return None
+    step, newest = run.diverged_by_step, max(saved_steps, default=0)
+    if step is None:
+        evidence.note("the message of the divergence names no step, so that it is not executed")
+    elif not newest < step <= run.recipe.total_steps:
+        evidence.differ(
+            f"the last row: the run says that it diverged by step {step}, which must be after its "
+            f"last checkpoint, of step {newest}, and at most {run.recipe.total_steps}"
+        )
+    else:
+        return step
+    return None
 
 
 def _check_gaps(recipe: Recipe, rows: list[Row], evidence: Evidence) -> None:

@@ -1,6 +1,7 @@
 """Verification of runs: an honest one is confirmed, and each planted forgery is found."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,18 +16,27 @@ from helpers.launching import launch
 
 from lsgd import config
 from lsgd.comm.single import SingleComm
+from lsgd.errors import DivergedError
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import row_callback
+from lsgd.run.read import Run, read_run
 from lsgd.run.rows import Row, read_rows
 from lsgd.run.verification import RunVerification, read_verification
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.train import train
 from lsgd.verify.__main__ import main
 from lsgd.verify.evidence import Evidence
-from lsgd.verify.reexecution import draw_places, load, norm_rounding, perturb
+from lsgd.verify.reexecution import (
+    ExecutedSteps,
+    compare_steps,
+    draw_places,
+    load,
+    norm_rounding,
+    perturb,
+)
 from lsgd.workloads import open_workload
 from lsgd.workloads.images import ImageClassification
 
@@ -189,6 +199,64 @@ def test_rounding_is_measured_where_no_fixed_tolerance_holds(tmp_path: Path) -> 
     code, found = verified(folder, "workers_per_pass=1")
     assert code == 0
     assert 0 < found.largest_difference < 0.2
+
+
+def test_a_run_that_diverged_before_its_first_row_is_confirmed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(DivergedError):
+        made_run(
+            folder,
+            "precision=float32",
+            "schedule.reference_lr=1e6",
+            "log_steps=50",
+            "checkpoint_steps=10",
+        )
+    by_step = read_run(folder).diverged_by_step
+    assert by_step is not None
+    assert main([str(folder), "--steps", str(by_step - 1)]) == 2
+    assert f"write --steps {by_step} to reach its next one" in capsys.readouterr().err
+    code, found = verified(folder, "--steps", str(by_step))
+    assert (code, found.compared["divergence"]) == (0, 1)
+    assert (found.executed_steps, found.made_steps) == (by_step, by_step)
+
+
+@pytest.mark.parametrize(
+    ("said", "ours", "copy", "result"),
+    [
+        ("the loss or a gradient of step 7 is not finite; …", 8, 8, "equal"),
+        ("the loss or a gradient of step 7 is not finite; …", 8, None, "equal"),
+        ("a momentum is not finite before step 8 and was not saved; …", 8, 8, "equal"),
+        ("the loss or a gradient of step 7 is not finite; …", None, None, "it does not"),
+        ("the loss or a gradient of step 7 is not finite; …", None, 8, "is not compared"),
+        ("the loss or a gradient of step 7 is not finite; …", 6, 6, "by step 6"),
+        ("the loss or a gradient of step 7 is not finite; …", 6, 7, "is not compared"),
+        ("the loss or a gradient of step 70 is not finite; …", None, None, ""),
+        ("it burnt", 6, 6, "names no step"),
+        (None, 6, 6, "and the run did not"),
+        (None, None, 6, "is not compared"),
+        (None, None, None, ""),
+    ],
+)
+def test_whether_and_when_steps_diverge_is_compared(
+    said: str | None, ours: int | None, copy: int | None, result: str
+) -> None:
+    rows = [{"kind": "start", "step": 0}]
+    ends = [] if said is None else [{"kind": "diverged", "step": 5, "text": said}]
+    recipe = compose_recipe(*WORDS)
+    executed = [
+        ExecutedSteps(3, step or 10, [{"kind": "start", "step": 3}], diverged_by_step=step)
+        for step in (ours, copy)
+    ]
+    evidence = Evidence(1e-5)
+    compare_steps(Run(Path("run"), recipe, rows + ends), recipe, {}, *executed, evidence)
+    words = [*evidence.mismatches, *evidence.notes] if result != "equal" else ["equal"]
+    assert evidence.compared == ({"divergence": 1} if result == "equal" else {})
+    assert bool(evidence.mismatches) == (
+        result in ("it does not", "by step 6", "and the run did not")
+    )
+    assert any(result in each for each in words) if result else not evidence.mismatches
 
 
 def test_images_are_read_by_the_loader_of_the_run(tmp_path: Path) -> None:
@@ -361,6 +429,17 @@ def edited_checkpoints(folder: Path) -> None:
     edit_checkpoints(folder, edit_parameter, 20)
 
 
+def a_divergence_where_the_run_looked_good(folder: Path) -> None:
+    """Delete all after step 9, and let the run claim to have diverged in the next step."""
+    text = "the loss or a gradient of step 9 is not finite; nothing was saved after the step before"
+    kept = [row for row in read_rows(folder / "metrics.jsonl") if row["step"] <= 9]
+    kept.append({"kind": "diverged", "step": 9, "text": text})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    for path in checkpoint.checkpoint_files(folder):
+        if step_of(path) > 9:
+            path.unlink()
+
+
 def another_seed_in_the_configuration(folder: Path) -> None:
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(text.replace("\nseed: 0\n", "\nseed: 1\n"))
@@ -403,6 +482,11 @@ def another_seed_in_the_configuration(folder: Path) -> None:
                 "checkpoint-20.pt: model fc.weight is not",
                 "epoch row of epoch 1: it is missing",
             ],
+        ),
+        (
+            a_divergence_where_the_run_looked_good,
+            (0, 20),
+            ["after step 9: the run says that it diverged by step 10; executed again it does not"],
         ),
         (another_seed_in_the_configuration, (0, 20), ["config.yaml: fingerprint is"]),
     ],
@@ -539,7 +623,48 @@ def test_a_value_that_rounding_may_change_too_much_confirms_nothing() -> None:
     evidence.counted("top1_error", "here", 50.0, 50.0, 0.01, examples=1000)
     assert (evidence.compared, evidence.mismatches) == ({}, [])
     assert evidence.unresolved == {"loss": 1, "top1_error": 1}
+    evidence.counted("top1_error", "here", None, 50.0, math.inf, examples=1000)
+    assert (evidence.unresolved["top1_error"], evidence.mismatches) == (2, [])
     evidence.close("loss", "here", float("nan"), 1.0, rounding=0.01)
     evidence.close("loss", "here", 10**400, 1.0, rounding=0.0)
     evidence.tensors("model", "here", {"a": torch.ones(2)}, {"a": torch.ones(3)}, {"a": 0})
     assert len(evidence.mismatches) == 3
+
+
+@pytest.mark.parametrize(
+    ("written", "computed", "rounding", "examples", "points"),
+    [
+        (19.1, 25.0, 0.002, 50000, 1.6),
+        (1.69, 1.69, 0.167, 355, 9.03),
+        (0.0, 0.0, 0.0, 355, 0.56),
+        (0.0, 0.0, 0.01, 1000, 0.26),
+        (None, None, 0.0, 355, math.inf),
+    ],
+)
+def test_the_points_that_are_allowed_in_a_percentage(
+    written: float | None, computed: float | None, rounding: float, examples: int, points: float
+) -> None:
+    """A relative effect of rounding is that share of the percentage, not of all examples."""
+
+    def is_different(value: float | None) -> bool:
+        evidence = Evidence(1e-5)
+        evidence.counted("val_top1_error", "here", value, computed, rounding, examples)
+        return bool(evidence.mismatches)
+
+    assert is_different(written) == (written == 19.1)
+    if computed is not None:
+        assert not is_different(computed + 0.99 * points)
+        assert is_different(computed + 1.01 * points)
+    else:
+        assert is_different(1.0)
+
+
+def test_settings_of_the_optimizer_are_compared_as_the_lr_is() -> None:
+    """Another machine's cosine differs in its last bit."""
+    evidence = Evidence(1e-5)
+    groups = [[{"lr": lr, "nesterov": True}] for lr in (0.1, 0.1 + 1e-17, 0.1 * (1 + 1e-15))]
+    evidence.tensors("optimizer state", "here", groups[2], groups[0], groups[1])
+    assert (evidence.compared, evidence.mismatches) == ({"optimizer state": 2}, [])
+    evidence.tensors("optimizer state", "here", [{"lr": 0.1 + 1e-9}], groups[0], groups[1])
+    evidence.tensors("optimizer state", "there", [{"lr": 0.1 + 1e-9}], [{"lr": 0.1}], groups[1])
+    assert len(evidence.mismatches) == 2
