@@ -119,7 +119,9 @@ def verify(
         stage_data(recipe, comm)
         workload = open_workload(recipe, device)
         inputs, data = open_consistent_inputs(comm, workload.inputs)
-        if not records.is_of_this_commit(run):
+        is_of_this_commit = records.is_of_this_commit(run)
+        evidence.other_keys_differ = is_of_this_commit and run.recipe.strategy.name == "allreduce"
+        if not is_of_this_commit:
             evidence.norm_rounding = norm_rounding(workload.network(), recipe.precision)
         here = {"device": device_name(device)}
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
@@ -140,8 +142,14 @@ def verify(
             print(_plan(run, recipe, drawn, steps, evidence, drawn_seed, progress.all), flush=True)
         new = partial(Learner, recipe, comm, device, data, start.tensors)
         executed: set[int] = set()
+        keys: defaultdict[str, set[str]] = defaultdict(set)
         for place, last in last_steps.items():
-            executed |= _verify_place(new, inputs, run, files, place, last, evidence, progress)
+            ours = _verify_place(new, inputs, run, files, place, last, evidence, progress)
+            if ours is not None:
+                executed |= set(range(ours.first, ours.last))
+                for row in ours.rows:
+                    keys[row["kind"]] |= row.keys()
+        records.check_keys(run, keys, workload.evaluation_sets, evidence)
         _note_distances(files, last_steps, steps, evidence)
         _require_confirmation(run, evidence)
         if comm.rank:
@@ -191,6 +199,7 @@ def _check_files(
     """
     records.check_fingerprint(run, evidence)
     records.check_versions(run, here, evidence)
+    records.check_metric(run, workload.metric.name, evidence)
     files = _CheckedFiles(records.check_rows(recipe, run.rows, evidence))
     order_of = cache(lambda epoch: order_hash(workload.example_order(epoch)))
     for path, saved in records.checkpoints(run.path, evidence):
@@ -278,8 +287,11 @@ def _verify_place(
     last: int,
     evidence: Evidence,
     progress: Progress,
-) -> set[int]:
-    """Execute steps of the run again, from a place to before step `last`; return their numbers."""
+) -> ExecutedSteps | None:
+    """Execute steps of the run again, from a place to before step `last`, and compare them.
+
+    Returns None if the checkpoint of the place cannot be restored.
+    """
     saved_at = files.saved_at
     # A run that diverged as it saved is found to only by a save.
     kept = {*saved_at, files.diverged_by_step or 0}
@@ -296,14 +308,14 @@ def _verify_place(
             except Exception as error:  # any type, since the file may have anything
                 why = (str(error) or repr(error)).splitlines()[0]
                 evidence.differ(f"{path.name}: it cannot be restored ({why:.200})")
-                return set()
+                return None
         if is_perturbed:
             perturb(learner, evidence.norm_rounding)
         progress.start_execution(place, number)
         executed.append(execute(learner, inputs, last, logged, kept, progress))
     perturbed, ours = executed
     compare_steps(run, learner.recipe, saved_at, ours, perturbed, evidence)
-    return set(range(ours.first, ours.last))
+    return ours
 
 
 def _require_comparison(run: Run, files: _CheckedFiles, last_steps: Mapping[int, int]) -> None:

@@ -33,6 +33,8 @@ class Evidence:
         self.tolerance = tolerance
         self.norm_rounding = 0.0
         """The relative effect of rounding on the sum in a gradient norm."""
+        self.other_keys_differ = True
+        """Whether rows have no keys but those that are computed here, as of the same version."""
         self.compared: Counter[str] = Counter()
         self.unresolved: Counter[str] = Counter()
         """The number of values by kind that rounding alone could change by UNRESOLVED or more."""
@@ -47,15 +49,22 @@ class Evidence:
         self.notes: list[str] = []
 
     def differ(self, sentence: str) -> None:
-        """Record that a value differs, as a sentence; only the first MOST_SHOWN are kept."""
+        """Record that a value differs, as a sentence; the first MOST_SHOWN are kept once each."""
         self.differing_values += 1
-        if len(self.mismatches) < MOST_SHOWN:
+        if len(self.mismatches) < MOST_SHOWN and sentence not in self.mismatches:
             self.mismatches.append(sentence)
 
     def note(self, sentence: str) -> None:
         """Record once what could not be compared, as a sentence."""
         if sentence not in self.notes:
             self.notes.append(sentence)
+
+    def other_key(self, where: str, key: str) -> None:
+        """Record that a row has a key that is not computed here, which another version may have."""
+        if self.other_keys_differ:
+            self.differ(f"{where}: {key} is not computed by the recipe")
+        else:
+            self.note(f"{key} of rows is not compared, as this version does not compute it")
 
     def equal(self, kind: str, where: str, written: object, expected: object) -> None:
         """Compare a value that does not depend on rounding, such as a step or a hash."""

@@ -310,7 +310,7 @@ def compare_steps(
             f"the run has no row and no checkpoint of the {ours.last - ours.first} steps after "
             f"step {ours.first}; write --steps N to reach its next row"
         )
-    # One of the two has fewer if it diverged earlier, and a run that diverged has no file of its end.
+    # One of the two has fewer if it diverged earlier. Of its divergence a run has no file.
     for state, copied in zip(ours.states, perturbed.states, strict=False):
         for path in saved_at.get(state.step, ()):
             theirs = load(path)

@@ -29,6 +29,7 @@ from lsgd.strategy.allreduce import AllReduce
 from lsgd.train import train
 from lsgd.verify.__main__ import main
 from lsgd.verify.evidence import Evidence
+from lsgd.verify.records import _check_metrics, check_keys
 from lsgd.verify.reexecution import (
     ExecutedSteps,
     compare_steps,
@@ -367,6 +368,7 @@ def test_rows_out_of_order_are_a_verdict(copied: Path, edit: Any) -> None:
 def edited_rows(folder: Path) -> None:
     """Edit a loss, a gradient norm in its 7th digit, and an lr where no step is executed again.
 
+
     Then an error that the checkpoints do not have, a final error that the last one has too, and
     the epoch and the error of evaluations within epochs. And delete a row of a step that is not
     executed.
@@ -385,6 +387,12 @@ def edited_rows(folder: Path) -> None:
         return replace(saved, rates=saved.rates | {2: saved.rates[2] | {"val_top1_error": 2.0}})
 
     edit_checkpoints(folder, edit, 20)
+
+
+def metrics_that_the_recipe_does_not_compute(folder: Path) -> None:
+    edit_row(folder, "epoch", 10, test_loss=0.1)
+    edit_row(folder, "evaluation", 15, val_ppl=0.1)
+    edit_row(folder, "train", 7, top5_error=0.1)
 
 
 def rows_cut_out_and_renumbered(folder: Path) -> None:
@@ -411,7 +419,8 @@ def swapped_and_damaged_checkpoints(folder: Path) -> None:
 def edited_checkpoints(folder: Path) -> None:
     """Edit the weight decay of one checkpoint, and a parameter of another in the 7th digit.
 
-    And give one the state of the checkpoint before it, and delete the row of the first epoch.
+    And give one the state of the checkpoint before it, delete the row of the first epoch, and let
+    the run be judged by another metric.
     """
 
     def edit_decay(saved: Checkpoint) -> Checkpoint:
@@ -426,6 +435,7 @@ def edited_checkpoints(folder: Path) -> None:
     edit_checkpoints(folder, edit_decay, 5)
     edit_checkpoints(folder, lambda saved: replace(saved, model=earlier.model), 14)
     delete_row(folder, "epoch", 10)
+    edit_row(folder, "start", 0, metric="top5_error")
     edit_checkpoints(folder, edit_parameter, 20)
 
 
@@ -481,6 +491,18 @@ def another_seed_in_the_configuration(folder: Path) -> None:
                 "checkpoint-14.pt: model ",
                 "checkpoint-20.pt: model fc.weight is not",
                 "epoch row of epoch 1: it is missing",
+                "start row of step 0: final metric is top5_error, and must be top1_error",
+            ],
+        ),
+        (another_seed_in_the_configuration, (0, 20), ["config.yaml: fingerprint is"]),
+        (
+            metrics_that_the_recipe_does_not_compute,
+            (0, 5, 20),
+            [
+                "epoch row of step 10: test_loss is not computed by the recipe",
+                "row of epoch 1, by checkpoints: test_loss is not computed by the recipe",
+                "evaluation row of step 15: val_ppl is not computed by the recipe",
+                "train row of step 7: top5_error is not computed by the recipe",
             ],
         ),
         (
@@ -488,7 +510,6 @@ def another_seed_in_the_configuration(folder: Path) -> None:
             (0, 20),
             ["after step 9: the run says that it diverged by step 10; executed again it does not"],
         ),
-        (another_seed_in_the_configuration, (0, 20), ["config.yaml: fingerprint is"]),
     ],
 )
 def test_an_edited_run_is_not_confirmed(
@@ -657,6 +678,30 @@ def test_the_points_that_are_allowed_in_a_percentage(
         assert is_different(computed + 1.01 * points)
     else:
         assert is_different(1.0)
+
+
+def test_keys_that_only_another_version_computes_are_noted(tmp_path: Path) -> None:
+    """But metrics of an evaluation set that the run does not have differ in any version."""
+    recipe = compose_recipe(*WORDS)
+    made = {"kind": "epoch", "step": 10, "epoch": 1, "lr": 0.1, "val_loss": 1.0, "mfu": 0.1}
+    run = Run(tmp_path, recipe, [made | {"train_loss": 1.0, "val_odd": 2.0, "test_loss": 0.1}])
+    evidence = Evidence(1e-5)
+    evidence.other_keys_differ = False
+    check_keys(run, {"epoch": ["val_loss"]}, ("val",), evidence)
+    assert evidence.mismatches == ["epoch row of step 10: test_loss is not computed by the recipe"]
+    assert evidence.notes == [
+        "val_odd of rows is not compared, as this version does not compute it"
+    ]
+
+
+def test_a_loss_that_is_not_finite_is_null_in_its_row() -> None:
+    evidence = Evidence(1e-5)
+    row = {"kind": "epoch", "step": 10, "epoch": 1, "val_loss": None, "val_top1_error": 90.0}
+    metrics = {"val_loss": math.inf, "val_top1_error": 90.0}
+    _check_metrics("checkpoint-10.pt", "epoch 1", metrics, row, evidence)
+    assert (evidence.compared["metric"], evidence.mismatches) == (2, [])
+    _check_metrics("checkpoint-10.pt", "epoch 1", metrics, row | {"val_loss": 1.0}, evidence)
+    assert len(evidence.mismatches) == 1
 
 
 def test_settings_of_the_optimizer_are_compared_as_the_lr_is() -> None:
