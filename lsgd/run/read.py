@@ -4,6 +4,7 @@ Reading needs no torch, so that a hundred runs can be read in seconds.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -223,6 +224,22 @@ def _checked_rows(path: Path, *, train_rows: bool) -> list[Row]:
     if foreign:
         raise NotARunError("metrics.jsonl has rows that lsgd did not write")
     return rows if last is None else [*rows, last]
+
+
+def without_side_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths without the files of a given run folder that stand beside it.
+
+    A shell's pattern for run folders matches NAME.log and NAME.verification.json too.
+    """
+    folders = {path for path in paths if path.is_dir()}
+
+    def is_side_file(path: Path) -> bool:
+        dots = [place for place, letter in enumerate(path.name) if letter == "."]
+        return path.is_file() and any(
+            path.with_name(path.name[:dot]) in folders for dot in dots[:9] if dot
+        )
+
+    return [path for path in paths if not is_side_file(path)]
 
 
 def has_failed(folder: Path) -> bool:
