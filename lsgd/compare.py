@@ -90,8 +90,8 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
     lone: tuple[dict[str, None], ...] = ({}, {})
     for first, second in common_rows(*map(_rows_of, runs)):
         row, other = first.row, second.row
-        for keys, own, others in ((lone[0], row, other), (lone[1], other, row)):
-            keys |= {key: None for key in own if key not in others and not is_not_compared(key)}
+        for found, own, others in ((lone[0], row, other), (lone[1], other, row)):
+            found |= {key: None for key in own if key not in others and not is_not_compared(key)}
         keys = [key for key in row if key in other and not is_not_compared(key)]
         if first.begin != second.begin:
             keys = [key for key in keys if key in LAST_STEP_KEYS]

@@ -40,7 +40,7 @@ import torch
 import lsgd
 from lsgd import config, paths
 from lsgd.autotune import kept_values, resolve_auto_fields
-from lsgd.comm import broadcast_from_rank0, describe, joined
+from lsgd.comm import Comm, broadcast_from_rank0, describe, joined
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs, is_dali_installed
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
@@ -53,7 +53,7 @@ from lsgd.recipe import Recipe, StrategySettings
 from lsgd.recipe.checks import check_world_size
 from lsgd.recipe.fields import AUTO
 from lsgd.run import provenance
-from lsgd.run.checkpoint import order_hash
+from lsgd.run.checkpoint import checkpoint_files, order_hash
 from lsgd.run.read import NotARunError, Run, read_run
 from lsgd.run.rows import MEASURED
 from lsgd.run.verification import (
@@ -67,6 +67,7 @@ from lsgd.start_weights import read_start_weights
 from lsgd.tables import markdown_table
 from lsgd.trained_model import for_this_machine
 from lsgd.verify import records
+from lsgd.verify.checkpoints import is_newer_than_rows, load, note_deleted, read_checkpoints
 from lsgd.verify.evidence import (
     COUNTED_LEAST,
     COUNTED_SHARE,
@@ -99,7 +100,8 @@ def verify(
 ) -> RunVerification | None:
     """Verify a run and return the verdict; None on all processes of the job but process 0.
 
-    Raises UsageError if the run cannot be verified here, as its data are missing.
+    The run may still train. Raises UsageError if it cannot be verified here, as its data are
+    missing.
     """
     recipe = recipe_here(run, overrides)
     if not run.begun:
@@ -112,9 +114,15 @@ def verify(
     device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
-        # Drawn once for all processes, which must restore the same checkpoints.
-        drawn_seed = broadcast_from_rank0(
-            comm, lambda: secrets.randbelow(10**6) if seed is None else seed
+        # Once for all processes, which must restore the same checkpoints and make the same rows.
+        run, listed, rows_sha256, drawn_seed = broadcast_from_rank0(
+            comm,
+            lambda: (
+                run,
+                checkpoint_files(run.path),
+                rows_digest(run.path, len(run.rows)),
+                secrets.randbelow(10**6) if seed is None else seed,
+            ),
         )
         stage_data(recipe, comm)
         workload = open_workload(recipe, device)
@@ -127,7 +135,8 @@ def verify(
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
         records.check_loader(run, inputs.name, evidence)
         start = read_start_weights(recipe, comm)
-        files = _check_files(run, recipe, workload, data, here, evidence)
+        files = _check_files(run, listed, recipe, workload, data, here, evidence)
+        files.keep_common(comm)
         saved_at = files.saved_at
         recipe, _ = resolve_auto_fields(recipe, files.timed, comm, device)
         drawn = draw_places(saved_at, places, drawn_seed) if files.are_in_order else []
@@ -155,7 +164,9 @@ def verify(
         if comm.rank:
             return None
         machine = f"{describe(comm, device, threads=recipe.threads)}; {inputs.name}"
-        return _verification(run, files, evidence, drawn_seed, steps, drawn, executed, machine)
+        return _verification(
+            run, rows_sha256, files, evidence, drawn_seed, steps, drawn, executed, machine
+        )
 
 
 def _require_confirmation(run: Run, evidence: Evidence) -> None:
@@ -184,9 +195,16 @@ class _CheckedFiles:
     diverged_by_step: int | None = None
     """The number of steps by which the run states that it diverged; None if it does not."""
 
+    def keep_common(self, comm: Comm) -> None:
+        """Drop the checkpoints that another process has not read, as the run has deleted them."""
+        common = set.intersection(*map(set, comm.gather_objects([*self.saved_at])))
+        for step in self.saved_at.keys() - common:
+            del self.saved_at[step]
+
 
 def _check_files(
     run: Run,
+    listed: Sequence[Path],
     recipe: Recipe,
     workload: Workload,
     data: Digests,
@@ -202,7 +220,10 @@ def _check_files(
     records.check_metric(run, workload.metric.name, evidence)
     files = _CheckedFiles(records.check_rows(recipe, run.rows, evidence))
     order_of = cache(lambda epoch: order_hash(workload.example_order(epoch)))
-    for path, saved in records.checkpoints(run.path, evidence):
+    for path, saved in read_checkpoints(listed, evidence):
+        if is_newer_than_rows(saved, run):
+            evidence.note(f"{path.name} is newer than the rows that were read, and is left out")
+            continue
         if not all(isinstance(each, str) for item in saved.data.items() for each in item):
             evidence.differ(f"{path.name}: its digests of the data are not texts")
             continue
@@ -221,6 +242,7 @@ def _check_files(
 
 def _verification(
     run: Run,
+    rows_sha256: str,
     files: _CheckedFiles,
     evidence: Evidence,
     seed: int,
@@ -232,7 +254,7 @@ def _verification(
     """Return the verdict on a run, by the evidence of its files and of the executed steps."""
     return RunVerification(
         fingerprint=run.recipe.fingerprint,
-        rows_sha256=rows_digest(run.path),
+        rows_sha256=rows_sha256,
         checkpoints=files.names,
         seed=seed,
         steps=steps,
@@ -301,8 +323,12 @@ def _verify_place(
         learner = new_learner()
         if place:
             path = saved_at[place][0]
+            saved = load(path)
+            if not all(learner.comm.gather_objects(saved is not None)) or saved is None:
+                note_deleted(path, evidence)
+                return None
             try:
-                restore(learner, path, evidence)
+                restore(learner, saved, path.name, None if is_perturbed else evidence)
             except UsageError:
                 raise
             except Exception as error:  # any type, since the file may have anything

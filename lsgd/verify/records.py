@@ -192,15 +192,6 @@ def _missing(expected: range, there: list[int]) -> Iterator[int]:
     return islice((number for number in expected if number not in known), MOST_SHOWN)
 
 
-def checkpoints(folder: Path, evidence: Evidence) -> Iterator[tuple[Path, Checkpoint]]:
-    """Read the checkpoints of a run folder one by one, oldest first; a damaged one differs."""
-    for path in reversed(checkpoint.checkpoint_files(folder)):
-        try:
-            yield path, checkpoint.decode_checkpoint(checkpoint.read(path), str(path))
-        except checkpoint.DamagedCheckpointError as error:
-            evidence.differ(str(error).partition("; ")[0].replace(str(path), path.name))
-
-
 def check_checkpoint(
     path: Path,
     saved: Checkpoint,

@@ -26,7 +26,6 @@ from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
 from lsgd.rules.optim import trained_parameters
-from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Meter, TimedBatches, to_writable
 from lsgd.run.read import Run, steps_until_divergence
@@ -34,6 +33,7 @@ from lsgd.run.rows import Row
 from lsgd.scores import named_by_set
 from lsgd.step import train_step
 from lsgd.strategy.allreduce import AllReduce
+from lsgd.verify.checkpoints import load, note_deleted
 from lsgd.verify.evidence import SMALL, Evidence
 from lsgd.verify.progress import Progress
 
@@ -63,23 +63,20 @@ def draw_places(checkpoint_steps: Collection[int], count: int, seed: int) -> lis
     return sorted([*always, *drawn])
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint from its file, which has been read before."""
-    return checkpoint.decode_checkpoint(checkpoint.read(path), str(path))
-
-
-def restore(learner: Learner, path: Path, evidence: Evidence) -> None:
+def restore(learner: Learner, saved: Checkpoint, name: str, evidence: Evidence | None) -> None:
     """Restore a new learner from a checkpoint, whose optimizer settings must be the recipe's.
+
+    They are compared if `evidence` is given, as once for a checkpoint that is restored twice.
 
     The optimizer takes its settings from a checkpoint, so that a forged weight decay would hold for
     the steps that are executed again. Raises an exception of any type for a forged file.
     """
-    saved = load(path)
     written, own = (
         [_without(group, {*HARDWARE_SETTINGS, "lr"}) for group in state["param_groups"]]
         for state in (saved.optimizer, learner.strategy.state())
     )
-    evidence.tensors("optimizer settings", path.name, written, own, own)
+    if evidence:
+        evidence.tensors("optimizer settings", name, written, own, own)
     learner.restore(saved)
 
 
@@ -314,6 +311,9 @@ def compare_steps(
     for state, copied in zip(ours.states, perturbed.states, strict=False):
         for path in saved_at.get(state.step, ()):
             theirs = load(path)
+            if theirs is None:
+                note_deleted(path, evidence)
+                continue
             # Saved before or after the evaluation of the epoch that ends there.
             if theirs.rates.keys() == state.rates.keys():
                 try:

@@ -16,7 +16,7 @@ from helpers.launching import launch
 
 from lsgd import config
 from lsgd.comm.single import SingleComm
-from lsgd.errors import DivergedError
+from lsgd.errors import DivergedError, UsageError
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
@@ -24,9 +24,10 @@ from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import row_callback
 from lsgd.run.read import Run, read_run
 from lsgd.run.rows import Row, read_rows
-from lsgd.run.verification import RunVerification, read_verification
+from lsgd.run.verification import RunVerification, read_verification, rows_digest
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.train import train
+from lsgd.verify import checkpoints
 from lsgd.verify.__main__ import main
 from lsgd.verify.evidence import Evidence
 from lsgd.verify.records import _check_metrics, check_keys
@@ -34,7 +35,6 @@ from lsgd.verify.reexecution import (
     ExecutedSteps,
     compare_steps,
     draw_places,
-    load,
     norm_rounding,
     perturb,
 )
@@ -122,6 +122,12 @@ def delete_row(folder: Path, kind: str, step: int) -> None:
 
 def edit_row(folder: Path, kind: str, step: int, **values: Any) -> None:
     edit_rows(folder, lambda row: (row["kind"], row["step"]) == (kind, step) and row.update(values))
+
+
+def load(path: Path) -> Checkpoint:
+    saved = checkpoints.load(path)
+    assert saved is not None
+    return saved
 
 
 def step_of(path: Path) -> int:
@@ -246,18 +252,50 @@ def test_whether_and_when_steps_diverge_is_compared(
     rows = [{"kind": "start", "step": 0}]
     ends = [] if said is None else [{"kind": "diverged", "step": 5, "text": said}]
     recipe = compose_recipe(*WORDS)
-    executed = [
+    own, copied = (
         ExecutedSteps(3, step or 10, [{"kind": "start", "step": 3}], diverged_by_step=step)
         for step in (ours, copy)
-    ]
+    )
     evidence = Evidence(1e-5)
-    compare_steps(Run(Path("run"), recipe, rows + ends), recipe, {}, *executed, evidence)
+    compare_steps(Run(Path("run"), recipe, rows + ends), recipe, {}, own, copied, evidence)
     words = [*evidence.mismatches, *evidence.notes] if result != "equal" else ["equal"]
     assert evidence.compared == ({"divergence": 1} if result == "equal" else {})
     assert bool(evidence.mismatches) == (
         result in ("it does not", "by step 6", "and the run did not")
     )
     assert any(result in each for each in words) if result else not evidence.mismatches
+
+
+def test_a_run_that_still_trains_is_confirmed_by_the_rows_that_were_read(copied: Path) -> None:
+    """The last line is incomplete, and checkpoints have metrics of evaluations that follow it."""
+    lines = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    place = next(i for i, line in enumerate(lines) if b'"step": 12,' in line)
+    (copied / "metrics.jsonl").write_bytes(b"".join(lines[: place + 1]) + lines[place + 1][:9])
+    code, found = verified(copied)
+    assert (code, found.mismatches, found.places) == (0, [], [0, 14])
+    newer = [f"checkpoint-{step}.pt is newer than the rows that were read, and is left out"
+             for step in (17, 18, 19, 20)]  # fmt: skip
+    assert [note for note in found.notes if "newer" in note] == newer
+    assert found.rows_sha256 == rows_digest(copied)
+    run = read_run(copied)
+    (copied / "metrics.jsonl").write_bytes(b"".join(lines))
+    assert rows_digest(copied, len(run.rows)) != rows_digest(copied)
+    assert rows_digest(copied, len(lines)) == rows_digest(copied)
+    finished = read_run(copied)
+    assert not checkpoints.is_newer_than_rows(load(copied / "checkpoint-20.pt"), finished)
+    lost = replace(run, rows=[row for row in run.rows if row["kind"] != "epoch"])
+    assert not checkpoints.is_newer_than_rows(load(copied / "checkpoint-20.pt"), lost)
+
+
+def test_a_checkpoint_that_was_deleted_meanwhile_is_noted(tmp_path: Path) -> None:
+    evidence = Evidence(1e-5)
+    assert list(checkpoints.read_checkpoints([tmp_path / "checkpoint-5.pt"], evidence)) == []
+    assert evidence.notes == [
+        "checkpoint-5.pt was deleted during the verification, and is not compared"
+    ]
+    (tmp_path / "checkpoint-5.pt").mkdir()
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(checkpoints.read_checkpoints([tmp_path / "checkpoint-5.pt"], evidence))
 
 
 def test_images_are_read_by_the_loader_of_the_run(tmp_path: Path) -> None:
