@@ -161,6 +161,10 @@ def test_hours_by_existing_runs_are_those_of_their_steps(
     assert source == "existing runs"
     assert rate is not None
     assert trial.examples_left / rate == pytest.approx(made.total_steps * seconds)
+    on_gpus = RunLauncher("slurm", {"--gpus": "1", "--nodes": "1"})
+    assert cost.speed(on_gpus, trial, group, 7.0) == (7.0, "--images-per-second")
+    start["device"] = "NVIDIA H200"
+    assert cost.speed(on_gpus, trial, group, 7.0) == (pytest.approx(rate), "existing runs")
 
 
 def test_epochs_of_smaller_images_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
