@@ -56,6 +56,8 @@ class Comparison:
     """The largest relative difference in the equal rows."""
     first_mismatch: FirstMismatch | None
     """The first difference; None if all common rows are equal."""
+    lone_keys: tuple[tuple[str, ...], ...] = ((), ())
+    """The keys, of each run, that the other run lacks in one of these rows, not compared."""
 
 
 def relative_difference(first: Any, second: Any, least: float = 0.0) -> float:
@@ -85,8 +87,11 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
     common, or if the rows of one are not in the order of their steps.
     """
     rows, last_step, largest = 0, 0, 0.0
+    lone: tuple[dict[str, None], ...] = ({}, {})
     for first, second in common_rows(*map(_rows_of, runs)):
         row, other = first.row, second.row
+        for found, own, others in ((lone[0], row, other), (lone[1], other, row)):
+            found |= {key: None for key in own if key not in others and not is_not_compared(key)}
         keys = [key for key in row if key in other and not is_not_compared(key)]
         if first.begin != second.begin:
             keys = [key for key in keys if key in LAST_STEP_KEYS]
@@ -95,9 +100,8 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
             # Written so that a difference of NaN is above any tolerance.
             if not difference <= tolerance:
                 values = row[key], other[key]
-                return Comparison(
-                    rows, last_step, largest, FirstMismatch(row["kind"], row["step"], key, values)
-                )
+                mismatch = FirstMismatch(row["kind"], row["step"], key, values)
+                return Comparison(rows, last_step, largest, mismatch, tuple(map(tuple, lone)))
         rows, last_step = rows + 1, row["step"]
         largest = max([largest, *differences.values()])
     parting = _divergence(runs)
@@ -106,7 +110,7 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
             f"{runs[0].path} and {runs[1].path} have no row of the same kind and step in "
             "metrics.jsonl; give runs with more steps, or with the same log_steps"
         )
-    return Comparison(rows, last_step, largest, parting)
+    return Comparison(rows, last_step, largest, parting, tuple(map(tuple, lone)))
 
 
 def is_not_compared(key: str) -> bool:
@@ -250,6 +254,9 @@ def _compare(options: argparse.Namespace) -> int:
     print(f"{recipes_report(runs)}\n", flush=True)
     metrics = compare_metrics(runs, options.tolerance)
     print(metrics_report(runs, metrics))
+    for run, lone in zip(runs, metrics.lone_keys, strict=True):
+        if lone:
+            print(f"Only {run.path} has {', '.join(lone)}: not compared.")
     return int(metrics.first_mismatch is not None)
 
 

@@ -35,8 +35,9 @@ def cost_lines(
     network's multiply-adds.
 
     `possible_runs` are those that are trained too if no claim is decided before the most seeds.
-    The speed of a recipe is that of its existing runs. Without runs it is that of a timed step on
-    this machine or, where a run gets GPUs of a cluster, of lsgd.plan. Raises nothing.
+    The speed of a recipe is that of its existing runs, on GPUs if it gets some. Without runs it is
+    that of a timed step on this machine or, where a run gets GPUs of a cluster, of lsgd.plan.
+    Raises nothing.
     """
     if not pending_runs and not possible_runs:
         return []
@@ -154,11 +155,12 @@ def speed(
     `images_per_second` is the speed of one process of a recipe without runs.
     """
     processes, _ = launcher.fit(trial.recipe)
-    if (measured := examples_per_second(group, processes)) is not None:
+    gpus = gpus_per_machine(launcher.name, launcher.options) is not None
+    if (measured := examples_per_second(group, processes, on_gpus=gpus)) is not None:
         return measured * mean_work(trial.recipe), "existing runs"
     if images_per_second is not None:
         return processes * images_per_second, "--images-per-second"
-    if gpus_per_machine(launcher.name, launcher.options) is not None:
+    if gpus:
         return _planned(trial, processes), "lsgd.plan, on P100s"
     return _timed(trial, processes), "a step timed now"
 

@@ -8,6 +8,9 @@
 A RUN is a run folder, or a folder with run folders at any depth. Of several runs with the same
 recipe and seed the first one counts. The report names each folder that does not count, with the
 reason; if one of these is a run that cannot be read or understood, the exit code is 1.
+With --study the claims are decided by the tests that lsgd.study has recorded in
+runs/studies/NAME.looks.json and by that of these runs, which is not recorded: add seeds with
+lsgd.study.
 """
 
 import sys

@@ -462,7 +462,12 @@ def _verification(run: Run) -> str:
     by = f"on {found.host}, seed {found.seed}, tolerance {found.tolerance:g}"
     if not found.is_confirmed:
         return f"no: {found.mismatches[0]} ({by})"
-    return f"{found.executed_steps} of {found.made_steps} steps ({by})"
+    parts = [f"{found.executed_steps} of {found.made_steps} steps ({by})"]
+    if run.diverged is not None and "divergence" not in found.compared:
+        parts.append("divergence not executed")
+    if unresolved := sum(found.unresolved.values()):
+        parts.append(f"{format_count(unresolved, 'value')} not resolved")
+    return "; ".join(parts)
 
 
 def _rules(findings: Findings) -> list[str]:

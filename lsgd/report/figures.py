@@ -90,7 +90,7 @@ def _against_minibatch(name: str, ladder: BatchSizeSweep, findings: Findings) ->
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [format_batch_size(size) for size in sizes])
         # On a linear axis a diverged run would hide the differences between the others.
-        if means and max(means) > 3 * min(means):
+        if means and max(means) > 3 * min(means) > 0:
             axes.set_yscale("log")
             ticks = _log_ticks(metric, 0.7 * min(means), 1.3 * max(means))
             axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])

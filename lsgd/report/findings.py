@@ -7,7 +7,7 @@ from lsgd.errors import UsageError
 from lsgd.recipe.study import Study
 from lsgd.report.batch_size_sweep import BatchSizeSweep, find_sweeps
 from lsgd.report.claims import Decision, decide
-from lsgd.report.groups import RecipeRuns, group_runs, group_study
+from lsgd.report.groups import RecipeRuns, group_runs, group_study, most_seeds
 from lsgd.report.looks import Looks
 from lsgd.report.run_folders import SkippedFolder
 from lsgd.report.speed import Speed, measure_speeds
@@ -83,13 +83,14 @@ def compute_findings(
 ) -> Findings:
     """Compute the findings of a report on these runs, for a study or without one.
 
-    `overrides` change the study's recipes; `looks` are the tests of its claims, one if they are not
-    given. Raises UsageError if the runs that count have different metrics.
+    `overrides` change the study's recipes; `looks` are the recorded tests of its claims, to which
+    that of these runs is added; it is the only one if they are not given. Raises UsageError if the
+    runs that count have different metrics.
     """
-    looks = looks or Looks(0, 0)
     groups, more = group_study(study, runs, overrides, left_out) if study else group_runs(runs)
     metric = _metric(groups)
     groups = [replace(group, metric=metric) for group in groups]
+    looks = Looks(looks.first, max(looks.last, most_seeds(groups))) if looks else Looks(0, 0)
     by_name = {group.recipe.name: group for group in groups}
     return Findings(
         study=study,

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -122,6 +122,16 @@ class RecipeRuns:
         """The seeds of the study for which no run has finished or diverged."""
         ended = {run.recipe.seed for run in self.runs}
         return [seed for seed in self.seeds or [] if seed not in ended]
+
+
+def most_seeds(groups: Sequence[RecipeRuns], requested: Collection[int] = ()) -> int:
+    """Return the largest number of seeds of a recipe: those of its runs, and the requested ones.
+
+    The claims are tested with this number, since all runs that have ended count, also those of
+    seeds that were requested earlier.
+    """
+    ended = [{run.recipe.seed for run in group.runs} for group in groups]
+    return max((len(seeds.union(requested)) for seeds in ended), default=0)
 
 
 def trajectory(recipe: Recipe) -> dict[str, Any]:

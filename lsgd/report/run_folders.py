@@ -8,7 +8,7 @@ from pathlib import Path
 from lsgd.errors import UsageError
 from lsgd.paths import is_leftover
 from lsgd.report import run_archive
-from lsgd.run.read import NotARunError, Run, read_run
+from lsgd.run.read import NotARunError, Run, read_run, without_side_files
 
 REPORT = "summary.json"
 """The file that marks a report's folder, whose copies of runs are not counted again."""
@@ -29,9 +29,11 @@ def find_runs(
 ) -> tuple[list[Run], list[SkippedFolder]]:
     """Read the runs in or below these folders in order, and list the folders that were skipped.
 
-    Without `train_rows` a run keeps only the train rows that its properties need. Raises UsageError
-    if one of the paths is no folder.
+    Without `train_rows` a run keeps only the train rows that its properties need. The files beside
+    a given run folder, such as its log, are left out. Raises UsageError if one of the other paths
+    is no folder.
     """
+    paths = without_side_files(paths)
     for path in paths:
         if not path.is_dir():
             raise UsageError(

@@ -48,15 +48,18 @@ def measure_speeds(groups: Sequence[RecipeRuns]) -> list[Speed]:
     return rows
 
 
-def examples_per_second(group: RecipeRuns, processes: int) -> float | None:
+def examples_per_second(
+    group: RecipeRuns, processes: int, *, on_gpus: bool = False
+) -> float | None:
     """Return the median examples/s of a recipe's runs, such as sentences; None if it is unknown.
 
     The throughput may be of their tokens. Only the runs on `processes` processes count, if there
-    are any.
+    are any, and with `on_gpus` none on CPUs, whose processes are many times slower.
     """
     medians = {
         where: statistics.median(speeds)
         for where, speeds in _measured(group, _examples_per_second).items()
+        if not (on_gpus and is_cpu(where[0]))
     }
     alike = [speed for (_, count), speed in medians.items() if count == processes]
     return statistics.median(alike or medians.values()) if medians else None
@@ -103,6 +106,15 @@ def _epochs(
         if row["kind"] == "epoch" and (value := speed(run, row)):
             speeds.append((where, value))
     return speeds
+
+
+def is_cpu(hardware: str) -> bool:
+    """Return whether a run's hardware is a CPU, of which its name states the threads.
+
+    >>> is_cpu("Xeon, 2 cores, threads per process: 1; in memory"), is_cpu("NVIDIA H200; DALI 2.4")
+    (True, False)
+    """
+    return hardware.startswith("CPU") or "threads" in hardware
 
 
 def hardware_and_processes(start: Row) -> tuple[str, int]:

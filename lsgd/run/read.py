@@ -3,6 +3,8 @@
 Reading needs no torch, so that a hundred runs can be read in seconds.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +84,11 @@ class Run:
         return str(last.get("text", "")) if last.get("kind") == "diverged" else None
 
     @property
+    def diverged_by_step(self) -> int | None:
+        """The number of steps by which the run diverged, as its message states; None if unknown."""
+        return None if self.diverged is None else steps_until_divergence(self.diverged)
+
+    @property
     def begun(self) -> bool:
         """Whether the run's rows show that a step was made; the first follows `log_steps` steps."""
         return any(row["kind"] in (*MEASURED, "diverged") for row in self.rows)
@@ -138,6 +145,20 @@ class Run:
     def of_kind(self, kind: str) -> list[Row]:
         """Return the run's metrics.jsonl rows of one kind, such as `epoch`, in order."""
         return [row for row in self.rows if row["kind"] == kind]
+
+
+def steps_until_divergence(message: str) -> int | None:
+    """Return the number of steps made when a value was not finite, by the message of the error.
+
+    It is None if the message names no step. Steps are numbered from 0.
+
+    >>> steps_until_divergence("the loss or a gradient of step 71 is not finite; …")
+    72
+    >>> steps_until_divergence("a parameter, … is not finite before step 70 and was not saved; …")
+    70
+    """
+    match = re.search(r"\b(of|before) step (\d{1,15})\b", message)
+    return None if match is None else int(match[2]) + (match[1] == "of")
 
 
 def read_run(path: Path, *, train_rows: bool = True) -> Run:
@@ -203,6 +224,22 @@ def _checked_rows(path: Path, *, train_rows: bool) -> list[Row]:
     if foreign:
         raise NotARunError("metrics.jsonl has rows that lsgd did not write")
     return rows if last is None else [*rows, last]
+
+
+def without_side_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths without the files of a given run folder that stand beside it.
+
+    A shell's pattern for run folders matches NAME.log and NAME.verification.json too.
+    """
+    folders = {path for path in paths if path.is_dir()}
+
+    def is_side_file(path: Path) -> bool:
+        dots = [place for place, letter in enumerate(path.name) if letter == "."]
+        return path.is_file() and any(
+            path.with_name(path.name[:dot]) in folders for dot in dots[:9] if dot
+        )
+
+    return [path for path in paths if not is_side_file(path)]
 
 
 def has_failed(folder: Path) -> bool:

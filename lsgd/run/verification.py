@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 from lsgd.errors import UsageError
@@ -69,10 +70,21 @@ def verification_path(run: Path) -> Path:
     return folder.with_name(folder.name + ENDING)
 
 
-def rows_digest(run: Path) -> str:
-    """Return the SHA-256 of a run folder's metrics.jsonl, in hexadecimal; raises OSError."""
+def rows_digest(run: Path, rows: int | None = None) -> str:
+    """Return the SHA-256 of a run folder's metrics.jsonl, in hexadecimal; raises OSError.
+
+    With a number of rows, which were read from it, that of these rows alone if others follow, as a
+    run that still trains writes them.
+    """
     with open_regular(run / "metrics.jsonl") as file:
         digest = hashlib.sha256()
+        if rows is not None:
+            for line in islice(file, rows):
+                digest.update(line)
+            following = file.readline(BLOCK)
+            if following.endswith(b"\n"):
+                return digest.hexdigest()
+            digest.update(following)
         while block := file.read(BLOCK):
             digest.update(block)
         return digest.hexdigest()

@@ -49,6 +49,7 @@ from lsgd.report.claims import OPEN, Decision
 from lsgd.report.findings import Findings
 from lsgd.report.folder import check_libraries
 from lsgd.report.formatting import format_count
+from lsgd.report.groups import most_seeds
 from lsgd.report.look_record import (
     note_added_seeds,
     plan_looks,
@@ -187,13 +188,10 @@ def print_plan(request: StudyRequest) -> None:
 def planned_looks(request: StudyRequest, everything: Sequence[PlannedRun]) -> Looks:
     """Return the recorded tests of a study's claims, and those after the requested seeds.
 
-    The runs of other seeds that have ended are tested too, if no recipe lacks them.
+    The runs of other seeds that have ended are tested too.
     """
-    ended: dict[str, set[int]] = {trial.recipe.name: set() for trial in everything}
-    for trial in everything:
-        if has_ended(trial.saved_run):
-            ended[trial.recipe.name].add(trial.recipe.seed)
-    seeds = len(set(request.seeds).union(set.intersection(*ended.values())))
+    groups = study_findings(request.study, request.overrides, everything).groups
+    seeds = most_seeds(groups, request.seeds)
     first = len(request.seeds) if request.max_seeds else seeds
     had = read_looks(report_folder(request.study, everything)) or Looks(first, seeds)
     return Looks(min(first, had.first), max(seeds, had.last, request.max_seeds or 0))

@@ -12,8 +12,8 @@ from lsgd.recipe.study import Study, without_start
 from lsgd.report import report
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.folder import STUDIES
+from lsgd.report.groups import most_seeds
 from lsgd.report.look_record import note_look, read_looks
-from lsgd.report.looks import Looks
 from lsgd.report.run_folders import find_runs
 from lsgd.study.planned_runs import planned_runs
 
@@ -40,8 +40,7 @@ def study_findings(
     """Compute the findings of a study from its existing runs: results by recipe, and claims."""
     folders = [trial.folder for trial in all_runs if trial.folder.is_dir()]
     runs, left_out = find_runs(folders, train_rows=False)
-    seeds = len(study.seeds)
-    looks = read_looks(report_folder(study, all_runs)) or Looks(seeds, seeds)
+    looks = read_looks(report_folder(study, all_runs))
     return compute_findings(runs, left_out, study, overrides, looks)
 
 
@@ -58,6 +57,7 @@ def write_report(study: Study, overrides: Sequence[str], all_runs: Sequence[Plan
     with locked(out.with_name(f".{out.name}.lock")):
         command = shlex.join(["python", "-m", "lsgd.study", *study.command_arguments, *overrides])
         looks = read_looks(out)
-        if not study_findings(study, overrides, all_runs).is_partial:
-            looks = note_look(out, len(study.seeds))
+        findings = study_findings(study, overrides, all_runs)
+        if not findings.is_partial:
+            looks = note_look(out, most_seeds(findings.groups))
         print(f"report: {report(folders, study, out, overrides, command, looks)}", flush=True)

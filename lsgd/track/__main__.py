@@ -7,6 +7,7 @@ from lsgd import paths, track
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
 from lsgd.recipe.settings import TRACKERS
+from lsgd.run.read import without_side_files
 from lsgd.run.trackers import check_installed
 from lsgd.track.upload import follow_run, send_run
 
@@ -24,9 +25,10 @@ def _send(argv: Sequence[str]) -> None:
     )
     options = parser.parse_args(argv)
     check_installed([options.to])
-    if options.follow and len(options.runs) > 1:
+    runs = without_side_files(options.runs)
+    if options.follow and len(runs) > 1:
         raise UsageError("--follow takes one run; start a process for each")
-    for run in options.runs:
+    for run in runs:
         if options.follow:
             follow_run(run, options.to)
         else:

@@ -1,5 +1,6 @@
 """The metrics of a run step by step, as a tracker receives them."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ def tracked_steps(run: Run) -> list[TrackedStep]:
     """Convert a run's rows of metrics.jsonl into the metrics of each step for a tracker.
 
     Each step has `epoch` and `examples` as axes. Only finite numbers are included. The last step of
-    a finished run has its final metric.
+    a finished run has its final metric, which is not finite if its target was not reached.
     """
     times = dict(_times(run))
     values: dict[int, dict[str, float]] = {}
@@ -36,7 +37,8 @@ def tracked_steps(run: Run) -> list[TrackedStep]:
             axes = {"epoch": run.recipe.epoch(step), "examples": float(run.recipe.examples(step))}
             values[step] = values.get(step, axes) | dict(_numbers(row))
     if values and run.finished:
-        values[max(values)]["outcome"] = run.final_metric
+        if math.isfinite(run.final_metric):
+            values[max(values)]["outcome"] = run.final_metric
     elif values and _awaits_evaluation(run):
         del values[max(values)]
     return [TrackedStep(step, times[step], values[step]) for step in sorted(values)]

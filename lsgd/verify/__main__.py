@@ -40,7 +40,7 @@ import torch
 import lsgd
 from lsgd import config, paths
 from lsgd.autotune import kept_values, resolve_auto_fields
-from lsgd.comm import broadcast_from_rank0, describe, joined
+from lsgd.comm import Comm, broadcast_from_rank0, describe, joined
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs, is_dali_installed
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
@@ -53,7 +53,7 @@ from lsgd.recipe import Recipe, StrategySettings
 from lsgd.recipe.checks import check_world_size
 from lsgd.recipe.fields import AUTO
 from lsgd.run import provenance
-from lsgd.run.checkpoint import order_hash
+from lsgd.run.checkpoint import checkpoint_files, order_hash
 from lsgd.run.read import NotARunError, Run, read_run
 from lsgd.run.rows import MEASURED
 from lsgd.run.verification import (
@@ -67,6 +67,7 @@ from lsgd.start_weights import read_start_weights
 from lsgd.tables import markdown_table
 from lsgd.trained_model import for_this_machine
 from lsgd.verify import records
+from lsgd.verify.checkpoints import is_newer_than_rows, load, note_deleted, read_checkpoints
 from lsgd.verify.evidence import (
     COUNTED_LEAST,
     COUNTED_SHARE,
@@ -99,7 +100,8 @@ def verify(
 ) -> RunVerification | None:
     """Verify a run and return the verdict; None on all processes of the job but process 0.
 
-    Raises UsageError if the run cannot be verified here, as its data are missing.
+    The run may still train. Raises UsageError if it cannot be verified here, as its data are
+    missing.
     """
     recipe = recipe_here(run, overrides)
     if not run.begun:
@@ -112,26 +114,35 @@ def verify(
     device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
-        # Drawn once for all processes, which must restore the same checkpoints.
-        drawn_seed = broadcast_from_rank0(
-            comm, lambda: secrets.randbelow(10**6) if seed is None else seed
+        # Once for all processes, which must restore the same checkpoints and make the same rows.
+        run, listed, rows_sha256, drawn_seed = broadcast_from_rank0(
+            comm,
+            lambda: (
+                run,
+                checkpoint_files(run.path),
+                rows_digest(run.path, len(run.rows)),
+                secrets.randbelow(10**6) if seed is None else seed,
+            ),
         )
         stage_data(recipe, comm)
         workload = open_workload(recipe, device)
         inputs, data = open_consistent_inputs(comm, workload.inputs)
-        if not records.is_of_this_commit(run):
+        is_of_this_commit = records.is_of_this_commit(run)
+        evidence.other_keys_differ = is_of_this_commit and run.recipe.strategy.name == "allreduce"
+        if not is_of_this_commit:
             evidence.norm_rounding = norm_rounding(workload.network(), recipe.precision)
         here = {"device": device_name(device)}
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
         records.check_loader(run, inputs.name, evidence)
         start = read_start_weights(recipe, comm)
-        files = _check_files(run, recipe, workload, data, here, evidence)
+        files = _check_files(run, listed, recipe, workload, data, here, evidence)
+        files.keep_common(comm)
         saved_at = files.saved_at
         recipe, _ = resolve_auto_fields(recipe, files.timed, comm, device)
         drawn = draw_places(saved_at, places, drawn_seed) if files.are_in_order else []
-        last_steps = {place: min(place + steps, _made_steps(run, saved_at)) for place in drawn}
+        last_steps = {place: min(place + steps, files.made_steps) for place in drawn}
         if not evidence.mismatches:
-            _require_comparison(run, saved_at, last_steps)
+            _require_comparison(run, files, last_steps)
         progress = Progress(
             {place: work_of_place(recipe, place, last) for place, last in last_steps.items()},
             partial(print, flush=True) if comm.rank == 0 else None,
@@ -140,14 +151,22 @@ def verify(
             print(_plan(run, recipe, drawn, steps, evidence, drawn_seed, progress.all), flush=True)
         new = partial(Learner, recipe, comm, device, data, start.tensors)
         executed: set[int] = set()
+        keys: defaultdict[str, set[str]] = defaultdict(set)
         for place, last in last_steps.items():
-            executed |= _verify_place(new, inputs, run, saved_at, place, last, evidence, progress)
-        _note_distances(saved_at, drawn, steps, evidence)
+            ours = _verify_place(new, inputs, run, files, place, last, evidence, progress)
+            if ours is not None:
+                executed |= set(range(ours.first, ours.last))
+                for row in ours.rows:
+                    keys[row["kind"]] |= row.keys()
+        records.check_keys(run, keys, workload.evaluation_sets, evidence)
+        _note_distances(files, last_steps, steps, evidence)
         _require_confirmation(run, evidence)
         if comm.rank:
             return None
         machine = f"{describe(comm, device, threads=recipe.threads)}; {inputs.name}"
-        return _verification(run, files, evidence, drawn_seed, steps, drawn, executed, machine)
+        return _verification(
+            run, rows_sha256, files, evidence, drawn_seed, steps, drawn, executed, machine
+        )
 
 
 def _require_confirmation(run: Run, evidence: Evidence) -> None:
@@ -171,10 +190,21 @@ class _CheckedFiles:
     """The checkpoints that belong to the run, by step."""
     timed: dict[str, Any] = field(default_factory=dict)
     """The values that lsgd.autotune had chosen, by the last of these checkpoints."""
+    made_steps: int = 0
+    """The number of steps that the run has made, by its rows and checkpoints."""
+    diverged_by_step: int | None = None
+    """The number of steps by which the run states that it diverged; None if it does not."""
+
+    def keep_common(self, comm: Comm) -> None:
+        """Drop the checkpoints that another process has not read, as the run has deleted them."""
+        common = set.intersection(*map(set, comm.gather_objects([*self.saved_at])))
+        for step in self.saved_at.keys() - common:
+            del self.saved_at[step]
 
 
 def _check_files(
     run: Run,
+    listed: Sequence[Path],
     recipe: Recipe,
     workload: Workload,
     data: Digests,
@@ -187,9 +217,13 @@ def _check_files(
     """
     records.check_fingerprint(run, evidence)
     records.check_versions(run, here, evidence)
+    records.check_metric(run, workload.metric.name, evidence)
     files = _CheckedFiles(records.check_rows(recipe, run.rows, evidence))
     order_of = cache(lambda epoch: order_hash(workload.example_order(epoch)))
-    for path, saved in records.checkpoints(run.path, evidence):
+    for path, saved in read_checkpoints(listed, evidence):
+        if is_newer_than_rows(saved, run):
+            evidence.note(f"{path.name} is newer than the rows that were read, and is left out")
+            continue
         if not all(isinstance(each, str) for item in saved.data.items() for each in item):
             evidence.differ(f"{path.name}: its digests of the data are not texts")
             continue
@@ -198,6 +232,9 @@ def _check_files(
         if records.check_checkpoint(path, saved, run, order_of, evidence):
             files.saved_at[saved.step].append(path)
             files.timed = kept_values(saved.recipe)
+    files.diverged_by_step = records.check_divergence(run, files.saved_at, evidence)
+    steps = [row["step"] for row in run.rows]
+    files.made_steps = max([0, *steps, *files.saved_at, files.diverged_by_step or 0])
     if not files.names:
         evidence.note("no checkpoint is there, so that only the start is executed again")
     return files
@@ -205,6 +242,7 @@ def _check_files(
 
 def _verification(
     run: Run,
+    rows_sha256: str,
     files: _CheckedFiles,
     evidence: Evidence,
     seed: int,
@@ -216,14 +254,14 @@ def _verification(
     """Return the verdict on a run, by the evidence of its files and of the executed steps."""
     return RunVerification(
         fingerprint=run.recipe.fingerprint,
-        rows_sha256=rows_digest(run.path),
+        rows_sha256=rows_sha256,
         checkpoints=files.names,
         seed=seed,
         steps=steps,
         places=places,
         tolerance=evidence.tolerance,
         executed_steps=len(executed),
-        made_steps=_made_steps(run, files.saved_at),
+        made_steps=files.made_steps,
         compared=dict(evidence.compared),
         unresolved=dict(evidence.unresolved),
         largest_difference=evidence.largest_difference,
@@ -266,52 +304,56 @@ def _verify_place(
     new_learner: Callable[[], Learner],
     inputs: Inputs,
     run: Run,
-    saved_at: Mapping[int, Sequence[Path]],
+    files: _CheckedFiles,
     place: int,
     last: int,
     evidence: Evidence,
     progress: Progress,
-) -> set[int]:
-    """Execute steps of the run again, from a place to before step `last`; return their numbers."""
+) -> ExecutedSteps | None:
+    """Execute steps of the run again, from a place to before step `last`, and compare them.
+
+    Returns None if the checkpoint of the place cannot be restored.
+    """
+    saved_at = files.saved_at
+    # A run that diverged as it saved is found to only by a save.
+    kept = {*saved_at, files.diverged_by_step or 0}
     logged = {row["step"] for row in run.rows if row["kind"] == "train"}
     executed: list[ExecutedSteps] = []
     for number, is_perturbed in enumerate((True, False)):
         learner = new_learner()
         if place:
             path = saved_at[place][0]
+            saved = load(path)
+            if not all(learner.comm.gather_objects(saved is not None)) or saved is None:
+                note_deleted(path, evidence)
+                return None
             try:
-                restore(learner, path, evidence)
+                restore(learner, saved, path.name, None if is_perturbed else evidence)
             except UsageError:
                 raise
             except Exception as error:  # any type, since the file may have anything
                 why = (str(error) or repr(error)).splitlines()[0]
                 evidence.differ(f"{path.name}: it cannot be restored ({why:.200})")
-                return set()
+                return None
         if is_perturbed:
             perturb(learner, evidence.norm_rounding)
         progress.start_execution(place, number)
-        executed.append(execute(learner, inputs, last, logged, saved_at.keys(), progress))
+        executed.append(execute(learner, inputs, last, logged, kept, progress))
     perturbed, ours = executed
     compare_steps(run, learner.recipe, saved_at, ours, perturbed, evidence)
-    return set(range(ours.first, ours.last))
+    return ours
 
 
-def _made_steps(run: Run, saved_at: Mapping[int, Sequence[Path]]) -> int:
-    """Return the number of steps that a run has made, by its rows and checkpoints."""
-    steps: list[int] = [row["step"] for row in run.rows]
-    return max([0, *saved_at, *steps])
-
-
-def _require_comparison(
-    run: Run, saved_at: Mapping[int, Sequence[Path]], last_steps: Mapping[int, int]
-) -> None:
+def _require_comparison(run: Run, files: _CheckedFiles, last_steps: Mapping[int, int]) -> None:
     """Raise UsageError if no executed step would reach a row, an evaluation or a checkpoint.
 
     `last_steps` has, for each place, the step before which execution ends.
     """
-    rows = [row for row in run.rows if row["kind"] in (*MEASURED, "diverged")]
-    known = sorted({row["step"] for row in rows} | saved_at.keys())
-    following = {place: known[bisect(known, place)] for place in last_steps if place < known[-1]}
+    rows = [row for row in run.rows if row["kind"] in MEASURED]
+    ends = {files.diverged_by_step or 0} - {0}
+    known = sorted({row["step"] for row in rows} | files.saved_at.keys() | ends)
+    newest = max(known, default=0)
+    following = {place: known[bisect(known, place)] for place in last_steps if place < newest}
     is_reached = any(step <= last_steps[place] for place, step in following.items())
     is_evaluated = any(
         row["kind"] in ("epoch", "evaluation") and row["step"] in last_steps for row in rows
@@ -355,18 +397,27 @@ def _plan(
 
 
 def _note_distances(
-    saved_at: dict[int, list[Path]], drawn: Sequence[int], steps: int, evidence: Evidence
+    files: _CheckedFiles, last_steps: Mapping[int, int], steps: int, evidence: Evidence
 ) -> None:
-    """Note the checkpoints that no executed step reached, whose tensors are not confirmed."""
+    """Note the checkpoints and the divergence that no executed step reached.
+
+    The tensors of these checkpoints are not confirmed.
+    """
     far = [
         step
-        for step in sorted(saved_at)
-        if not any(place < step <= place + steps for place in drawn)
+        for step in sorted(files.saved_at)
+        if not any(place < step <= place + steps for place in last_steps)
     ]
     if far:
         evidence.note(
             f"the tensors of the checkpoints of steps {', '.join(map(str, far[:9]))} were not "
             f"computed again, as no place is within {steps} steps before; write --steps N"
+        )
+    end = files.diverged_by_step
+    if end is not None and last_steps and end not in last_steps.values():
+        evidence.note(
+            f"the divergence by step {end} was not executed again; write --steps "
+            f"{end - max(last_steps, default=0)}"
         )
 
 

@@ -33,6 +33,8 @@ class Evidence:
         self.tolerance = tolerance
         self.norm_rounding = 0.0
         """The relative effect of rounding on the sum in a gradient norm."""
+        self.other_keys_differ = True
+        """Whether rows have no keys but those that are computed here, as of the same version."""
         self.compared: Counter[str] = Counter()
         self.unresolved: Counter[str] = Counter()
         """The number of values by kind that rounding alone could change by UNRESOLVED or more."""
@@ -47,15 +49,22 @@ class Evidence:
         self.notes: list[str] = []
 
     def differ(self, sentence: str) -> None:
-        """Record that a value differs, as a sentence; only the first MOST_SHOWN are kept."""
+        """Record that a value differs, as a sentence; the first MOST_SHOWN are kept once each."""
         self.differing_values += 1
-        if len(self.mismatches) < MOST_SHOWN:
+        if len(self.mismatches) < MOST_SHOWN and sentence not in self.mismatches:
             self.mismatches.append(sentence)
 
     def note(self, sentence: str) -> None:
         """Record once what could not be compared, as a sentence."""
         if sentence not in self.notes:
             self.notes.append(sentence)
+
+    def other_key(self, where: str, key: str) -> None:
+        """Record that a row has a key that is not computed here, which another version may have."""
+        if self.other_keys_differ:
+            self.differ(f"{where}: {key} is not computed by the recipe")
+        else:
+            self.note(f"{key} of rows is not compared, as this version does not compute it")
 
     def equal(self, kind: str, where: str, written: object, expected: object) -> None:
         """Compare a value that does not depend on rounding, such as a step or a hash."""
@@ -69,7 +78,7 @@ class Evidence:
         if relative_difference(written, expected) <= EXACT:
             self.compared[kind] += 1
         else:
-            self.differ(f"{where}: {kind} is {_short(written)}, and the recipe has {expected!r}")
+            self.differ(f"{where}: {kind} is {_short(written)}, and must be {expected!r}")
 
     def close(
         self, kind: str, where: str, written: object, computed: object, rounding: float
@@ -95,16 +104,25 @@ class Evidence:
         rounding: float,
         examples: int,
     ) -> None:
-        """Compare a percentage of `examples` that was counted again, as `close` does."""
-        share = max(COUNTED_LEAST, COUNTED_SHARE * examples) / examples
-        allowed = share + ROUNDING_FACTOR * rounding
-        points = _points(written, computed)
-        if not points <= 100 * allowed:
+        """Compare a percentage of `examples` that was counted again, as `close` does.
+
+        `rounding` is relative to the computed percentage, or to that of the examples which are
+        allowed to differ in any case if this is larger, as an error of 0 has no relative one.
+        """
+        if written is None and computed is None:
+            self.compared[kind] += 1
+            self.recomputed += 1
+            return
+        relative = ROUNDING_FACTOR * rounding
+        points = 100 * max(COUNTED_LEAST, COUNTED_SHARE * examples) / examples
+        size = float(computed) if isinstance(computed, int | float) else 0.0
+        allowed = points + relative * max(size, points)
+        if not _points(written, computed) <= allowed:
             self.differ(
                 f"{where}: {kind} is {_short(written)}, computed again {_short(computed)}, and "
-                f"{100 * allowed:.2g} points are allowed"
+                f"{allowed:.2g} points are allowed"
             )
-        elif allowed > max(UNRESOLVED, share):
+        elif relative > UNRESOLVED:
             self.unresolved[kind] += 1
         else:
             self.compared[kind] += 1
@@ -135,6 +153,8 @@ class Evidence:
                 for number, value in enumerate(written):
                     inner = f"{key}.{number}".lstrip(".")
                     self.tensors(kind, where, value, computed[number], perturbed[number], inner)
+            case float(), float():
+                self.exact(kind, f"{where} {key}", written, computed)
             case _ if type(written) is type(computed) and not isinstance(
                 written, Tensor | dict | list
             ):

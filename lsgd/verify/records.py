@@ -1,23 +1,29 @@
 """Checks of a run folder's files that need no training step: recipe, rows and checkpoints."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from lsgd.compare import is_not_compared
 from lsgd.errors import UsageError
 from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.recipe import Recipe
 from lsgd.recipe.continuation import past_difference
 from lsgd.recipe.fields import AUTO
+from lsgd.rules.metric import METRICS, TOP1
 from lsgd.run import checkpoint, provenance
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.folder import shorter_recipe
+from lsgd.run.metrics import to_writable
 from lsgd.run.read import Run
 from lsgd.run.rows import MEASURED, Row
 from lsgd.untrusted_files import read_bounded
 from lsgd.verify.evidence import MOST_SHOWN, Evidence
+
+PLACE_KEYS = ("kind", "step", "epoch", "lr")
+"""The keys of rows whose values are functions of the recipe and the step."""
 
 
 def check_fingerprint(run: Run, evidence: Evidence) -> None:
@@ -39,6 +45,13 @@ def check_versions(run: Run, here: Mapping[str, str], evidence: Evidence) -> Non
         others = {str(start[key]) for start in run.starts if start.get(key)} - {version}
         if others:
             evidence.note(f"{key}: {', '.join(sorted(others))} in the run, {version} here")
+
+
+def check_metric(run: Run, name: str, evidence: Evidence) -> None:
+    """Compare the metric by which a run's starts say that it is judged with its workload's."""
+    for row in run.of_kind("start"):
+        where = f"start row of step {row['step']}"
+        evidence.equal("final metric", where, row.get("metric", TOP1.name), name)
 
 
 def is_of_this_commit(run: Run) -> bool:
@@ -104,6 +117,52 @@ def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> bool:
     return True
 
 
+def check_divergence(run: Run, saved_steps: Collection[int], evidence: Evidence) -> int | None:
+    """Return the step by which a run states that it diverged, if it is one of the run's last steps.
+
+    No checkpoint of it or of a later step exists, as a state that is not finite is not saved.
+    """
+    if run.diverged is None:
+        return None
+    step, newest = run.diverged_by_step, max(saved_steps, default=0)
+    if step is None:
+        evidence.note("the message of the divergence names no step, so that it is not executed")
+    elif not newest < step <= run.recipe.total_steps:
+        evidence.differ(
+            f"the last row: the run says that it diverged by step {step}, which must be after its "
+            f"last checkpoint, of step {newest}, and at most {run.recipe.total_steps}"
+        )
+    else:
+        return step
+    return None
+
+
+def check_keys(
+    run: Run, computed: Mapping[str, Collection[str]], sets: Collection[str], evidence: Evidence
+) -> None:
+    """Find the values in the rows of a run that the recipe does not compute, once for each key.
+
+    `computed` has the keys of executed rows by their kind. Metrics of another evaluation set than
+    these are not the run's in any version of lsgd.
+    """
+    endings = tuple(f"_{name}" for name in ("loss", *METRICS))
+    trained = any(key.startswith("train_") for key in computed.get("epoch", ()))
+    seen: set[tuple[str, str]] = set()
+    for row in run.rows:
+        kind = row["kind"]
+        known = {*computed.get(kind, ()), *PLACE_KEYS}
+        for key in sorted(row.keys() - known):
+            if kind not in MEASURED or is_not_compared(key) or (kind, key) in seen:
+                continue
+            seen.add((kind, key))
+            where, split = f"{kind} row of step {row['step']}", key.partition("_")[0]
+            if kind != "train" and key.endswith(endings) and split not in ("train", *sets):
+                evidence.differ(f"{where}: {key} is not computed by the recipe")
+            # A restored model is evaluated without the epoch before it.
+            elif kind in computed and (trained or split != "train"):
+                evidence.other_key(where, key)
+
+
 def _check_gaps(recipe: Recipe, rows: list[Row], evidence: Evidence) -> None:
     """Find epoch and train rows that are missing among the others, as if they were deleted.
 
@@ -131,15 +190,6 @@ def _missing(expected: range, there: list[int]) -> Iterator[int]:
     """Yield the first numbers that are not there; a stranger's recipe may have a billion steps."""
     known = {*there}
     return islice((number for number in expected if number not in known), MOST_SHOWN)
-
-
-def checkpoints(folder: Path, evidence: Evidence) -> Iterator[tuple[Path, Checkpoint]]:
-    """Read the checkpoints of a run folder one by one, oldest first; a damaged one differs."""
-    for path in reversed(checkpoint.checkpoint_files(folder)):
-        try:
-            yield path, checkpoint.decode_checkpoint(checkpoint.read(path), str(path))
-        except checkpoint.DamagedCheckpointError as error:
-            evidence.differ(str(error).partition("; ")[0].replace(str(path), path.name))
 
 
 def check_checkpoint(
@@ -194,7 +244,11 @@ def _check_metrics(
         evidence.differ(f"{where}: its metrics of {place} have no row in metrics.jsonl")
         return
     for key, value in metrics.items():
-        evidence.equal("metric", f"{where} and the row of {place}, {key}", row.get(key), value)
+        found = f"{where} and the row of {place}, {key}"
+        evidence.equal("metric", found, row.get(key), to_writable(value))
+    for key in row.keys() - metrics.keys() - set(PLACE_KEYS):
+        if not is_not_compared(key):
+            evidence.other_key(f"row of {place}, by checkpoints", key)
 
 
 def require_supported(recipe: Recipe) -> None:

@@ -26,14 +26,14 @@ from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
 from lsgd.rules.optim import trained_parameters
-from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Meter, TimedBatches, to_writable
-from lsgd.run.read import Run
+from lsgd.run.read import Run, steps_until_divergence
 from lsgd.run.rows import Row
 from lsgd.scores import named_by_set
 from lsgd.step import train_step
 from lsgd.strategy.allreduce import AllReduce
+from lsgd.verify.checkpoints import load, note_deleted
 from lsgd.verify.evidence import SMALL, Evidence
 from lsgd.verify.progress import Progress
 
@@ -63,23 +63,20 @@ def draw_places(checkpoint_steps: Collection[int], count: int, seed: int) -> lis
     return sorted([*always, *drawn])
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint from its file, which has been read before."""
-    return checkpoint.decode_checkpoint(checkpoint.read(path), str(path))
-
-
-def restore(learner: Learner, path: Path, evidence: Evidence) -> None:
+def restore(learner: Learner, saved: Checkpoint, name: str, evidence: Evidence | None) -> None:
     """Restore a new learner from a checkpoint, whose optimizer settings must be the recipe's.
+
+    They are compared if `evidence` is given, as once for a checkpoint that is restored twice.
 
     The optimizer takes its settings from a checkpoint, so that a forged weight decay would hold for
     the steps that are executed again. Raises an exception of any type for a forged file.
     """
-    saved = load(path)
     written, own = (
         [_without(group, {*HARDWARE_SETTINGS, "lr"}) for group in state["param_groups"]]
         for state in (saved.optimizer, learner.strategy.state())
     )
-    evidence.tensors("optimizer settings", path.name, written, own, own)
+    if evidence:
+        evidence.tensors("optimizer settings", name, written, own, own)
     learner.restore(saved)
 
 
@@ -144,8 +141,8 @@ class ExecutedSteps:
     """The states after those steps of which the run has a checkpoint."""
     gradient_norms: dict[int, float] = field(default_factory=dict)
     """The gradient norm of each executed step, by the number of steps made."""
-    divergence: str | None = None
-    """The message of the divergence that ended the execution, if one did."""
+    diverged_by_step: int | None = None
+    """The number of steps by which the execution diverged, which ended it; None if it did not."""
 
 
 def execute(
@@ -171,7 +168,8 @@ def execute(
                 break
             execution.execute_epoch(epoch, steps)
     except DivergedError as error:
-        done.divergence = str(error)
+        done.diverged_by_step = steps_until_divergence(str(error))
+        assert done.diverged_by_step is not None
     done.last = learner.next_step
     return done
 
@@ -280,21 +278,15 @@ def compare_steps(
     """Compare executed steps with the rows and the checkpoints of the run.
 
     `saved_at` has the run's checkpoint files by step. The perturbed copy has made the same steps,
-    which shows what rounding alone changes.
+    which shows what rounding alone changes. Where one of the two diverged, the steps before are
+    compared.
     """
-    if perturbed.divergence is not None and ours.divergence is None:
-        evidence.note(
-            f"the steps after step {ours.first} are not compared, as a change of the last bits "
-            "alone makes them diverge"
-        )
-        return
-    if ours.divergence is not None:
-        _compare_divergence(run, ours, evidence)
-        return
+    _compare_divergence(run, ours, perturbed, evidence)
     copies = {_place(row): row for row in perturbed.rows}
+    made_twice = [row for row in ours.rows if _place(row) in copies]
     effects = rounding_effects(ours, perturbed)
     for their, our in common_rows(
-        compared_rows(run.rows, run.path), compared_rows(ours.rows, run.path)
+        compared_rows(run.rows, run.path), compared_rows(made_twice, run.path)
     ):
         keys = [key for key in our.row if not is_not_compared(key)]
         if lacking := [key for key in keys if key not in their.row]:
@@ -309,14 +301,19 @@ def compare_steps(
             if key == "gradient_norm":
                 rounding = max(rounding, evidence.norm_rounding)
             _compare_value(recipe, key, their.row, our.row, our.begin, rounding, evidence)
-    if not ours.states and not any(row["kind"] != "start" for row in ours.rows):
+    is_compared = any(state.step in saved_at for state in ours.states) or len(ours.rows) > 1
+    if not is_compared and ours.diverged_by_step is None:
         evidence.note(
             f"the run has no row and no checkpoint of the {ours.last - ours.first} steps after "
             f"step {ours.first}; write --steps N to reach its next row"
         )
-    for state, copied in zip(ours.states, perturbed.states, strict=True):
-        for path in saved_at[state.step]:
+    # One of the two has fewer if it diverged earlier. Of its divergence a run has no file.
+    for state, copied in zip(ours.states, perturbed.states, strict=False):
+        for path in saved_at.get(state.step, ()):
             theirs = load(path)
+            if theirs is None:
+                note_deleted(path, evidence)
+                continue
             # Saved before or after the evaluation of the epoch that ends there.
             if theirs.rates.keys() == state.rates.keys():
                 try:
@@ -334,6 +331,8 @@ def rounding_effects(ours: ExecutedSteps, perturbed: ExecutedSteps) -> dict[int,
     effect = 0.0
     effects = {ours.first: effect}
     for step, norm in ours.gradient_norms.items():
+        if step not in perturbed.gradient_norms:
+            break
         effect = max(effect, relative_difference(norm, perturbed.gradient_norms[step], SMALL))
         effects[step] = effect
     return effects
@@ -343,13 +342,40 @@ def _place(row: Row) -> tuple[str, int]:
     return row["kind"], row["step"]
 
 
-def _compare_divergence(run: Run, ours: ExecutedSteps, evidence: Evidence) -> None:
-    where = f"the steps after step {ours.first}"
-    if run.diverged is None:
-        evidence.differ(f"{where}: executed again they diverge, and the run did not")
-    else:
-        evidence.equal("divergence", where, run.diverged, ours.divergence)
+def _compare_divergence(
+    run: Run, ours: ExecutedSteps, perturbed: ExecutedSteps, evidence: Evidence
+) -> None:
+    """Compare whether, and by which step, executed steps diverge with what the run states.
+
+    Where only one of the two executions diverges, rounding alone decides, and nothing is compared.
+    """
+    own, copied, theirs = ours.diverged_by_step, perturbed.diverged_by_step, run.diverged_by_step
+    is_reached = theirs is not None and ours.first < theirs <= (own or ours.last)
+    if own is None and copied is None and not is_reached:
+        return
+    if own is not None and own == theirs:
+        evidence.equal("divergence", "the last row", theirs, own)
         evidence.recomputed += 1
+    elif own is not None and run.diverged is not None and theirs is None:
+        evidence.note(
+            f"the message of the divergence names no step, and is not compared with {own}"
+        )
+    elif own != copied:
+        evidence.note(
+            f"whether the steps after step {ours.first} diverge, and when, is not compared, as a "
+            "change of the last bits alone decides"
+        )
+    elif own is None:
+        evidence.differ(
+            f"the steps after step {ours.first}: the run says that it diverged by step {theirs}; "
+            "executed again it does not"
+        )
+    else:
+        rest = "did not" if theirs is None else f"by step {theirs}"
+        evidence.differ(
+            f"the steps after step {ours.first}: executed again they diverge by step {own}, and "
+            f"the run {rest}"
+        )
 
 
 def _compare_value(

@@ -67,6 +67,19 @@ def test_runs_that_do_not_part(first: Run, tmp_path: Path) -> None:
     assert metrics.first_mismatch is None
 
 
+def test_keys_that_one_run_has_are_named(
+    first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = [row | {"test_loss": 1.0} if row["kind"] == "epoch" else row for row in ROWS]
+    changed[1] = {key: value for key, value in changed[1].items() if key != "loss"}
+    second = run(tmp_path / "second", *changed)
+    assert compare_metrics((first, second), 0.0).lone_keys == (("loss",), ("test_loss",))
+    assert main([str(first.path), str(second.path)]) == 0
+    output = capsys.readouterr().out
+    assert f"Only {first.path} has loss: not compared.\n" in output
+    assert f"Only {second.path} has test_loss: not compared.\n" in output
+
+
 def test_the_first_row_that_differs_is_named(first: Run, tmp_path: Path) -> None:
     rows = [*ROWS[:3], epoch(1, train_loss=1.25), train(15, loss=9.0), *ROWS[5:]]
     metrics = compare_metrics((first, run(tmp_path / "second", *rows)), 0.0)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.run_folders import write_run
+from matplotlib.axes import Axes
 
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import FAILS, HOLDS, OPEN
@@ -94,6 +95,21 @@ def test_figure_1_is_drawn_where_no_run_reaches_the_target(tmp_path: Path) -> No
     [ladder] = findings.sweeps
     svg = _against_minibatch("figure1", ladder, findings).svg
     assert "runs never at the target" in svg
+
+
+def test_figure_1_is_drawn_with_an_error_of_0(tmp_path: Path) -> None:
+    """A logarithmic axis has no 0."""
+    for name, error in zip(SIZES, (0.0, 3.0, 9.0), strict=True):
+        for seed in range(2):
+            errors = [error] * 9
+            write_run(tmp_path / f"{name}-{seed}", f"+recipe={name}", seed=seed, errors=errors)
+    findings = compute_findings(*find_runs([tmp_path]), None)
+    [ladder] = findings.sweeps
+    logarithmic = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Axes, "set_yscale", lambda _, scale: logarithmic.append(scale))
+        _against_minibatch("figure1", ladder, findings)
+    assert logarithmic == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The report's column on the verifications beside run folders."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +73,22 @@ def test_the_report_shows_the_first_difference(folder: Path) -> None:
     differing = replace(verification(folder), mismatches=["train row of step 2: loss is 1", "more"])
     write_verification(differing, verification_path(folder))
     assert column(folder)[1] == f"no: train row of step 2: loss is 1 ({BY})"
+
+
+def test_the_report_shows_what_was_not_resolved_and_a_divergence_that_was_not_executed(
+    tmp_path: Path,
+) -> None:
+    folder = write_run(tmp_path / "a", "+recipe=digits", errors=[50.0])
+    with (folder / "metrics.jsonl").open("a") as file:
+        text = "the loss or a gradient of step 149 is not finite"
+        file.write(json.dumps({"kind": "diverged", "step": 5, "text": text}) + "\n")
+    found = replace(verification(folder), unresolved={"loss": 4, "top1_error": 270})
+    write_verification(found, verification_path(folder))
+    steps = f"20 of 150 steps ({BY})"
+    assert column(folder)[1] == f"{steps}; divergence not executed; 274 values not resolved"
+    executed = replace(found, compared={"divergence": 1}, unresolved={"loss": 1})
+    write_verification(executed, verification_path(folder))
+    assert column(folder)[1] == f"{steps}; 1 value not resolved"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"seed": 1}', "[" * 10**5])

@@ -8,8 +8,9 @@ import pytest
 from helpers.composed import compose_recipe
 from helpers.run_folders import write_finished_run, write_perplexity_run, write_run
 
+from lsgd.report.run_folders import find_runs
 from lsgd.rules.metric import METRICS, TOP1
-from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
+from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run, without_side_files
 
 WORDS = "+recipe=fashion_bs64"
 
@@ -253,3 +254,16 @@ def test_without_train_rows_all_is_said_that_is_said_with_them(tmp_path: Path) -
     path.write_text(path.read_text() + "no JSON\n" + json.dumps(trains[0]) + "\n")
     with pytest.raises(NotARunError, match=r"line 3 of metrics\.jsonl is damaged"):
         read_run(folder, train_rows=False)
+
+
+def test_files_beside_a_run_folder_are_not_runs(tmp_path: Path) -> None:
+    """A shell's pattern matches them too; other files, which may be typing errors, are kept."""
+    run = write_run(tmp_path / "a-seed0", "+recipe=digits", errors=[30.0])
+    names = ["a-seed0.log", "a-seed0.verification.json", "a-seed1.log", "a-seed0-old", "b.txt"]
+    files = [tmp_path / name for name in names]
+    for path in files:
+        path.write_text("")
+    assert without_side_files([run, *files]) == [run, *files[2:]]
+    assert without_side_files(files) == files
+    runs, left_out = find_runs([run, *files[:2]])
+    assert ([each.path for each in runs], left_out) == ([run], [])

@@ -11,6 +11,7 @@ from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DivergedError, PeerLostError, PreemptedError
 from lsgd.learner import Learner
+from lsgd.run.read import steps_until_divergence
 from lsgd.strategy.guard import SAVE_NOTE, NonFiniteGuard
 
 
@@ -34,8 +35,9 @@ def test_it_raises_a_step_late_and_names_the_step() -> None:
     guard, flag = guarded(3)
     flag.fill_(1)
     guard.watch(3)
-    with pytest.raises(DivergedError, match=r"step 3 is not finite.*reference_lr"):
+    with pytest.raises(DivergedError, match=r"step 3 is not finite.*reference_lr") as raised:
         guard.watch(4)
+    assert steps_until_divergence(str(raised.value)) == 4
 
 
 def test_it_raises_before_a_save() -> None:

@@ -15,6 +15,7 @@ from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import HOLDS, claim_outcome
 from lsgd.report.findings import compute_findings
 from lsgd.report.groups import RecipeRuns
+from lsgd.report.look_record import read_looks
 from lsgd.report.looks import Looks
 from lsgd.report.run_folders import find_runs
 from lsgd.report.welch import sample_stats, welch_difference
@@ -22,6 +23,7 @@ from lsgd.run.read import Run
 from lsgd.study.__main__ import all_runs, planned_looks
 from lsgd.study.planned_runs import planned_runs
 from lsgd.study.power import claim_spread, detectable_difference, equivalence_margin, power_lines
+from lsgd.study.reporting import study_findings, write_report
 from lsgd.study.request import read_request
 
 STUDY = Study(
@@ -67,7 +69,7 @@ def test_the_lines_say_what_the_seeds_resolve_and_by_which_spread() -> None:
 def test_the_planned_looks_are_of_the_seeds_asked_for_and_of_those_that_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The study names four seeds; a seed that a recipe lacks is not tested."""
+    """The study names four seeds; one that a recipe lacks is tested with the runs of the others."""
     monkeypatch.chdir(tmp_path)
 
     def looks(*arguments: str) -> Looks:
@@ -80,8 +82,33 @@ def test_the_planned_looks_are_of_the_seeds_asked_for_and_of_those_that_have_end
         if (trial.recipe.name, trial.recipe.seed) != ("digits", 1):
             words = [f"+recipe={trial.recipe.name}"]
             write_run(trial.folder, *words, seed=trial.recipe.seed, errors=[2.0] * 30)
-    assert looks("seeds=[0,3]") == Looks(3, 3)
+    assert looks("seeds=[0,3]") == Looks(4, 4)
     assert looks("seeds=4", "--until-decided", "--max-seeds", "6") == Looks(4, 6)
+
+
+def test_seeds_that_are_added_by_hand_are_further_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are requested alone, the command names fewer of them than are tested."""
+    monkeypatch.chdir(tmp_path)
+    noted: list[Looks | None] = []
+    monkeypatch.setattr(
+        "lsgd.study.reporting.report", lambda *arguments: noted.append(arguments[-1])
+    )
+
+    def train(*seeds: int) -> None:
+        for trial in planned_runs(replace(load_study("digits"), seeds=[*seeds]), []):
+            words = f"+recipe={trial.recipe.name}"
+            write_run(trial.folder, words, seed=trial.recipe.seed, errors=[2.0] * 30)
+
+    for asked, seeds in ([], [0, 1, 2, 3]), (["seeds=[4]"], [4]), (["seeds=5"], []):
+        train(*seeds)
+        request = read_request("", ["study=digits", "--np", "1", *asked])
+        write_report(request.study, [], all_runs(request))
+    assert noted == [Looks(4, 4), Looks(4, 5), Looks(4, 5)]
+    train(7)
+    findings = study_findings(request.study, [], all_runs(request))
+    assert (findings.looks, read_looks(Path("runs/studies/digits"))) == (Looks(4, 6), Looks(4, 5))
 
 
 def test_arms_that_differ_in_nothing_that_takes_time_are_timed_once(
@@ -134,6 +161,10 @@ def test_hours_by_existing_runs_are_those_of_their_steps(
     assert source == "existing runs"
     assert rate is not None
     assert trial.examples_left / rate == pytest.approx(made.total_steps * seconds)
+    on_gpus = RunLauncher("slurm", {"--gpus": "1", "--nodes": "1"})
+    assert cost.speed(on_gpus, trial, group, 7.0) == (7.0, "--images-per-second")
+    start["device"] = "NVIDIA H200"
+    assert cost.speed(on_gpus, trial, group, 7.0) == (pytest.approx(rate), "existing runs")
 
 
 def test_epochs_of_smaller_images_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:

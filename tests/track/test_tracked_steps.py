@@ -1,5 +1,6 @@
 """What a tracker gets of the rows of a run."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +82,13 @@ def test_the_number_of_a_run_is_at_its_last_step() -> None:
     assert tracked_steps(run()) == []
     *_, last = tracked_steps(run(*rows, epoch(2, val_top1_error=8.0)))
     assert last.values["outcome"] == 10.0  # the median
+
+
+def test_a_run_that_never_reached_its_target_has_no_outcome() -> None:
+    recipe = replace(RECIPE, metric=replace(RECIPE.metric, epochs_to={"top1_error": 1.0}))
+    made = replace(run(epoch(1), epoch(2)), recipe=recipe)
+    assert math.isinf(made.final_metric)
+    assert "outcome" not in tracked_steps(made)[-1].values
 
 
 def test_times_are_those_of_steps_whatever_the_speed_counts() -> None:

@@ -1,6 +1,7 @@
 """Verification of runs: an honest one is confirmed, and each planted forgery is found."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,18 +16,28 @@ from helpers.launching import launch
 
 from lsgd import config
 from lsgd.comm.single import SingleComm
+from lsgd.errors import DivergedError, UsageError
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import row_callback
+from lsgd.run.read import Run, read_run
 from lsgd.run.rows import Row, read_rows
-from lsgd.run.verification import RunVerification, read_verification
+from lsgd.run.verification import RunVerification, read_verification, rows_digest
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.train import train
+from lsgd.verify import checkpoints
 from lsgd.verify.__main__ import main
 from lsgd.verify.evidence import Evidence
-from lsgd.verify.reexecution import draw_places, load, norm_rounding, perturb
+from lsgd.verify.records import _check_metrics, check_keys
+from lsgd.verify.reexecution import (
+    ExecutedSteps,
+    compare_steps,
+    draw_places,
+    norm_rounding,
+    perturb,
+)
 from lsgd.workloads import open_workload
 from lsgd.workloads.images import ImageClassification
 
@@ -113,6 +124,12 @@ def edit_row(folder: Path, kind: str, step: int, **values: Any) -> None:
     edit_rows(folder, lambda row: (row["kind"], row["step"]) == (kind, step) and row.update(values))
 
 
+def load(path: Path) -> Checkpoint:
+    saved = checkpoints.load(path)
+    assert saved is not None
+    return saved
+
+
 def step_of(path: Path) -> int:
     return int(path.stem.partition("-")[2])
 
@@ -189,6 +206,96 @@ def test_rounding_is_measured_where_no_fixed_tolerance_holds(tmp_path: Path) -> 
     code, found = verified(folder, "workers_per_pass=1")
     assert code == 0
     assert 0 < found.largest_difference < 0.2
+
+
+def test_a_run_that_diverged_before_its_first_row_is_confirmed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(DivergedError):
+        made_run(
+            folder,
+            "precision=float32",
+            "schedule.reference_lr=1e6",
+            "log_steps=50",
+            "checkpoint_steps=10",
+        )
+    by_step = read_run(folder).diverged_by_step
+    assert by_step is not None
+    assert main([str(folder), "--steps", str(by_step - 1)]) == 2
+    assert f"write --steps {by_step} to reach its next one" in capsys.readouterr().err
+    code, found = verified(folder, "--steps", str(by_step))
+    assert (code, found.compared["divergence"]) == (0, 1)
+    assert (found.executed_steps, found.made_steps) == (by_step, by_step)
+
+
+@pytest.mark.parametrize(
+    ("said", "ours", "copy", "result"),
+    [
+        ("the loss or a gradient of step 7 is not finite; …", 8, 8, "equal"),
+        ("the loss or a gradient of step 7 is not finite; …", 8, None, "equal"),
+        ("a momentum is not finite before step 8 and was not saved; …", 8, 8, "equal"),
+        ("the loss or a gradient of step 7 is not finite; …", None, None, "it does not"),
+        ("the loss or a gradient of step 7 is not finite; …", None, 8, "is not compared"),
+        ("the loss or a gradient of step 7 is not finite; …", 6, 6, "by step 6"),
+        ("the loss or a gradient of step 7 is not finite; …", 6, 7, "is not compared"),
+        ("the loss or a gradient of step 70 is not finite; …", None, None, ""),
+        ("it burnt", 6, 6, "names no step"),
+        (None, 6, 6, "and the run did not"),
+        (None, None, 6, "is not compared"),
+        (None, None, None, ""),
+    ],
+)
+def test_whether_and_when_steps_diverge_is_compared(
+    said: str | None, ours: int | None, copy: int | None, result: str
+) -> None:
+    rows = [{"kind": "start", "step": 0}]
+    ends = [] if said is None else [{"kind": "diverged", "step": 5, "text": said}]
+    recipe = compose_recipe(*WORDS)
+    own, copied = (
+        ExecutedSteps(3, step or 10, [{"kind": "start", "step": 3}], diverged_by_step=step)
+        for step in (ours, copy)
+    )
+    evidence = Evidence(1e-5)
+    compare_steps(Run(Path("run"), recipe, rows + ends), recipe, {}, own, copied, evidence)
+    words = [*evidence.mismatches, *evidence.notes] if result != "equal" else ["equal"]
+    assert evidence.compared == ({"divergence": 1} if result == "equal" else {})
+    assert bool(evidence.mismatches) == (
+        result in ("it does not", "by step 6", "and the run did not")
+    )
+    assert any(result in each for each in words) if result else not evidence.mismatches
+
+
+def test_a_run_that_still_trains_is_confirmed_by_the_rows_that_were_read(copied: Path) -> None:
+    """The last line is incomplete, and checkpoints have metrics of evaluations that follow it."""
+    lines = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    place = next(i for i, line in enumerate(lines) if b'"step": 12,' in line)
+    (copied / "metrics.jsonl").write_bytes(b"".join(lines[: place + 1]) + lines[place + 1][:9])
+    code, found = verified(copied)
+    assert (code, found.mismatches, found.places) == (0, [], [0, 14])
+    newer = [f"checkpoint-{step}.pt is newer than the rows that were read, and is left out"
+             for step in (17, 18, 19, 20)]  # fmt: skip
+    assert [note for note in found.notes if "newer" in note] == newer
+    assert found.rows_sha256 == rows_digest(copied)
+    run = read_run(copied)
+    (copied / "metrics.jsonl").write_bytes(b"".join(lines))
+    assert rows_digest(copied, len(run.rows)) != rows_digest(copied)
+    assert rows_digest(copied, len(lines)) == rows_digest(copied)
+    finished = read_run(copied)
+    assert not checkpoints.is_newer_than_rows(load(copied / "checkpoint-20.pt"), finished)
+    lost = replace(run, rows=[row for row in run.rows if row["kind"] != "epoch"])
+    assert not checkpoints.is_newer_than_rows(load(copied / "checkpoint-20.pt"), lost)
+
+
+def test_a_checkpoint_that_was_deleted_meanwhile_is_noted(tmp_path: Path) -> None:
+    evidence = Evidence(1e-5)
+    assert list(checkpoints.read_checkpoints([tmp_path / "checkpoint-5.pt"], evidence)) == []
+    assert evidence.notes == [
+        "checkpoint-5.pt was deleted during the verification, and is not compared"
+    ]
+    (tmp_path / "checkpoint-5.pt").mkdir()
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(checkpoints.read_checkpoints([tmp_path / "checkpoint-5.pt"], evidence))
 
 
 def test_images_are_read_by_the_loader_of_the_run(tmp_path: Path) -> None:
@@ -299,6 +406,7 @@ def test_rows_out_of_order_are_a_verdict(copied: Path, edit: Any) -> None:
 def edited_rows(folder: Path) -> None:
     """Edit a loss, a gradient norm in its 7th digit, and an lr where no step is executed again.
 
+
     Then an error that the checkpoints do not have, a final error that the last one has too, and
     the epoch and the error of evaluations within epochs. And delete a row of a step that is not
     executed.
@@ -317,6 +425,12 @@ def edited_rows(folder: Path) -> None:
         return replace(saved, rates=saved.rates | {2: saved.rates[2] | {"val_top1_error": 2.0}})
 
     edit_checkpoints(folder, edit, 20)
+
+
+def metrics_that_the_recipe_does_not_compute(folder: Path) -> None:
+    edit_row(folder, "epoch", 10, test_loss=0.1)
+    edit_row(folder, "evaluation", 15, val_ppl=0.1)
+    edit_row(folder, "train", 7, top5_error=0.1)
 
 
 def rows_cut_out_and_renumbered(folder: Path) -> None:
@@ -343,7 +457,8 @@ def swapped_and_damaged_checkpoints(folder: Path) -> None:
 def edited_checkpoints(folder: Path) -> None:
     """Edit the weight decay of one checkpoint, and a parameter of another in the 7th digit.
 
-    And give one the state of the checkpoint before it, and delete the row of the first epoch.
+    And give one the state of the checkpoint before it, delete the row of the first epoch, and let
+    the run be judged by another metric.
     """
 
     def edit_decay(saved: Checkpoint) -> Checkpoint:
@@ -358,7 +473,19 @@ def edited_checkpoints(folder: Path) -> None:
     edit_checkpoints(folder, edit_decay, 5)
     edit_checkpoints(folder, lambda saved: replace(saved, model=earlier.model), 14)
     delete_row(folder, "epoch", 10)
+    edit_row(folder, "start", 0, metric="top5_error")
     edit_checkpoints(folder, edit_parameter, 20)
+
+
+def a_divergence_where_the_run_looked_good(folder: Path) -> None:
+    """Delete all after step 9, and let the run claim to have diverged in the next step."""
+    text = "the loss or a gradient of step 9 is not finite; nothing was saved after the step before"
+    kept = [row for row in read_rows(folder / "metrics.jsonl") if row["step"] <= 9]
+    kept.append({"kind": "diverged", "step": 9, "text": text})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    for path in checkpoint.checkpoint_files(folder):
+        if step_of(path) > 9:
+            path.unlink()
 
 
 def another_seed_in_the_configuration(folder: Path) -> None:
@@ -402,9 +529,25 @@ def another_seed_in_the_configuration(folder: Path) -> None:
                 "checkpoint-14.pt: model ",
                 "checkpoint-20.pt: model fc.weight is not",
                 "epoch row of epoch 1: it is missing",
+                "start row of step 0: final metric is top5_error, and must be top1_error",
             ],
         ),
         (another_seed_in_the_configuration, (0, 20), ["config.yaml: fingerprint is"]),
+        (
+            metrics_that_the_recipe_does_not_compute,
+            (0, 5, 20),
+            [
+                "epoch row of step 10: test_loss is not computed by the recipe",
+                "row of epoch 1, by checkpoints: test_loss is not computed by the recipe",
+                "evaluation row of step 15: val_ppl is not computed by the recipe",
+                "train row of step 7: top5_error is not computed by the recipe",
+            ],
+        ),
+        (
+            a_divergence_where_the_run_looked_good,
+            (0, 20),
+            ["after step 9: the run says that it diverged by step 10; executed again it does not"],
+        ),
     ],
 )
 def test_an_edited_run_is_not_confirmed(
@@ -539,7 +682,72 @@ def test_a_value_that_rounding_may_change_too_much_confirms_nothing() -> None:
     evidence.counted("top1_error", "here", 50.0, 50.0, 0.01, examples=1000)
     assert (evidence.compared, evidence.mismatches) == ({}, [])
     assert evidence.unresolved == {"loss": 1, "top1_error": 1}
+    evidence.counted("top1_error", "here", None, 50.0, math.inf, examples=1000)
+    assert (evidence.unresolved["top1_error"], evidence.mismatches) == (2, [])
     evidence.close("loss", "here", float("nan"), 1.0, rounding=0.01)
     evidence.close("loss", "here", 10**400, 1.0, rounding=0.0)
     evidence.tensors("model", "here", {"a": torch.ones(2)}, {"a": torch.ones(3)}, {"a": 0})
     assert len(evidence.mismatches) == 3
+
+
+@pytest.mark.parametrize(
+    ("written", "computed", "rounding", "examples", "points"),
+    [
+        (19.1, 25.0, 0.002, 50000, 1.6),
+        (1.69, 1.69, 0.167, 355, 9.03),
+        (0.0, 0.0, 0.0, 355, 0.56),
+        (0.0, 0.0, 0.01, 1000, 0.26),
+        (None, None, 0.0, 355, math.inf),
+    ],
+)
+def test_the_points_that_are_allowed_in_a_percentage(
+    written: float | None, computed: float | None, rounding: float, examples: int, points: float
+) -> None:
+    """A relative effect of rounding is that share of the percentage, not of all examples."""
+
+    def is_different(value: float | None) -> bool:
+        evidence = Evidence(1e-5)
+        evidence.counted("val_top1_error", "here", value, computed, rounding, examples)
+        return bool(evidence.mismatches)
+
+    assert is_different(written) == (written == 19.1)
+    if computed is not None:
+        assert not is_different(computed + 0.99 * points)
+        assert is_different(computed + 1.01 * points)
+    else:
+        assert is_different(1.0)
+
+
+def test_keys_that_only_another_version_computes_are_noted(tmp_path: Path) -> None:
+    """But metrics of an evaluation set that the run does not have differ in any version."""
+    recipe = compose_recipe(*WORDS)
+    made = {"kind": "epoch", "step": 10, "epoch": 1, "lr": 0.1, "val_loss": 1.0, "mfu": 0.1}
+    run = Run(tmp_path, recipe, [made | {"train_loss": 1.0, "val_odd": 2.0, "test_loss": 0.1}])
+    evidence = Evidence(1e-5)
+    evidence.other_keys_differ = False
+    check_keys(run, {"epoch": ["val_loss"]}, ("val",), evidence)
+    assert evidence.mismatches == ["epoch row of step 10: test_loss is not computed by the recipe"]
+    assert evidence.notes == [
+        "val_odd of rows is not compared, as this version does not compute it"
+    ]
+
+
+def test_a_loss_that_is_not_finite_is_null_in_its_row() -> None:
+    evidence = Evidence(1e-5)
+    row = {"kind": "epoch", "step": 10, "epoch": 1, "val_loss": None, "val_top1_error": 90.0}
+    metrics = {"val_loss": math.inf, "val_top1_error": 90.0}
+    _check_metrics("checkpoint-10.pt", "epoch 1", metrics, row, evidence)
+    assert (evidence.compared["metric"], evidence.mismatches) == (2, [])
+    _check_metrics("checkpoint-10.pt", "epoch 1", metrics, row | {"val_loss": 1.0}, evidence)
+    assert len(evidence.mismatches) == 1
+
+
+def test_settings_of_the_optimizer_are_compared_as_the_lr_is() -> None:
+    """Another machine's cosine differs in its last bit."""
+    evidence = Evidence(1e-5)
+    groups = [[{"lr": lr, "nesterov": True}] for lr in (0.1, 0.1 + 1e-17, 0.1 * (1 + 1e-15))]
+    evidence.tensors("optimizer state", "here", groups[2], groups[0], groups[1])
+    assert (evidence.compared, evidence.mismatches) == ({"optimizer state": 2}, [])
+    evidence.tensors("optimizer state", "here", [{"lr": 0.1 + 1e-9}], groups[0], groups[1])
+    evidence.tensors("optimizer state", "there", [{"lr": 0.1 + 1e-9}], [{"lr": 0.1}], groups[1])
+    assert len(evidence.mismatches) == 2
