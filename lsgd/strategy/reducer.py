@@ -50,7 +50,7 @@ class _Bucket:
     views: list[Tensor]
     """View of each parameter's gradient in `flat`."""
     made: tuple[object, ...] = ()
-    """The placement when the bucket was made."""
+    """The layout of the parameters when the bucket was made."""
     attached: bool = True
     """Whether the `.grad` of each parameter is its view of `flat`."""
     is_of_large_tensors: bool = field(init=False)
@@ -69,14 +69,18 @@ class _Bucket:
         """Return strong references to the parameters of this bucket."""
         return [parameter for owner in self.owners if (parameter := owner()) is not None]
 
-    def placement(self, parameters: list[nn.Parameter]) -> tuple[object, ...]:
-        """Return the addresses of the views, and the layouts and types of the parameters."""
+    def layout(self, parameters: list[nn.Parameter]) -> tuple[object, ...]:
+        """Return the strides, types and devices of the parameters."""
         return (
-            [view.data_ptr() for view in self.views],
             [parameter.stride() for parameter in parameters],
             {parameter.dtype for parameter in parameters},
             {parameter.device for parameter in parameters},
         )
+
+    def has_views(self) -> bool:
+        """Return whether the views are still views of `flat`, and not of other memory."""
+        memory = self.flat.untyped_storage().data_ptr()
+        return all(view.untyped_storage().data_ptr() == memory for view in self.views)
 
     def detach(self) -> None:
         """Set `.grad` of the bucket's parameters to None, so that autograd copies no gradients."""
@@ -186,7 +190,7 @@ class Reducer:
         """
         for bucket in self.buckets:
             parameters = bucket.parameters()
-            if bucket.placement(parameters) != bucket.made:
+            if bucket.layout(parameters) != bucket.made or not bucket.has_views():
                 raise UsageError(
                     "the model was moved or converted since virtual(…), as by model.to(…) or "
                     "model.double(), and its gradients are no longer those that are averaged; do "
@@ -296,7 +300,7 @@ class Reducer:
                 hook = self._ready_hook(bucket)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
             offset += parameter.numel()
-        bucket.made = bucket.placement(parameters)
+        bucket.made = bucket.layout(parameters)
         return bucket
 
     def _ready_hook(self, bucket: _Bucket) -> Callable[[Tensor], None]:

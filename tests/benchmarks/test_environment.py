@@ -28,7 +28,9 @@ def test_one_that_is_there_is_whole(
             (Path(command[-1]) / "bin").mkdir(parents=True)
             (Path(command[-1]) / "bin/python").touch()
             return 0, ""
-        assert Path(command[0]).exists()
+        # Whatever a user has told pip of packages for the user alone.
+        assert command[:2] == ["env", "PIP_USER=0"]
+        assert Path(command[2]).exists()
         return (0, "") if network else (1, "Collecting\nERROR: no tiny==1 is found")
 
     monkeypatch.setattr(module, "run_with_limit", finished)

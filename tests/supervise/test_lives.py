@@ -153,7 +153,11 @@ def test_who_cannot_leave_does_not_keep_process_0_from_saving() -> None:
     ],
 )
 def test_only_ctrl_c_is_a_second_signal(sent: list[str], received: list[str]) -> None:
-    before = {name: signal.getsignal(signal.Signals[name]) for name in STOP_SIGNALS}
+    # The tests themselves may run under nohup, by which SIGHUP is ignored.
+    before = {
+        name: signal.signal(signal.Signals[name], signal.default_int_handler)
+        for name in STOP_SIGNALS
+    }
     try:
         caught = catch_stop_signals()
         for name in sent:
