@@ -371,7 +371,9 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
         )
     if loader == "memory" and (unread := _settings_of_files(data, settings)):
         raise UsageError(f"{unread} is for image folders, which {data.name} is not; leave it out")
-    if loader == "torchvision" and (unread := _settings_of_dali(settings)):
+    # A share of the GPU's decoder is a hint where inputs=auto may choose DALI on another machine.
+    chosen = settings.loader == loader or settings.decode_on == "gpu"
+    if loader == "torchvision" and chosen and (unread := _settings_of_dali(settings)):
         raise UsageError(
             f"{unread} is for DALI, and this run uses inputs=torchvision; leave it out, or write "
             "inputs=dali"

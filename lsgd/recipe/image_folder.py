@@ -3,6 +3,7 @@
 The index has one file for each split, whose other columns lsgd.inputs.index reads.
 """
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +16,8 @@ from lsgd.paths import is_leftover
 from lsgd.recipe import Data
 
 SPLITS = ("train", "val")
+IMAGENET_ARCHIVE = re.compile(r"ILSVRC2012_.*|n[0-9]{8}\.tar")
+"""The names of ImageNet's archives, of all images or of a class, which are no shards."""
 INDEXED_FIELDS = ("classes", "train_examples", "val_examples")
 """The fields of a dataset that are read from the index of a folder."""
 
@@ -45,13 +48,14 @@ def prepare_command(
 
 
 def _has_shards_alone(root: Path) -> bool:
-    """Return whether a dataset has tar shards, there or in folders such as train, and no images."""
-    train = root / "train"
-    if train.is_dir() and any(
-        path.is_dir() and not is_leftover(path.name) for path in train.iterdir()
-    ):
+    """Return whether a dataset has tar shards, there or in the folder of a split, and no images."""
+    try:
+        if any(not is_leftover(path.name) for path in (root / "train").glob("*/")):
+            return False
+        archives = [path for name in (".", *SPLITS) for path in (root / name).glob("[!.]*.tar")]
+    except OSError:  # a folder whose index can be read, and which cannot be listed
         return False
-    return any(any(root.glob(pattern)) for pattern in ("[!.]*.tar", "[!.]*/[!.]*.tar"))
+    return any(not IMAGENET_ARCHIVE.fullmatch(path.name) for path in archives)
 
 
 def count_images(root: Path, index: Path | None = None) -> dict[str, int]:

@@ -67,8 +67,9 @@ def run_with_restarts(
 ) -> int:
     """Run a job's processes 0 to size - 1, restarting those that die; return the job's exit code.
 
-    `signals` are the numbers of the signals that this process receives meanwhile: the first sends
-    SIGTERM to all processes, which have `grace` seconds to exit, and the second kills them.
+    `signals` are the numbers of the signals that this process receives meanwhile, as of
+    `catch_stop_signals`: the first sends SIGTERM to all processes, which have `grace` seconds to
+    exit, and a second, by Ctrl-C, kills them.
     """
     code: int | None = None
     passed_on, stop_at = 0, float("inf")

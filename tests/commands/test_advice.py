@@ -67,14 +67,22 @@ def test_commands_that_texts_name_exist_with_their_options() -> None:
     assert found > 30
 
 
+IMAGENET = ("n01440764", "ILSVRC2012_img_train")
+"""Archives of ImageNet, which are no shards."""
+
+
 @pytest.mark.parametrize("dataset", DATASETS)
-@pytest.mark.parametrize("shards", ["none", "own", "of another tool", "in folders"])
+@pytest.mark.parametrize("shards", ["none", "own", "of another tool", "in folders", *IMAGENET])
 def test_what_prepares_a_dataset_exists(dataset: str, shards: str, tmp_path: Path) -> None:
     root = tmp_path / "my images"
     root.mkdir()
     if shards == "in folders":
         (root / "train/.cache").mkdir(parents=True)
         (root / "train/000000.tar").touch()
+    elif shards in IMAGENET:
+        (root / "train").mkdir()
+        (root / f"train/{shards}.tar").touch()
+        (root / f"{shards}.tar").touch()
     elif shards != "none":
         (root / "train-000000.tar").touch()
     if shards == "own":

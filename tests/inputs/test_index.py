@@ -17,7 +17,7 @@ from helpers.folders import DATA, copy, make_folder, write_folder_shards
 from numpy.typing import NDArray
 
 from lsgd.errors import InputFailedError, UsageError
-from lsgd.inputs import open_inputs
+from lsgd.inputs import _check_kind, open_inputs
 from lsgd.inputs.index import ImageIndex, index_file, open_indexes, write_index
 from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import InputsSettings
@@ -402,6 +402,14 @@ def test_a_loader_that_does_not_suit_the_dataset_is_refused(words: list[str], me
 )
 def test_settings_that_mean_nothing_else_are_accepted(words: list[str]) -> None:
     open_inputs(compose_recipe("+recipe=digits", *words), torch.device("cpu"))
+
+
+def test_a_share_of_the_decoder_is_a_hint_where_the_loader_is_chosen_by_the_machine() -> None:
+    recipe = compose_recipe("+recipe=bs256", "inputs.hardware_share=0.3")
+    _check_kind(recipe.data, recipe.inputs, "torchvision", torch.device("cpu"))
+    gpu = replace(recipe.inputs, decode_on="gpu")
+    with pytest.raises(UsageError, match="decode_on=gpu is for DALI"):
+        _check_kind(recipe.data, gpu, "torchvision", torch.device("cpu"))
 
 
 def test_another_loader_of_a_benchmark_has_no_settings_of_dali() -> None:
