@@ -21,13 +21,23 @@ class RandomnessGuard(TorchDispatchMode):
     # Otherwise torch rejects operators such as flex_attention within the context.
     supports_higher_order_operators = True
 
-    def __init__(self, part: str, fix: str, network: nn.Module, drawing: set[nn.Module]) -> None:
+    def __init__(
+        self,
+        part: str,
+        fix: str,
+        network: nn.Module,
+        drawing: set[nn.Module],
+        *,
+        allows_generators: bool = False,
+    ) -> None:
         """Guard a network whose layers in `drawing` may draw random numbers.
 
-        `part` is the override that chose the network and `fix` the advice, for the refusal.
+        `part` is the override that chose the network and `fix` the advice, for the refusal. With
+        `allows_generators` all code may draw from generators of its own.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.part, self.fix, self.network, self.drawing = part, fix, network, drawing
+        self.allows_generators = allows_generators
         self.inside: list[nn.Module] = []
         self.calls: dict[nn.Module, list[int]] = {}
 
@@ -62,6 +72,7 @@ class RandomnessGuard(TorchDispatchMode):
         draws = (
             torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
             and _dropout_rate(func, args, keywords) != 0
+            and not (self.allows_generators and keywords.get("generator"))
         )
         if draws and not self.drawing.intersection(self.inside):
             names = {module: path for path, module in self.network.named_modules()}

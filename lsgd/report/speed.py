@@ -111,10 +111,12 @@ def _epochs(
 def is_cpu(hardware: str) -> bool:
     """Return whether a run's hardware is a CPU, of which its name states the threads.
 
-    >>> is_cpu("Xeon, 2 cores, threads per process: 1; in memory"), is_cpu("NVIDIA H200; DALI 2.4")
-    (True, False)
+    >>> is_cpu("Xeon, 2 cores, threads per process: 1; in memory")
+    True
+    >>> is_cpu("1 process, NVIDIA H200, threads per process: 8; DALI 2.4")
+    False
     """
-    return hardware.startswith("CPU") or "threads" in hardware
+    return hardware.startswith("CPU") or re.search("cores?, threads", hardware) is not None
 
 
 def hardware_and_processes(start: Row) -> tuple[str, int]:

@@ -18,6 +18,7 @@ own process group hosts some of them, and the trajectory is the same on any numb
 to the rounding of sums. Every mistake raises UsageError, with one sentence.
 """
 
+import sys
 import zlib
 from collections.abc import Iterator, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -236,6 +237,8 @@ class VirtualStep:
         """The backward passes that are missing in this step; None between two steps."""
         self._counts_rows = bool(self._layers) and (workers_per_pass > 1 or worker_batch == 1)
         self._checks_buffers, self._is_closed = True, False
+        self._synchronized = self.steps
+        """The number of steps at the last synchronization, the same on every process."""
         self._rows = RowCounter(model, self._layers, worker_batch)
         self._counted_shapes: list[torch.Size] = []
         """The shapes of an image and its targets for which the layers' rows were counted last."""
@@ -433,6 +436,7 @@ class VirtualStep:
         self._check_open()
         self._core.synchronize()
         self._set_stale(False)
+        self._synchronized = self.steps
 
     def mean_loss(self) -> float:
         """Return the mean loss over all images, of all processes, since the last call.
@@ -481,9 +485,10 @@ class VirtualStep:
         """Undo what `virtual` has changed in the model: hooks, batch norm and dropout layers.
 
         Raises UsageError if `synchronize` has not written the BN statistics of the last step, which
-        would be lost, unless the training has diverged.
+        would be lost, unless the training has diverged or another exception is on its way.
         """
-        if not self._is_closed and not self._core.guard.seen[0]:
+        is_over = self._is_closed or sys.exception() is not None
+        if not is_over and not self._core.guard.seen[0]:
             for freshness in self._freshness:
                 freshness.check("close()")
         self._undo()
@@ -507,7 +512,8 @@ class VirtualStep:
     def __exit__(self, kind: object, *error: object) -> None:
         """Synchronize and close; after an error close only, since other processes may not."""
         try:
-            if kind is None and not self._is_closed:
+            # The others may have left since they have synchronized, and their group may be gone.
+            if kind is None and not self._is_closed and self._synchronized != self.steps:
                 self.synchronize()
         finally:
             self._undo()

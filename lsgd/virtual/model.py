@@ -46,7 +46,8 @@ def check_model(model: nn.Module) -> None:
                 f"the model has {type(module).__name__}{where}, whose parameters have no shape "
                 "yet; call the model on a batch before virtual(…)"
             )
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+        is_embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if is_embedding and module.sparse and module.weight.requires_grad:
             raise UsageError(
                 f"the embedding{where} has sparse gradients, which are not averaged; use "
                 "sparse=False"

@@ -115,7 +115,8 @@ def _probe(value: Any, images: int) -> Any:
         return value.float() if value.is_floating_point() else value
     if not value.is_floating_point():
         return value[:2]
-    return torch.randn(2, *value.shape[1:], generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, *value.shape[1:], generator=generator, dtype=torch.float32)
 
 
 def _slice(value: Any, part: slice) -> Any:

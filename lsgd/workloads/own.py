@@ -313,7 +313,8 @@ def _try_training(
             norm.register_forward_pre_hook(partial(_refuse_single_values, single))
         norm.eval()  # a single example may have no variance
     fix = "set their rate to 0 and use nn.Dropout, or numbers of lsgd.parts.uniforms"
-    guard = RandomnessGuard(override, fix, model, set())
+    # Such as one that is seeded by epoch and example.
+    guard = RandomnessGuard(override, fix, model, set(), allows_generators=True)
     with refusing_errors(f"{override} fails on the first {len(ids)} training examples"):
         for each, batch in zip(passes, inputs.train(passes), strict=True):
             for state in states:

@@ -732,6 +732,16 @@ def test_keys_that_only_another_version_computes_are_noted(tmp_path: Path) -> No
     ]
 
 
+def test_an_epoch_that_is_not_evaluated_says_nothing_of_those_that_are(tmp_path: Path) -> None:
+    made = {"kind": "epoch", "step": 20, "epoch": 2, "lr": 0.1, "val_loss": 1.0, "mfu": 0.1}
+    run = Run(tmp_path, compose_recipe(*WORDS), [made | {"val_top1_error": 9.0, "odd": 1.0}])
+    evidence = Evidence(1e-5)
+    check_keys(run, {"epoch": ["lr"]}, ("val",), evidence)
+    assert evidence.mismatches == ["epoch row of step 20: odd is not computed by the recipe"]
+    check_keys(run, {"epoch": ["lr", "val_loss"]}, ("val",), evidence)
+    assert "val_top1_error is not computed" in evidence.mismatches[-1]
+
+
 def test_a_loss_that_is_not_finite_is_null_in_its_row() -> None:
     evidence = Evidence(1e-5)
     row = {"kind": "epoch", "step": 10, "epoch": 1, "val_loss": None, "val_top1_error": 90.0}

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from functools import cache, partial
 from threading import Lock
 from types import SimpleNamespace
@@ -605,6 +606,24 @@ def test_the_end_of_a_step_keeps_its_statistics() -> None:
     step.close()
     with pytest.raises(DivergedError), of(step.model) as step:
         step(images * torch.nan, labels)
+    assert type(step.model[1]) is nn.BatchNorm2d
+
+
+def test_a_step_that_has_synchronized_ends_without_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their process group may be destroyed by then."""
+    with small() as step:
+        step(*images_and_labels())
+        step.synchronize()
+        monkeypatch.setattr(step._core, "synchronize", None)
+
+
+def test_an_error_in_a_loop_that_closes_its_step_is_raised_as_it_is() -> None:
+    step = small()
+    step(*images_and_labels())
+    with pytest.raises(KeyboardInterrupt), closing(step):
+        raise KeyboardInterrupt
     assert type(step.model[1]) is nn.BatchNorm2d
 
 

@@ -18,7 +18,7 @@ from lsgd.errors import UsageError
 from lsgd.evaluation import evaluate
 from lsgd.export.network import load_exported_network
 from lsgd.learner import Learner
-from lsgd.models.randomness_guard import _dropout_rate
+from lsgd.models.randomness_guard import RandomnessGuard, _dropout_rate
 from lsgd.recipe import Recipe
 from lsgd.recipe.reference import option_list
 from lsgd.rules.sampler import MicroBatch
@@ -427,6 +427,22 @@ def test_draws_from_the_generator_of_torch_are_refused(options: str, message: st
 def test_layers_that_drop_nothing_are_kept(layer: str) -> None:
     recipe = sums("data.workload=own_task:Drawing", f"data.workload_options.layer='{layer}'")
     open_workload(recipe, CPU).inputs()
+
+
+def test_a_generator_that_the_workload_seeds_may_draw() -> None:
+    """By the examples, for instance; only what torch's own generator draws depends on the rest."""
+    shown: list[str] = []
+    network = torch.nn.Linear(1, 1)
+    for allows in (True, False):
+        guard = RandomnessGuard("data.workload=a:B", "do", network, set(), allows_generators=allows)
+        with guard:
+            try:
+                torch.rand(1, generator=torch.Generator().manual_seed(7))
+            except UsageError as error:
+                shown.append(f"{allows}: {error}")
+            with pytest.raises(UsageError):
+                torch.rand(1)
+    assert [text.partition(" ")[0] for text in shown] == ["False:"]
 
 
 def test_an_lstm_on_a_gpu_draws_nothing_without_dropout() -> None:
