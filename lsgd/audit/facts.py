@@ -318,7 +318,7 @@ def _other_momenta(job: AuditedJob, group: int) -> list[str]:
 
 
 def _sampled_updates(job: AuditedJob) -> list[Line]:
-    """Return the first updates that follow each other in a sampled weight; none if it is unknown.
+    """Return the first records of a sampled weight in which each update follows the one before.
 
     A weight of 16 bits loses too much of each update to tell the equation.
     """

@@ -357,6 +357,35 @@ def _settings_of_dali(settings: InputsSettings) -> str:
     return ""
 
 
+def _check_image_files(data: Data, loader: str) -> None:
+    """Raise UsageError if a loader of image files cannot read this dataset or augment it so."""
+    if data.name in IN_MEMORY_DATASETS:
+        raise UsageError(
+            f"inputs={loader} reads image folders, and {data.name} is not one; write inputs=memory"
+        )
+    parts = augmentation.parts_of(data.augmentation)
+    if "shift" in parts:
+        raise UsageError(
+            f"data.augmentation={data.augmentation} shifts, which is for small images in "
+            f"memory; write crop_flip, fb_resnet_torch, none or parts of these for {data.name}"
+        )
+    if data.channels not in (1, 3):
+        raise UsageError(
+            f"data.channels={data.channels}, and image files give 3 or, as grey, 1; write "
+            "data.channels=3 or data.channels=1"
+        )
+    if data.channels == 1 and ("colour" in parts or _has_policy(data)):
+        raise UsageError(
+            f"data.augmentation={data.augmentation} changes colours, which images of "
+            "data.channels=1 do not have; write data.augmentation=crop_flip"
+        )
+    if loader == "dali" and _has_policy(data):
+        raise UsageError(
+            f"data.augmentation={data.augmentation} has a policy of torchvision, which DALI "
+            "cannot apply from given draws; write inputs=torchvision"
+        )
+
+
 def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torch.device") -> None:
     """Raise UsageError if a data loader is not installed or not for this dataset or device."""
     if settings.dtype != "float32" and loader != "dali":
@@ -387,32 +416,7 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
                 "device=cuda on a machine with an NVIDIA GPU, or inputs.decode_on=cpu"
             )
     if loader in ("dali", "torchvision"):
-        if data.name in IN_MEMORY_DATASETS:
-            raise UsageError(
-                f"inputs={loader} reads image folders, and {data.name} is not one; write "
-                "inputs=memory"
-            )
-        parts = augmentation.parts_of(data.augmentation)
-        if "shift" in parts:
-            raise UsageError(
-                f"data.augmentation={data.augmentation} shifts, which is for small images in "
-                f"memory; write crop_flip, fb_resnet_torch, none or parts of these for {data.name}"
-            )
-        if data.channels not in (1, 3):
-            raise UsageError(
-                f"data.channels={data.channels}, and image files give 3 or, as grey, 1; write "
-                "data.channels=3 or data.channels=1"
-            )
-        if data.channels == 1 and ("colour" in parts or _has_policy(data)):
-            raise UsageError(
-                f"data.augmentation={data.augmentation} changes colours, which images of "
-                "data.channels=1 do not have; write data.augmentation=crop_flip"
-            )
-        if loader == "dali" and _has_policy(data):
-            raise UsageError(
-                f"data.augmentation={data.augmentation} has a policy of torchvision, which DALI "
-                "cannot apply from given draws; write inputs=torchvision"
-            )
+        _check_image_files(data, loader)
     if loader == "dali" and not is_dali_installed():
         raise UsageError(
             f"inputs=dali, but DALI is not installed; run {install_command('dali')}, or write "

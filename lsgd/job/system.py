@@ -31,7 +31,7 @@ DRIVER = Path("/sys/module/nvidia/version")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = PROCESSES / "self" / "cgroup"
-"""Linux's file with the control groups of this process, whose folders are in CGROUPS."""
+"""The file in which Linux lists the control groups of this process; CGROUPS has their folders."""
 CGROUP_LIMIT = CGROUPS / "memory.max"
 """The file with the bytes of memory that a container may use, or `max`."""
 PS = ("-E", "-ww") if sys.platform == "darwin" else ("eww",)

@@ -256,8 +256,9 @@ def _environment(options: Mapping[str, str]) -> str:
 
     Raises UsageError if the file does not exist, or is no bash.
     """
-    # sbatch --export=NONE sets NONE, and srun's processes would lack all that --setup exports.
-    lines = "export SLURM_EXPORT_ENV=ALL\n"
+    # sbatch --export=NONE sets NONE, and srun's processes would lack all that this script has.
+    is_limited = "--export" in options or os.environ.get("SBATCH_EXPORT")
+    lines = "export SLURM_EXPORT_ENV=ALL\n" if is_limited or "--setup" in options else ""
     if "--setup" not in options:
         return lines
     path = os.path.abspath(local_path(options["--setup"]))
@@ -398,8 +399,6 @@ def _container(
         "--container-mounts=" + ",".join(pairs),
         f"--container-workdir={folder}",
         *kept,
-        # An image's entrypoint, such as lsgd, would take the command for its arguments.
-        "--no-container-entrypoint",
     ]
 
 

@@ -32,27 +32,7 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
         run = read_run(folder)
     except NotARunError as why:
         raise UsageError(f"--run {folder} is not a run folder: {why}; give another") from None
-    for key, theirs, ours in (
-        ("model", run.recipe.model.name, recipe.model.name),
-        ("model.blurpool", run.recipe.model.blurpool, recipe.model.blurpool),
-        ("model.options", _listed(run.recipe.model.options), _listed(recipe.model.options)),
-        ("data.image_size", run.recipe.data.image_size, recipe.data.image_size),
-        ("data.channels", run.recipe.data.channels, recipe.data.channels),
-        ("precision", run.recipe.precision, recipe.precision),
-        ("channels_last", run_layout(run), _word(recipe.channels_last)),
-        ("compile", _logged(run, "compile", run.recipe.compile), _word(recipe.compile)),
-    ):
-        if theirs != ours:
-            raise UsageError(
-                f"--run {folder} has {key}={theirs} and {recipe.name} has {ours}, so its step "
-                f"time does not apply; give a run with {key}={ours}, or plan with {key}={theirs}"
-            )
-    if run.recipe.training_sizes != (recipe.data.image_size,):
-        raise UsageError(
-            f"--run {folder} trains on images of {', '.join(map(str, run.recipe.training_sizes))} "
-            f"pixels, and a plan needs the step time of those of data.image_size="
-            f"{recipe.data.image_size}; give a run with image_sizes.points=[], which may be short"
-        )
+    _check_same_step(run, recipe, f"--run {folder}")
     machine = str(run.start.get("machine", "an unknown number of processes"))
     processes = run.start.get("processes")
     # Older runs have the number of processes only in the text of `machine`.
@@ -82,6 +62,31 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
         )
         source += " is slower"
     return _on_one(speed, recipe, data_wait, source)
+
+
+def _check_same_step(run: Run, recipe: Recipe, name: str) -> None:
+    """Raise UsageError if a step of the run is another than one of the recipe."""
+    for key, theirs, ours in (
+        ("model", run.recipe.model.name, recipe.model.name),
+        ("model.blurpool", run.recipe.model.blurpool, recipe.model.blurpool),
+        ("model.options", _listed(run.recipe.model.options), _listed(recipe.model.options)),
+        ("data.image_size", run.recipe.data.image_size, recipe.data.image_size),
+        ("data.channels", run.recipe.data.channels, recipe.data.channels),
+        ("precision", run.recipe.precision, recipe.precision),
+        ("channels_last", run_layout(run), _word(recipe.channels_last)),
+        ("compile", _logged(run, "compile", run.recipe.compile), _word(recipe.compile)),
+    ):
+        if theirs != ours:
+            raise UsageError(
+                f"{name} has {key}={theirs} and {recipe.name} has {ours}, so its step time does "
+                f"not apply; give a run with {key}={ours}, or plan with {key}={theirs}"
+            )
+    if run.recipe.training_sizes != (recipe.data.image_size,):
+        raise UsageError(
+            f"{name} trains on images of {', '.join(map(str, run.recipe.training_sizes))} pixels, "
+            f"and a plan needs the step time of those of data.image_size={recipe.data.image_size}; "
+            "give a run with image_sizes.points=[], which may be short"
+        )
 
 
 def _listed(options: Mapping[str, Any]) -> str:

@@ -779,12 +779,22 @@ def _check_tail(recipe: Recipe) -> None:
             + f" x strategy.local_steps={local_steps}" * (local_steps > 1)
             + f") is more than the {examples} training examples; write {fix}"
         )
-    left = examples % batch_size % recipe.worker_batch
-    if recipe.keeps_tail and left == 1 and recipe.data.workload == "images":
+    if recipe.data.workload == "images":
+        refuse_single_examples(recipe, batch_size, recipe.worker_batch)
+
+
+def refuse_single_examples(recipe: Recipe, batch_size: int, worker_batch: int) -> None:
+    """Raise UsageError if a worker of steps of this size has one example alone, for batch norm."""
+    if worker_batch == 1:
         raise UsageError(
-            f"tail=keep leaves one worker of the last step with a single image ({examples} = "
-            f"{examples // batch_size} x {batch_size} + {examples % batch_size}), and BN needs "
-            "two; write tail=drop or another worker_batch"
+            "worker_batch=1 gives a worker a single example, and BN needs two; write 2"
+        )
+    steps, left = divmod(recipe.train_examples, batch_size)
+    if recipe.keeps_tail and left % worker_batch == 1:
+        raise UsageError(
+            "tail=keep leaves one worker of the last step with a single example "
+            f"({recipe.train_examples} = {steps} x {batch_size} + {left}), and BN needs two; write "
+            "tail=drop or another worker_batch"
         )
 
 

@@ -112,11 +112,11 @@ class CounterBasedDropout(nn.Module):
         if self.draws is None:
             return UsageError(
                 f"{layer} is called in training mode before the first step, and draws masks for "
-                "the images of a step alone; call model.eval() first"
+                "the examples of a step alone; call model.eval() first"
             )
         return UsageError(
-            f"{layer} gets {len(x)} rows for the {self.draws.shape[1]} images of a micro-batch, "
-            "and draws a mask for each image; put the images first in its input, and call "
+            f"{layer} gets {len(x)} rows for the {self.draws.shape[1]} examples of a micro-batch, "
+            "and draws a mask for each; put the examples first in its input, and call "
             "model.eval() outside of steps"
         )
 

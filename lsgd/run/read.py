@@ -84,11 +84,6 @@ class Run:
         return str(last.get("text", "")) if last.get("kind") == "diverged" else None
 
     @property
-    def diverged_by_step(self) -> int | None:
-        """The number of steps by which the run diverged, as its message states; None if unknown."""
-        return None if self.diverged is None else steps_until_divergence(self.diverged)
-
-    @property
     def begun(self) -> bool:
         """Whether the run's rows show that a step was made; the first follows `log_steps` steps."""
         return any(row["kind"] in (*MEASURED, "diverged") for row in self.rows)
@@ -147,17 +142,17 @@ class Run:
         return [row for row in self.rows if row["kind"] == kind]
 
 
-def steps_until_divergence(message: str) -> int | None:
+def steps_until_divergence(message: str | None) -> int | None:
     """Return the number of steps made when a value was not finite, by the message of the error.
 
-    It is None if the message names no step. Steps are numbered from 0.
+    It is None without a message, or if the message names no step. Steps are numbered from 0.
 
     >>> steps_until_divergence("the loss or a gradient of step 71 is not finite; …")
     72
     >>> steps_until_divergence("a parameter, … is not finite before step 70 and was not saved; …")
     70
     """
-    match = re.search(r"\b(of|before) step (\d{1,15})\b", message)
+    match = re.search(r"\b(of|before) step (\d{1,15})\b", message or "")
     return None if match is None else int(match[2]) + (match[1] == "of")
 
 

@@ -70,7 +70,7 @@ class _Bucket:
         return [parameter for owner in self.owners if (parameter := owner()) is not None]
 
     def layout(self, parameters: list[nn.Parameter]) -> tuple[object, ...]:
-        """Return the strides, types and devices of the parameters."""
+        """Return the strides, types and devices of parameters, which differ once they are moved."""
         return (
             [parameter.stride() for parameter in parameters],
             {parameter.dtype for parameter in parameters},

@@ -55,7 +55,7 @@ from lsgd.recipe.fields import AUTO
 from lsgd.run import provenance
 from lsgd.run.checkpoint import checkpoint_files, order_hash
 from lsgd.run.read import NotARunError, Run, read_run
-from lsgd.run.rows import MEASURED
+from lsgd.run.rows import MEASURED, Row
 from lsgd.run.verification import (
     RunVerification,
     check_new,
@@ -114,16 +114,7 @@ def verify(
     device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
-        # Once for all processes, which must restore the same checkpoints and make the same rows.
-        run, listed, rows_sha256, drawn_seed = broadcast_from_rank0(
-            comm,
-            lambda: (
-                run,
-                checkpoint_files(run.path),
-                rows_digest(run.path, len(run.rows)),
-                secrets.randbelow(10**6) if seed is None else seed,
-            ),
-        )
+        run, listed, rows_sha256, drawn_seed = _agree(comm, run, seed)
         stage_data(recipe, comm)
         workload = open_workload(recipe, device)
         inputs, data = open_consistent_inputs(comm, workload.inputs)
@@ -150,15 +141,13 @@ def verify(
         if comm.rank == 0:
             print(_plan(run, recipe, drawn, steps, evidence, drawn_seed, progress.all), flush=True)
         new = partial(Learner, recipe, comm, device, data, start.tensors)
-        executed: set[int] = set()
-        keys: defaultdict[str, set[str]] = defaultdict(set)
+        executed, rows = set[int](), list[Row]()
         for place, last in last_steps.items():
             ours = _verify_place(new, inputs, run, files, place, last, evidence, progress)
             if ours is not None:
                 executed |= set(range(ours.first, ours.last))
-                for row in ours.rows:
-                    keys[row["kind"]] |= row.keys()
-        records.check_keys(run, keys, workload.evaluation_sets, evidence)
+                rows += ours.rows
+        records.check_keys(run, rows, workload.evaluation_sets, evidence)
         _note_distances(files, last_steps, steps, evidence)
         _require_confirmation(run, evidence)
         if comm.rank:
@@ -167,6 +156,23 @@ def verify(
         return _verification(
             run, rows_sha256, files, evidence, drawn_seed, steps, drawn, executed, machine
         )
+
+
+def _agree(comm: Comm, run: Run, seed: int | None) -> tuple[Run, list[Path], str, int]:
+    """Return the run, its checkpoints, the digest of its rows and the seed, as of process 0.
+
+    All processes must restore the same checkpoints and make the same rows of a run that may train.
+    The seed is drawn if it is None.
+    """
+    return broadcast_from_rank0(
+        comm,
+        lambda: (
+            run,
+            checkpoint_files(run.path),
+            rows_digest(run.path, len(run.rows)),
+            secrets.randbelow(10**6) if seed is None else seed,
+        ),
+    )
 
 
 def _require_confirmation(run: Run, evidence: Evidence) -> None:

@@ -1,7 +1,7 @@
 """Checks of a run folder's files that need no training step: recipe, rows and checkpoints."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from lsgd.run import checkpoint, provenance
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.folder import shorter_recipe
 from lsgd.run.metrics import to_writable
-from lsgd.run.read import Run
+from lsgd.run.read import Run, steps_until_divergence
 from lsgd.run.rows import MEASURED, Row
 from lsgd.untrusted_files import read_bounded
 from lsgd.verify.evidence import MOST_SHOWN, Evidence
@@ -124,7 +124,7 @@ def check_divergence(run: Run, saved_steps: Collection[int], evidence: Evidence)
     """
     if run.diverged is None:
         return None
-    step, newest = run.diverged_by_step, max(saved_steps, default=0)
+    step, newest = steps_until_divergence(run.diverged), max(saved_steps, default=0)
     if step is None:
         evidence.note("the message of the divergence names no step, so that it is not executed")
     elif not newest < step <= run.recipe.total_steps:
@@ -138,13 +138,16 @@ def check_divergence(run: Run, saved_steps: Collection[int], evidence: Evidence)
 
 
 def check_keys(
-    run: Run, computed: Mapping[str, Collection[str]], sets: Collection[str], evidence: Evidence
+    run: Run, executed: Sequence[Row], sets: Collection[str], evidence: Evidence
 ) -> None:
     """Find the values in the rows of a run that the recipe does not compute, once for each key.
 
-    `computed` has the keys of executed rows by their kind. Metrics of another evaluation set than
-    these are not the run's in any version of lsgd.
+    `executed` are the rows of steps that were executed again. Metrics of another evaluation set
+    than these are not the run's in any version of lsgd.
     """
+    computed: dict[str, set[str]] = {}
+    for row in executed:
+        computed.setdefault(row["kind"], set()).update(row)
     endings = tuple(f"_{name}" for name in ("loss", *METRICS))
     # A restored model is evaluated without the epoch before it, and some epochs end without an
     # evaluation.

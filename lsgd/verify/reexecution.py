@@ -349,7 +349,8 @@ def _compare_divergence(
 
     Where only one of the two executions diverges, rounding alone decides, and nothing is compared.
     """
-    own, copied, theirs = ours.diverged_by_step, perturbed.diverged_by_step, run.diverged_by_step
+    own, copied = ours.diverged_by_step, perturbed.diverged_by_step
+    theirs = steps_until_divergence(run.diverged)
     is_reached = theirs is not None and ours.first < theirs <= (own or ours.last)
     if own is None and copied is None and not is_reached:
         return

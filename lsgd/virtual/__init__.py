@@ -372,9 +372,10 @@ class VirtualStep:
 
     @contextmanager
     def _check_forward(self, first: MicroBatch, shapes: list[torch.Size]) -> Iterator[None]:
-        """Check the forward pass of a step's first micro-batch, within the context.
+        """Check that the forward pass in this context changes no buffer and mixes no workers.
 
-        The buffers are checked once, and the rows of batch norm once for each shape of the images.
+        It is that of the first micro-batch of a step. The buffers are checked once, and the rows of
+        batch norm once for each shape of the images.
         """
         with ExitStack() as checks:
             if self._checks_buffers:

@@ -22,6 +22,7 @@ from lsgd.models import DTYPES
 from lsgd.models.randomness_guard import RandomnessGuard
 from lsgd.own_parts import WORKLOAD, imported_part, refusing_errors
 from lsgd.recipe import Recipe
+from lsgd.recipe.checks import refuse_single_examples
 from lsgd.rules import sampler
 from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norm_type, worker_batch_norms
 from lsgd.rules.counter_dropout import (
@@ -241,7 +242,7 @@ def _check_divisors(workload: OwnWorkload, weights: NDArray[np.int64]) -> None:
 
 
 def _try_out(workload: OwnWorkload, inputs: Inputs) -> None:
-    """Compute the loss of a few examples as in evaluation and in training; raises UsageError."""
+    """Check a workload of one's own by the loss of a few examples; raises UsageError."""
     # A copy, since carried_states keeps states of this throwaway model for the loss.
     workload = copy.copy(workload)
     model = workload.network().to(workload.device)
@@ -253,7 +254,7 @@ def _try_out(workload: OwnWorkload, inputs: Inputs) -> None:
 
 @torch.inference_mode()
 def _try_evaluation(workload: OwnWorkload, model: nn.Module, inputs: Inputs) -> None:
-    """Compute the loss of two validation examples together and alone; raises UsageError."""
+    """Check that two validation examples have the loss and counts of each, added; or UsageError."""
     override, kinds = workload.metrics_part, len(workload.count_names)
     model.eval()
     ids = np.arange(min(2, workload.evaluation_examples(MAIN_SET)))
@@ -291,7 +292,7 @@ def _try_evaluation(workload: OwnWorkload, model: nn.Module, inputs: Inputs) -> 
 def _try_training(
     workload: OwnWorkload, model: nn.Module, inputs: Inputs, states: tuple[CarriedState, ...]
 ) -> None:
-    """Compute the loss of two training examples together and alone, as in a step.
+    """Check that the loss of two training examples draws nothing and keeps the examples apart.
 
     Raises UsageError if it fails, if it draws from torch's generator, or if a batch norm or dropout
     layer does not get one row for each example.
@@ -307,10 +308,9 @@ def _try_training(
         for path, layer in model.named_modules()
         if layer in {*norms, *drops} and layer.training
     }
-    single = _single_example_share(workload.recipe)
     for norm in norms:
-        if single and norm.training:
-            norm.register_forward_pre_hook(partial(_refuse_single_values, single))
+        if norm.training:
+            norm.register_forward_pre_hook(partial(_refuse_single_values, workload.recipe))
         norm.eval()  # a single example may have no variance
     fix = "set their rate to 0 and use nn.Dropout, or numbers of lsgd.parts.uniforms"
     # Such as one that is seeded by epoch and example.
@@ -323,26 +323,11 @@ def _try_training(
                 workload.loss(model, batch, each)
 
 
-def _single_example_share(recipe: Recipe) -> str:
-    """Return the error of a recipe in which a worker has a single example; empty if none has."""
-    examples = recipe.train_examples
-    for stage in recipe.stages:
-        size, n = stage.batch_size, stage.worker_batch
-        if n == 1:
-            return "worker_batch=1 gives a worker a single example, and BN needs two; write 2"
-        if recipe.keeps_tail and examples % size % n == 1:
-            return (
-                f"tail=keep leaves one worker of the last step with a single example ({examples} = "
-                f"{examples // size} x {size} + {examples % size}), and BN needs two; write "
-                "tail=drop or another worker_batch"
-            )
-    return ""
-
-
-def _refuse_single_values(error: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Raise UsageError if an example has a single value of each channel, unlike an image."""
+def _refuse_single_values(recipe: Recipe, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Raise UsageError if a batch norm layer would normalise over one value of each channel."""
     if math.prod(inputs[0].shape[2:]) == 1:
-        raise UsageError(error)
+        for stage in recipe.stages:
+            refuse_single_examples(recipe, stage.batch_size, stage.worker_batch)
 
 
 @contextmanager

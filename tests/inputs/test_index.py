@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.inputs import _check_kind, open_inputs
 from lsgd.inputs.index import ImageIndex, index_file, open_indexes, write_index
+from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import InputsSettings
 
@@ -401,7 +402,9 @@ def test_a_loader_that_does_not_suit_the_dataset_is_refused(words: list[str], me
     ],
 )
 def test_settings_that_mean_nothing_else_are_accepted(words: list[str]) -> None:
-    open_inputs(compose_recipe("+recipe=digits", *words), torch.device("cpu"))
+    usual = open_inputs(compose_recipe("+recipe=digits"), torch.device("cpu"))
+    kind = SyntheticInputs if "inputs=synthetic" in words else type(usual)
+    assert type(open_inputs(compose_recipe("+recipe=digits", *words), torch.device("cpu"))) is kind
 
 
 def test_a_share_of_the_decoder_is_a_hint_where_the_loader_is_chosen_by_the_machine() -> None:

@@ -78,8 +78,8 @@ def test_a_container_sees_all_that_the_run_reads_and_writes(
         str(tmp_path.parent / "runs/a"), "/sets",
     ]  # fmt: skip
     assert mounts(script) == expected
-    # The variable of lsgd's own image would hide that of the job, and lsgd is its entrypoint.
-    assert "--container-env=LSGD_DATA --no-container-entrypoint" in script
+    # The variable of lsgd's own image would hide that of the job.
+    assert "--container-env=LSGD_DATA" in script
     # It is there before the container is started.
     assert script.index("mkdir -p") < script.index("srun --cpu-bind")
     inside = printed("slurm", "bs8k", f"run_dir={tmp_path}/runs/a", "--container", "image")

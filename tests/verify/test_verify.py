@@ -22,7 +22,7 @@ from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import row_callback
-from lsgd.run.read import Run, read_run
+from lsgd.run.read import Run, read_run, steps_until_divergence
 from lsgd.run.rows import Row, read_rows
 from lsgd.run.verification import RunVerification, read_verification, rows_digest
 from lsgd.strategy.allreduce import AllReduce
@@ -220,7 +220,7 @@ def test_a_run_that_diverged_before_its_first_row_is_confirmed(
             "log_steps=50",
             "checkpoint_steps=10",
         )
-    by_step = read_run(folder).diverged_by_step
+    by_step = steps_until_divergence(read_run(folder).diverged)
     assert by_step is not None
     assert main([str(folder), "--steps", str(by_step - 1)]) == 2
     assert f"write --steps {by_step} to reach its next one" in capsys.readouterr().err
@@ -725,7 +725,7 @@ def test_keys_that_only_another_version_computes_are_noted(tmp_path: Path) -> No
     run = Run(tmp_path, recipe, [made | {"train_loss": 1.0, "val_odd": 2.0, "test_loss": 0.1}])
     evidence = Evidence(1e-5)
     evidence.other_keys_differ = False
-    check_keys(run, {"epoch": ["val_loss"]}, ("val",), evidence)
+    check_keys(run, [{"kind": "epoch", "val_loss": 1.0}], ("val",), evidence)
     assert evidence.mismatches == ["epoch row of step 10: test_loss is not computed by the recipe"]
     assert evidence.notes == [
         "val_odd of rows is not compared, as this version does not compute it"
@@ -736,9 +736,9 @@ def test_an_epoch_that_is_not_evaluated_says_nothing_of_those_that_are(tmp_path:
     made = {"kind": "epoch", "step": 20, "epoch": 2, "lr": 0.1, "val_loss": 1.0, "mfu": 0.1}
     run = Run(tmp_path, compose_recipe(*WORDS), [made | {"val_top1_error": 9.0, "odd": 1.0}])
     evidence = Evidence(1e-5)
-    check_keys(run, {"epoch": ["lr"]}, ("val",), evidence)
+    check_keys(run, [{"kind": "epoch", "lr": 0.1}], ("val",), evidence)
     assert evidence.mismatches == ["epoch row of step 20: odd is not computed by the recipe"]
-    check_keys(run, {"epoch": ["lr", "val_loss"]}, ("val",), evidence)
+    check_keys(run, [{"kind": "epoch", "lr": 0.1, "val_loss": 1.0}], ("val",), evidence)
     assert "val_top1_error is not computed" in evidence.mismatches[-1]
 
 

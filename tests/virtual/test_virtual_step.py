@@ -617,6 +617,7 @@ def test_a_step_that_has_synchronized_ends_without_the_others(
         step(*images_and_labels())
         step.synchronize()
         monkeypatch.setattr(step._core, "synchronize", None)
+    assert type(step.model[1]) is nn.BatchNorm2d
 
 
 def test_an_error_in_a_loop_that_closes_its_step_is_raised_as_it_is() -> None:
@@ -824,7 +825,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "between two steps": (lambda: outside_of_steps(1), r"gets 7 rows for the 3 .*model.eval\(\)"),
     "rows of dropout": (
         lambda: of(TokensFirst())(torch.randn(12, 7, 4), torch.arange(12) % 5),
-        "layer drop of rate 0.5 gets 7 rows for the 3 images.*put the images first",
+        "layer drop of rate 0.5 gets 7 rows for the 3 examples.*put the examples first",
     ),
     "tokens": (
         lambda: of(Tokens("tokens"), workers_per_pass=2)(

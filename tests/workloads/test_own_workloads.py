@@ -426,7 +426,7 @@ def test_draws_from_the_generator_of_torch_are_refused(options: str, message: st
 @pytest.mark.parametrize("layer", ["still lstm", "still attention"])
 def test_layers_that_drop_nothing_are_kept(layer: str) -> None:
     recipe = sums("data.workload=own_task:Drawing", f"data.workload_options.layer='{layer}'")
-    open_workload(recipe, CPU).inputs()
+    assert open_workload(recipe, CPU).inputs().name
 
 
 def test_a_generator_that_the_workload_seeds_may_draw() -> None:

@@ -46,7 +46,7 @@ EXTRAS = frozenset(("mixing", "batch_growth", "image_sizes", "loss", "blurpool",
 
 
 def _used_extras(recipe: Recipe) -> set[str]:
-    """Return the names of the EXTRAS that a recipe uses."""
+    """Return the names of the rules in EXTRAS whose settings a recipe uses."""
     uses = {
         "mixing": recipe.data.mixup or recipe.data.cutmix,
         "batch_growth": len(recipe.stages) > 1,
