@@ -74,8 +74,8 @@ def _graph(common: LoaderSetting, on_gpu: bool) -> tuple[Any, Any]:
         options = {"device": "mixed", "hw_decoder_load": settings.hardware_share}
     cropped = fn.decoders.image_random_crop(
         files,
-        random_area=augmentation.AREA,
-        random_aspect_ratio=(3 / 4, 4 / 3),
+        random_area=data.crop_area,
+        random_aspect_ratio=data.crop_aspect,
         num_attempts=augmentation.MAX_TRIES,
         output_type=types.RGB,
         adjust_orientation=False,

@@ -20,7 +20,8 @@ from lsgd.inputs.staging import with_staged_data
 from lsgd.job.device import needs_pinned_memory, pick_device, synchronize
 from lsgd.job.launcher import cores, detect_launch
 from lsgd.recipe import Recipe
-from lsgd.rules import augmentation, sampler
+from lsgd.recipe.settings import ImageSizes
+from lsgd.rules import sampler
 from lsgd.rules.sampler import MicroBatch
 from lsgd.vision import datasets, transforms
 
@@ -47,7 +48,8 @@ class LoaderSetting:
     @property
     def batch(self) -> int:
         """The number of images in a micro-batch of the compared loaders."""
-        return self.recipe.micro_batch_workers * self.recipe.worker_batch
+        stage = self.recipe.stage(0)
+        return min(self.recipe.micro_batch_workers, stage.workers) * stage.worker_batch
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def loader_setting(recipe: Recipe) -> LoaderSetting:
             "benchmark compares; leave it out"
         )
     check_not_launched("the loaders of one are compared")
-    recipe = with_staged_data(recipe)
+    recipe = _with_one_size(with_staged_data(recipe))
     root = recipe.data.folder
     index, _ = open_indexes(recipe.data, root)
     decoders = recipe.inputs.decoders
@@ -91,6 +93,13 @@ def loader_setting(recipe: Recipe) -> LoaderSetting:
         index=index,
         decoders=cores(detect_launch()) if decoders is None else decoders,
     )
+
+
+def _with_one_size(recipe: Recipe) -> Recipe:
+    """Return the recipe with the first epoch's image size throughout, at which all are compared."""
+    data = replace(recipe.data, image_size=recipe.training_size(0))
+    evaluation = replace(recipe.evaluation, image_sizes=[], rectangle_batch=0)
+    return replace(recipe, data=data, image_sizes=ImageSizes(), evaluation=evaluation)
 
 
 def open_loaders(common: LoaderSetting, *, rounds: int, batches: int) -> Loaders:
@@ -128,7 +137,7 @@ def plain_dataloader(common: LoaderSetting, batches: int) -> Loader:
         transforms.Compose(
             [
                 transforms.RandomResizedCrop(
-                    data.image_size, scale=augmentation.AREA, ratio=(3 / 4, 4 / 3), antialias=True
+                    data.image_size, scale=data.crop_area, ratio=data.crop_aspect, antialias=True
                 ),
                 transforms.RandomHorizontalFlip(),
                 transforms.ToTensor(),

@@ -72,7 +72,7 @@ def profiling(learner: Learner, inputs: Inputs, run: Path, log: Log) -> Iterator
     profile = StepProfile(learner, folder, log)
     try:
         phases = reporting_phases(learner.strategy.phases(), profile)
-        with phases, reporting_batches(inputs, profile):
+        with phases, reporting_batches(inputs, profile.of_batch):
             yield
         profile.finish()
     finally:
@@ -91,6 +91,7 @@ class StepProfile:
         self.steps_ended = 0
         self.begun: list[tuple[str, Any]] = []
         """The phases of the measured steps, each with its begin time."""
+        self.is_between_steps = True
         self.reported = False
         log.print_text(
             f"profile=true: after {WARMUP} steps {MEASURED} are timed and then {TRACED} traced, "
@@ -99,12 +100,21 @@ class StepProfile:
 
     def __call__(self, phase: str) -> None:
         """Record the start of a phase of a training step, which also ends the previous phase."""
+        self.is_between_steps = phase == BETWEEN_STEPS
         self.steps_ended += phase == BETWEEN_STEPS
         if self.steps_ended >= WARMUP and not self.reported:
             self.begun.append((phase, self.now()))
         self.trace.label(phase)
         if phase == BETWEEN_STEPS:
             self._end_step()
+
+    def of_batch(self, phase: str) -> None:
+        """Record the start of a phase that a batch begins, if it is a batch of a training step.
+
+        Between steps, an evaluation may measure BN's statistics on training images.
+        """
+        if not self.is_between_steps:
+            self(phase)
 
     def _end_step(self) -> None:
         if self.steps_ended == WARMUP + MEASURED:

@@ -575,7 +575,8 @@ class Averaging:
 class BatchGrowth:
     """A batch-size schedule: the epochs at which the number of workers grows (Smith et al. 2017).
 
-    Each worker keeps its n images. The lr stays that of the first minibatch, by the schedule.
+    Each worker keeps its n images, and the lr is not scaled up. It drops at the schedule's epochs;
+    a smooth decay is over the steps made, of which there are fewer.
     """
 
     milestones: list[int] = setting([], IMAGES, ADDED_LATER)

@@ -90,23 +90,33 @@ def test_the_copy_on_this_machine_is_read(root: Path, tmp_path: Path) -> None:
     assert (common.index.root, common.recipe.data.root) == (common.root, str(common.root))
 
 
-def test_every_loader_does_the_same_work(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("override", "size", "side"),
+    [
+        ("workers_per_pass=1", 4, SIDE),
+        ("workers_per_pass=8", 8, SIDE),  # of 2 workers
+        ("image_sizes.points=[[0,16],[1,16]]", 4, 16),
+    ],
+)
+def test_every_loader_does_the_same_work(root: Path, override: str, size: int, side: int) -> None:
     """In each round so many images of the same shape and range, with nothing left over."""
-    common = loader_setting(compose_recipe(*words(root)))
+    common = loader_setting(compose_recipe(*words(root), override))
     loaders = open_loaders(common, rounds=3, batches=2)
     assert len(loaders.alone) + len(loaders.missing) == 4
     means = []
     for name, loader in loaders.alone.items():
         for number in range(3):
             batches = [(images.clone(), labels.clone()) for images, labels in loader(number)]
-            assert [tuple(images.shape) for images, _ in batches] == [(4, 3, SIDE, SIDE)] * 2, name
-            assert [len(labels) for _, labels in batches] == [4, 4]
+            assert [tuple(images.shape) for images, _ in batches] == [(size, 3, side, side)] * 2, (
+                name
+            )
+            assert [len(labels) for _, labels in batches] == [size, size]
             images = torch.cat([images for images, _ in batches])
             assert images.dtype == torch.float32
             means.append(images.mean().item())
     # Noise has the same mean in every crop.
     assert np.ptp(means) < 0.2
-    assert consume(loaders.alone[inputs.PLAIN](0), common.device) == 8
+    assert consume(loaders.alone[inputs.PLAIN](0), common.device) == 2 * size
 
 
 def test_the_plan_is_the_runs_own_order(root: Path) -> None:

@@ -14,7 +14,7 @@ from helpers.composed import compose_recipe
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Inputs, open_inputs
 from lsgd.learner import Learner
-from lsgd.profile import Trace, profiling, stragglers
+from lsgd.profile import WARMUP, StepProfile, Trace, profiling, stragglers
 from lsgd.profile.phases import reporting_batches, reporting_phases
 from lsgd.profile.stragglers import BETWEEN_STEPS
 from lsgd.run.metrics import Log
@@ -151,6 +151,20 @@ def test_each_phase_is_told_of_as_it_begins() -> None:
         BETWEEN_STEPS,
     ]
     assert {*phases} == {*stragglers.PHASES, BETWEEN_STEPS} == PHASES
+
+
+def test_batches_between_steps_are_of_no_step(tmp_path: Path) -> None:
+    """Such as those on which an evaluation measures BN's statistics."""
+    learner = Learner(compose_recipe(*WORDS), SingleComm(), CPU)
+    profile = StepProfile(learner, tmp_path, Log())
+    for _ in range(WARMUP):
+        profile("optimizer")
+        profile(BETWEEN_STEPS)
+    profile.of_batch("data wait")
+    profile.of_batch("forward")
+    profile("optimizer")
+    profile.of_batch("data wait")
+    assert [phase for phase, _ in profile.begun] == [BETWEEN_STEPS, "optimizer", "data wait"]
 
 
 @pytest.mark.parametrize("name", ["async", "local", "hogwild"])
