@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from lsgd.errors import UsageError
-from lsgd.job.members import GRACE
+from lsgd.job.ending import GRACE
 
 NP, HOSTS = "{np}", "{hosts}"
 """The placeholders in a command: the number of processes, and the hosts with their numbers."""

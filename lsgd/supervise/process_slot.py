@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from threading import Lock
 
 from lsgd.errors import UsageError
-from lsgd.job.ending import cleanup_process, end_tagged
-from lsgd.job.members import GRACE
+from lsgd.job.ending import GRACE, cleanup_process, end_tagged
 from lsgd.job.system import Tag
 
 SLOT_VARIABLE = "LSGD_SEAT"
@@ -61,7 +60,7 @@ class ProcessSlot:
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Let a helper end the slot's processes after this context, even if this one is killed."""
-        with cleanup_process("-m", "lsgd.job.ending", *self._tag, str(GRACE)):
+        with cleanup_process(self._tag):
             yield
 
     def send(self, number: int) -> None:
