@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lsgd import messages
+from lsgd.comm import RERUN
 from lsgd.comm.pair import ProcessPair
 from lsgd.comm.torch import TorchComm
 from lsgd.errors import PeerLostError, UsageError
@@ -192,7 +193,7 @@ class ElasticTorchComm(TorchComm):
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise PeerLostError(
                 f"the remaining processes could not reconnect ({str(error).splitlines()[0]}); "
-                "the checkpoint is intact, so rerun the same command with its run_dir to resume"
+                f"{RERUN}"
             ) from None
         self.is_outside_group = False
 

@@ -6,6 +6,7 @@ import time
 import torch
 from torch import Tensor
 
+from lsgd.comm import RERUN
 from lsgd.errors import DivergedError, PeerLostError, PreemptedError
 from lsgd.job.device import needs_pinned_memory, new_event
 
@@ -68,8 +69,7 @@ class NonFiniteGuard:
                 lost = PeerLostError(
                     f"step {self.step} has waited for the other processes for {self.timeout:g} "
                     "s; one has exited, hangs or is slower than comm.timeout allows; its own "
-                    "message may say why; the checkpoint is intact, so rerun the same command "
-                    "with its run_dir to resume"
+                    f"message may say why; {RERUN}"
                 )
                 lost.waited = math.inf
                 raise lost

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lsgd.comm import Comm, all_reduce_
+from lsgd.comm import RERUN, Comm, all_reduce_
 from lsgd.errors import DivergedError, PeerLostError, PreemptedError, UsageError
 from lsgd.job import preemption
 from lsgd.metric_sums import MetricSums, MetricSumsState
@@ -249,8 +249,7 @@ class Hogwild:
                 silent = ", ".join(map(str, np.flatnonzero(self.board[:, STOPPED] == 0)))
                 raise PeerLostError(
                     f"process {silent} has made no update for {self.recipe.comm.timeout:g} s; it "
-                    "hangs or is slower than comm.timeout allows; the checkpoint is intact, so "
-                    "rerun the same command with its run_dir to resume"
+                    f"hangs or is slower than comm.timeout allows; {RERUN}"
                 )
 
     def _end(self) -> None:

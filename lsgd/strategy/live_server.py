@@ -29,7 +29,7 @@ from lsgd.job.device import to_device, to_host
 from lsgd.recipe import Recipe
 from lsgd.strategy.gate import AdmissionGate, Tickets
 from lsgd.strategy.push_scheduler import PushScheduler, ReplyType, ServerReply
-from lsgd.strategy.shard import Shard
+from lsgd.strategy.shard import Shard, server_lr
 from lsgd.workloads import CarriedState
 
 NO_MORE = -(2**31)
@@ -375,22 +375,12 @@ class LiveServer:
             self.row[-LATEST - 4] = float(pushes[0].message.numbers[4])
             norm = first.new_full((), self.row[-LATEST - 4])
         self.norms[0] = norm
-        self.shard.apply(gradient.split(self.sizes), self._lr(pushes))
+        lr = server_lr(self.recipe, self.epoch, self.version, pushes[0].read)
+        self.shard.apply(gradient.split(self.sizes), lr)
         sizes = [part.pending_update.numel() for part in self.parts] if self.number == 0 else []
         for part, each in zip(self.parts, seen.split(sizes) if sizes else (), strict=False):
             part.pending_update.copy_(each.view_as(part.pending_update))
             part.end_step(len(pushes))
-
-    def _lr(self, pushes: list[_Push]) -> float:
-        # After lost workers another server may have more pushes than server 0.
-        steps = self.recipe.steps_per_epoch
-        step = self.epoch * steps + min(self.version, steps - 1)
-        lr = self.recipe.lr(step)
-        if self.recipe.strategy.pushes_deltas:
-            lr = self.recipe.strategy.outer_lr
-        if not self.recipe.strategy.staleness_aware:
-            return lr
-        return lr / max(1, self.version - pushes[0].read)
 
     def _send_replies(self, replies: list[ServerReply]) -> None:
         """Send replies with the current parameters to workers, and notify threads of the end.
@@ -426,10 +416,7 @@ class LiveServer:
         head = [reply.kind, life, self.epoch, self.stop_requested, count, reply.last]
         tickets = reply.tickets + [0] * (1 + self.layout.ahead - count)
         message.numbers.copy_(torch.tensor([*head, *tickets, *self.row], dtype=torch.float64))
-        begin = 0
-        for value in values:
-            message.values[begin : begin + value.numel()].copy_(value)
-            begin += value.numel()
+        torch.cat(list(values), out=message.values)
         return message
 
     def _pass_on(self) -> None:

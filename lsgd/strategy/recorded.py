@@ -15,8 +15,8 @@ from lsgd.errors import UsageError
 from lsgd.files import atomic_write
 from lsgd.recipe import Recipe
 from lsgd.strategy.gate import Tickets
-from lsgd.strategy.order import EpochScript, PushOrder, play_orders
-from lsgd.strategy.virtual import make_gates, staleness_metrics
+from lsgd.strategy.order import EpochScript, PushOrder
+from lsgd.strategy.virtual import make_gates, play_epoch, staleness_metrics
 from lsgd.untrusted_files import check_unzipped_size, read_bounded
 
 ORDERS_FILE = "orders.npz"
@@ -183,12 +183,8 @@ class RecordedOrders:
                 f"strategy.order={recipe.strategy.order} ends with epoch {epoch}, where the "
                 f"recorded run ended; write epochs={epoch}"
             )
-        return play_orders(
-            self.orders.epochs[epoch],
-            lambda tickets: make_gates(recipe.strategy, recipe.workers, tickets),
-            Tickets(recipe.tickets, ahead=self.orders.ahead),
-            recipe.workers,
-        )
+        tickets = Tickets(recipe.tickets, ahead=self.orders.ahead)
+        return play_epoch(recipe, self.orders.epochs[epoch], tickets)
 
     def row(self, step: int) -> dict[str, float | list[int]]:
         """Return the staleness and dropped-push metrics for the metrics row after this step.

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,10 @@ from lsgd.strategy.shard import (
     Shard,
     make_shards,
     restore_shards,
+    server_lr,
     step_counts_of,
 )
-from lsgd.strategy.tasks import gradient_weight, ticket_batches
+from lsgd.strategy.tasks import gradient_weight, push_divisors, ticket_batches
 from lsgd.strategy.virtual import VirtualTime, server_loads
 from lsgd.workloads import Workload
 
@@ -73,11 +73,8 @@ class ReplayStrategy(Strategy):
         # Process 0 has the carried states of all workers; pushes carry their changes.
         carried = range(recipe.workers) if comm.rank == 0 else range(0)
         self.carried_states = workload.carried_states(model, carried, comm)
-        parameters = optim.trained_parameters(model)
-        sizes = [parameter.numel() for parameter in parameters]
-        self.begins = list(accumulate(sizes, initial=0))
         self.work = open_computation(recipe, model, self.carried_states, self.hosted)
-        self.nothing = zero_push(parameters, self.carried_states)
+        self.nothing = zero_push(optim.trained_parameters(model), self.carried_states)
         """Zeros that a process adds to the push of another process."""
         self.found_inf = self.nothing.new_zeros((), dtype=torch.float32)
         one_gate = recipe.strategy.name == "backup"
@@ -87,6 +84,8 @@ class ReplayStrategy(Strategy):
         self.whole, shards = make_shards(
             model, recipe, self.found_inf, lambda server: norms[0 if one_gate else server]
         )
+        self.gradients = shards[0].begins[-1]
+        """Number of elements of all gradients, which a push begins with."""
         loads = server_loads([shard.slices for shard in shards], self.nothing.element_size())
         self.time: VirtualTime | RecordedOrders
         self.order: bytes | None = None
@@ -302,7 +301,8 @@ class ReplayStrategy(Strategy):
             self._load_newest()
             self.held = push.read
             self._load(self.held)
-        divisors = self._divisors(push)
+        batches = self._batches(self.begun, push)
+        divisors = push_divisors(self.recipe, self.workload, batches)
         self.left = len(divisors)
         begun = self.begun * self.recipe.steps_per_epoch
         self.work.begin(push.worker, begun + push.read[0], divisors)
@@ -319,18 +319,6 @@ class ReplayStrategy(Strategy):
         return sum(
             gradient_weight(self.workload, examples) for examples in self._batches(epoch, push)
         )
-
-    def _divisors(self, push: ScriptedPush) -> list[int]:
-        """Return the divisor of the summed loss of each micro-batch of a push.
-
-        With one gate a worker does not know the other pushes of its update; then the divisor is the
-        usual number of examples of an update.
-        """
-        if self.one_gate:
-            return [self.recipe.batch_size]
-        return [
-            gradient_weight(self.workload, examples) for examples in self._batches(self.begun, push)
-        ]
 
     def _send_others(self, until: int | None) -> None:
         """Add zeros to the all-reduces of other processes' pushes before this push."""
@@ -360,7 +348,7 @@ class ReplayStrategy(Strategy):
             if sent.wait:
                 sent.wait()
                 sent.wait = None  # a kept handle keeps its library's threads after the job
-            norm = torch.linalg.vector_norm(sent.flat[: self.begins[-1]])
+            norm = torch.linalg.vector_norm(sent.flat[: self.gradients])
             doubt = (0 * (sent.flat[-2] + norm)).isnan()
             self.found_inf.logical_or_(doubt)
             self.flags[self.arrived] = torch.stack((doubt.to(sent.flat.dtype), sent.flat[-1]))
@@ -428,12 +416,13 @@ class ReplayStrategy(Strategy):
                 for other in others:
                     push += other
             if whole:
-                push[: self.begins[-1]] *= self.recipe.batch_size / whole
+                push[: self.gradients] *= self.recipe.batch_size / whole
             if server == 0 or self.clips:
-                self.norms[server] = torch.linalg.vector_norm(push[: self.begins[-1]])
-            lr = self._lr(server, version, numbers[-1])
+                self.norms[server] = torch.linalg.vector_norm(push[: self.gradients])
+            read = self.script.pushes[numbers[-1]].read[server]
+            lr = server_lr(self.recipe, self.begun, version, read)
             for shard in self.servers[server]:
-                shard.apply(shard.slices_of(push, self.begins), lr)
+                shard.apply(shard.slices_of(push), lr)
             if server == 0:
                 self._move_parts(push, len(numbers))
             for number in numbers:
@@ -448,16 +437,6 @@ class ReplayStrategy(Strategy):
             return 0
         whole = sum(self._weight(self.begun, self.script.pushes[number]) for number in numbers)
         return 0 if whole == self.recipe.batch_size else whole
-
-    def _lr(self, server: int, version: int, number: int) -> float:
-        # After a loss of workers another server may have had more pushes than server 0.
-        of_epoch = min(version, self.recipe.steps_per_epoch - 1)
-        lr = self.recipe.lr(self.begun * self.recipe.steps_per_epoch + of_epoch)
-        if self.recipe.strategy.pushes_deltas:
-            lr = self.recipe.strategy.outer_lr
-        if not self.recipe.strategy.staleness_aware:
-            return lr
-        return lr / max(1, version - self.script.pushes[number].read[server])
 
     def _move_parts(self, push: Tensor, active_workers: int) -> None:
         for part, seen in state_sections(push, self.carried_states):

@@ -1,6 +1,6 @@
 """Tasks of synchronous strategies, and examples of tickets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,19 @@ def gradient_weight(workload: Workload, examples: NDArray[np.int64]) -> int:
     """Return the sum of these examples' weights, by which their summed gradient is divided."""
     weights = workload.example_weights
     return len(examples) if weights is None else int(weights[examples].sum())
+
+
+def push_divisors(
+    recipe: Recipe, workload: Workload, batches: Iterable[NDArray[np.int64]]
+) -> list[int]:
+    """Return the divisor of the summed loss of each micro-batch of a push.
+
+    With one gate a worker does not know the other pushes of its update; then the divisor is the
+    usual number of examples of an update.
+    """
+    if recipe.strategy.name == "backup":
+        return [recipe.batch_size]
+    return [gradient_weight(workload, examples) for examples in batches]
 
 
 def synchronous_tasks(

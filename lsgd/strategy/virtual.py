@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from lsgd.recipe import Recipe, StrategySettings
 from lsgd.strategy.clock import Timeline, simulate
 from lsgd.strategy.gate import AdmissionGate, BarrierGate, BoundedStalenessGate, Tickets
-from lsgd.strategy.order import EpochScript, play_orders
+from lsgd.strategy.order import EpochScript, PushOrder, play_orders
 from lsgd.strategy.placement import Slice, elements
 
 
@@ -85,13 +85,13 @@ def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> Virtual
         epoch=epoch,
         steps=recipe.gradients_per_ticket,
     )
-    script = play_orders(
-        [timeline.order],
-        lambda left: make_gates(recipe.strategy, workers, left),
-        Tickets(tickets),
-        workers,
-    )
-    return VirtualEpoch(script, timeline)
+    return VirtualEpoch(play_epoch(recipe, [timeline.order], Tickets(tickets)), timeline)
+
+
+def play_epoch(recipe: Recipe, orders: Sequence[PushOrder], tickets: Tickets) -> EpochScript:
+    """Replay an epoch's orders of pushes through a recipe's gates, as `play_orders` does."""
+    gates = partial(make_gates, recipe.strategy, recipe.workers)
+    return play_orders(orders, gates, tickets, recipe.workers)
 
 
 def row_steps(last: int, log_steps: int) -> range:
