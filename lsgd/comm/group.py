@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -23,6 +24,8 @@ class GroupComm:
     """The process group; None for the default one of the moment."""
     fix = RESTART
     """The fix in the message of a lost process."""
+    object_device: torch.device | None = None
+    """The device over which objects are broadcast; None for that of the group."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -41,7 +44,9 @@ class GroupComm:
         """Broadcast the value of process 0, pickled, and return it on every process."""
         values = [value]
         with communicating(RuntimeError, fix=self.fix, of_all=True):
-            dist.broadcast_object_list(values, group=self.group, group_src=0)
+            dist.broadcast_object_list(
+                values, group=self.group, group_src=0, device=self.object_device
+            )
         return values[0]
 
     def gather_objects(self, value: T) -> list[T]:

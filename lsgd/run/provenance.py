@@ -17,11 +17,8 @@ def commit() -> str | None:
     For a checkout it is the result of commit_of; for an installed package that of the checkout
     which it was built from, if it was one.
     """
-    return commit_of(_PACKAGE.parent) or _built_from()
-
-
-def _built_from() -> str | None:
-    """Read the git commit that this installed package was built from; None if none is recorded."""
+    if here := commit_of(_PACKAGE.parent):
+        return here
     try:
         return (_PACKAGE / BUILT_FROM).read_text(encoding="utf-8").strip()
     except OSError:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from lsgd.comm import Comm
 from lsgd.errors import DISK_FULL_ERRNOS, NotSavedError, PreemptedError, TrainingInterrupted
@@ -109,7 +110,10 @@ class CheckpointSaver:
         except OSError as error:
             why = f"step {snapshot.step} could not be saved in {self.folder} ({error.strerror}"
             if full := error.errno in DISK_FULL_ERRNOS:
-                size, free = _size(vars(snapshot)), shutil.disk_usage(self.folder).free
+                size = sum(
+                    each.nbytes for each in tree_leaves(vars(snapshot)) if isinstance(each, Tensor)
+                )
+                free = shutil.disk_usage(self.folder).free
                 why += f": it needs {size / 2**20:.1f} MiB, {free / 2**20:.1f} are free"
             return _Failure(f"{why}); the checkpoints before it are intact", snapshot.step, full)
         return None
@@ -141,15 +145,3 @@ def _on_host(snapshot: Checkpoint) -> tuple[Checkpoint, Callable[[], None]]:
     done = new_event(device)
     done.record()
     return copy, done.synchronize
-
-
-def _size(value: Any) -> int:
-    """Return the size in bytes of all tensors in a nested value."""
-    match value:
-        case Tensor():
-            return value.nbytes
-        case dict():
-            return sum(map(_size, value.values()))
-        case list():
-            return sum(map(_size, value))
-    return 0

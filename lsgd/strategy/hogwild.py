@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from lsgd.rules import optim
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
 from lsgd.strategy.guard import LOWER_LR
+from lsgd.strategy.inner import views
 from lsgd.strategy.shard import flat_view
 from lsgd.strategy.shared_memory import SharedMemoryGroup
 from lsgd.strategy.tasks import gradient_weight, ticket_examples
@@ -82,11 +82,9 @@ class Hogwild:
             shared.copy_(flat)
         self.own = torch.zeros_like(flat)
         """Gradients of this process's worker in memory order."""
-        begins = accumulate((each.numel() for each in self.parameters), initial=0)
-        for parameter, (begin, _) in zip(self.parameters, pairwise(begins), strict=True):
-            size, stride = parameter.size(), parameter.stride()
-            parameter.data = shared.as_strided(size, stride, begin)
-            parameter.grad = self.own.as_strided(size, stride, begin)
+        values, gradients = (views(each, self.parameters) for each in (shared, self.own))
+        for parameter, value, own in zip(self.parameters, values, gradients, strict=True):
+            parameter.data, parameter.grad = value, own
         self.norm = self.own.new_zeros(())
         self.optimizer = optim.make_optimizer(model, norm=lambda: self.norm, **asdict(recipe.optim))
         self.epoch, self.given = 0, [0 for _ in range(recipe.workers)]
