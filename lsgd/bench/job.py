@@ -47,10 +47,7 @@ class Job:
         return self._ask("prepare", setting)
 
     def run(self, candidate: str, argument: int) -> Any:
-        """Run a benchmark's candidate on all processes to its end and return process 0's result.
-
-        Raises UsageError as prepare does.
-        """
+        """Run a candidate to its end and return process 0's result; raises as prepare does."""
         return self._ask("run", candidate, argument)
 
     def _ask(self, *request: Any) -> Any:

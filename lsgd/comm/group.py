@@ -32,10 +32,7 @@ class GroupComm:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
 
     def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-        """Start an in-place all-reduce of a tensor, matched by the order of calls, not by `name`.
-
-        The returned function waits for it.
-        """
+        """Start an in-place all-reduce, matched by the order of calls and not by `name`."""
         with communicating(RuntimeError, fix=self.fix):
             work = dist.all_reduce(tensor, group=self.group, async_op=True)
         return partial(wait_for, work, self.fix, of_all=True)
@@ -61,9 +58,6 @@ class GroupComm:
 
 
 def wait_for(work: dist.Work, fix: str, *, of_all: bool = False) -> None:
-    """Wait for the end of a message, or a collective call of all processes.
-
-    Raises PeerLostError with this fix.
-    """
+    """Wait for a message or a collective call; raise PeerLostError with this fix."""
     with communicating(RuntimeError, fix=fix, of_all=of_all):
         work.wait()

@@ -145,10 +145,7 @@ def arrays_to_device(values: NDArray, device: torch.device) -> Tensor:  # type: 
 
 
 def to_device_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Copy host tensors of one dtype to the device in one asynchronous transfer, like `to_device`.
-
-    On the CPU they are returned as they are.
-    """
+    """Copy host tensors of one dtype in one transfer, like `to_device`; not to the CPU."""
     if device.type == "cpu":
         return list(tensors)
     sizes = [tensor.numel() for tensor in tensors]
@@ -160,10 +157,7 @@ def to_device_together(tensors: Sequence[Tensor], device: torch.device) -> list[
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copy tensors of one device to host memory, with a single wait for all the copies.
-
-    CPU tensors are returned as they are.
-    """
+    """Copy a device's tensors to host memory with one wait; the CPU's are returned as they are."""
     device = tensors[0].device
     if device.type == "cpu":
         return list(tensors)

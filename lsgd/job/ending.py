@@ -22,10 +22,7 @@ from lsgd.job.system import Tag, tagged_pids
 GRACE = 3.0
 """The seconds between SIGTERM and SIGKILL."""
 DYING = 10.0
-"""The seconds after SIGKILL in which a process ends, unless it is stuck in the kernel.
-
-It may be stuck in a read from a dead network drive or in a driver.
-"""
+"""The seconds after SIGKILL in which a process ends, unless a drive or driver blocks it."""
 
 
 def end_tagged(tag: Tag, grace: float) -> set[int]:

@@ -220,10 +220,7 @@ def _expanded(text: str) -> str:
 
 
 def write_job_record(folder: Path, log: Path) -> None:
-    """Write the file of a run that a step of this process's Slurm job is to train into its folder.
-
-    The step's processes share the log.
-    """
+    """Write the job's file into the folder of a run that a step of this process's job trains."""
     job, task = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_TASK_ID")
     record = {
         "job": f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}" if task else job,
@@ -238,10 +235,7 @@ def write_job_record(folder: Path, log: Path) -> None:
 
 
 def _job_record(folder: str, log: str, *, is_array: bool) -> str:
-    """Return the JSON text of the job's file in the run folder, for a here-document of the shell.
-
-    Paths are relative to the run folder.
-    """
+    """Return the job file's JSON for a here-document, with paths relative to the run folder."""
     job = _expanded("%A_%a" if is_array else "%j")
     path = re.sub(r"[$`\\]", r"\\\g<0>", json.dumps(os.path.relpath(log, folder)))
     return (

@@ -130,10 +130,7 @@ def write(
 
 
 def _link_best(folder: Path, best_first: Sequence[int]) -> str:
-    """Move the link `best.pt` to the first file of these steps; return the name to which it leads.
-
-    The name is empty without such a link.
-    """
+    """Move `best.pt` to the first file of these steps; return its file's name, or ''."""
     # By the files that exist: a full disk or a kill may have lost that of the best evaluation.
     files = {step: path for path, step in reversed(_numbered(folder).items())}
     best = next((files[step] for step in best_first if step in files), None)

@@ -58,10 +58,7 @@ class CheckpointSaver:
         *,
         best_first: Callable[[MetricsByNumber, MetricsByNumber], Sequence[int]] = _keep_no_best,
     ) -> None:
-        """Create the writer; `keep` and `best_first` decide which checkpoints are kept.
-
-        The latter is Recipe.best_first.
-        """
+        """Create the writer; `keep` and Recipe.best_first decide which checkpoints are kept."""
         self.folder, self.comm, self.log = folder, comm, log
         self.keep, self.best_first = keep, best_first
         self.thread = ThreadPoolExecutor(1, "saver")

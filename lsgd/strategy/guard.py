@@ -59,10 +59,7 @@ class NonFiniteGuard:
             self.started = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until the device has finished the last watched training step.
-
-        Raises PeerLostError at the timeout.
-        """
+        """Wait for the device to finish the last watched step; PeerLostError at the timeout."""
         pause = PAUSE / 16
         while self.copied and not self.copied.query():
             if time.monotonic() - self.started > self.timeout:
@@ -89,10 +86,7 @@ class NonFiniteGuard:
             )
 
     def forget_save(self) -> None:
-        """Drop the pending requests for a checkpoint, but keep the stop requests.
-
-        Called after `raise_if_nonfinite`.
-        """
+        """Drop pending requests for a checkpoint, not for a stop, after `raise_if_nonfinite`."""
         self.seen[1].floor_()
         self.note //= STOP_NOTE
 

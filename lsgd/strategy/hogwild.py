@@ -178,10 +178,7 @@ class Hogwild:
         return self.optimizer.state_dict() | {"given": torch.tensor(self.given)}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Restore the optimizer state and finished-batch counts of workers from a checkpoint.
-
-        The epoch continues with each worker's remaining batches.
-        """
+        """Restore the optimizer state and each worker's number of finished batches."""
         groups = {name: state[name] for name in ("state", "param_groups")}
         self.optimizer.load_state_dict(groups)
         self.next_step = step
@@ -189,10 +186,7 @@ class Hogwild:
         self.given = [given if of_epoch else 0 for given in state["given"].tolist()]
 
     def epoch_sums(self) -> MetricSumsState:
-        """Return the training-metric sums of all workers, approximate while they run.
-
-        They are those of this epoch.
-        """
+        """Return the metric sums of all workers in this epoch, approximate while they run."""
         rows = self.rows if self.row[STOPPED] else self.board
         loss, *counts = rows[:, LOSS:].sum(axis=0)
         return {
@@ -201,10 +195,7 @@ class Hogwild:
         }
 
     def save_artifacts(self, folder: Path) -> dict[str, str]:
-        """Write no files into the run folder, since none could reproduce the run.
-
-        Returns the pids of all processes for the row.
-        """
+        """Write no files, since none could reproduce the run; return the pids of all processes."""
         return {"order": "not recorded: two runs differ", "pids": self.pids}
 
     def step_metrics(self) -> dict[str, float | list[int]]:

@@ -191,10 +191,7 @@ class LiveStrategy(Strategy):
         self.next_step = due if due > done - (self.row[0] - before) else done
 
     def poll(self) -> bool:
-        """Synchronize if the order of pushes has ended before this worker used all its tickets.
-
-        Raises what ended the order; see `synchronize`.
-        """
+        """Synchronize, which may raise, if the order ended before this worker's tickets did."""
         if self.over and self.given < self.taken:
             self.synchronize()
         return False
@@ -229,10 +226,7 @@ class LiveStrategy(Strategy):
         return state | {"param_groups": groups} | others | self.work.state(self.comm)
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Restore optimizer state and recorded orders of pushes from a checkpoint.
-
-        The run continues with the unused tickets.
-        """
+        """Restore optimizer state and orders of pushes; the run continues with unused tickets."""
         restore_shards(self.whole, self.shards, state)
         self.work.restore(state)
         self.orders = OrderHistory.from_tensor(state["orders"])
@@ -271,20 +265,14 @@ class LiveStrategy(Strategy):
         }
 
     def save_artifacts(self, folder: Path) -> dict[str, str]:
-        """Write the recorded orders of pushes into the run folder.
-
-        Returns their hash and the pids of all processes for the row.
-        """
+        """Write the recorded orders of pushes; return their hash and all processes' pids."""
         self.orders.save(folder / ORDERS_FILE)
         return {"order": self.orders.digest, "pids": self.pids}
 
     # --- The beginning and the end of an order -------------------------------------------------
 
     def _begin_order(self, epoch: int) -> None:
-        """Start an order of pushes: start this process's server, receive the first reply.
-
-        The server starts with the current model.
-        """
+        """Start an order of pushes: start the server with this model, receive the first reply."""
         if self.layout is None:
             self._connect()
         assert self.layout is not None
@@ -496,10 +484,7 @@ class LiveStrategy(Strategy):
             self.paused = True
 
     def _send_to_other_servers(self, word: MessageType, life: float) -> None:
-        """Send this worker's pause or return to the servers that server 0 does not inform.
-
-        Servers that follow server 0 get its events from it.
-        """
+        """Send this worker's pause or return to the servers that do not follow server 0."""
         if self.one_gate:
             return
         for server in range(1, len(self.pairs)):

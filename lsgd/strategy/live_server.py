@@ -130,10 +130,7 @@ class MessageLayout:
 
 @dataclass(frozen=True)
 class EpochOutcome:
-    """Outcome of an order of pushes: metric sums, stop request, divergence, lost workers.
-
-    Server 0 sends it to all processes.
-    """
+    """Outcome of an order of pushes, which server 0 sends to all processes."""
 
     row: list[float]
     """Sums of the epoch, in the order of MessageLayout.row_length."""
@@ -383,10 +380,7 @@ class LiveServer:
             part.end_step(len(pushes))
 
     def _send_replies(self, replies: list[ServerReply]) -> None:
-        """Send replies with the current parameters to workers, and notify threads of the end.
-
-        Threads wait for the end of the order.
-        """
+        """Send replies with the current parameters; notify threads that await the order's end."""
         values = self._values() if replies else []
         for reply in replies:
             if reply.kind is ReplyType.GO:
@@ -439,10 +433,7 @@ class LiveServer:
             self._send_replies(self.desk.stop())
 
     def _leave_behind(self) -> None:
-        """Disconnect the workers that, after a stop request, do not push or acknowledge in time.
-
-        They have to acknowledge the end.
-        """
+        """Disconnect workers that do not push or acknowledge the end soon after a stop request."""
         with self.lock:
             computing = self.number == 0 and not self.desk.over
             late = self.desk.computing if computing else self._present() - self.desk.closed
@@ -494,10 +485,7 @@ class LiveServer:
         self.threads.append(_start_daemon(self._serve, worker, pair))
 
     def _watch(self) -> None:
-        """Start a timeout if batches are left that only a lost worker could compute, or stop it.
-
-        The order ends at the timeout unless the worker reconnects.
-        """
+        """End the order after a timeout in which only lost workers could compute what is left."""
         if self.timer and not self.desk.is_stuck:
             self.timer.cancel()
             self.timer = None
@@ -513,10 +501,7 @@ class LiveServer:
 
 
 def _start_daemon(work: Callable[..., None], *arguments: Any) -> Thread:
-    """Start a daemon thread that calls this function with these arguments.
-
-    An exception in it ends the process, since other processes would wait for it.
-    """
+    """Call a function in a daemon thread; an exception ends the process, as others wait for it."""
 
     def run() -> None:
         try:

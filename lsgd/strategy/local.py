@@ -111,10 +111,7 @@ class LocalSGD(AllReduce):
         self._end(task)
 
     def synchronize(self) -> bool:
-        """Load the centre, computed by the last exchange, into the model on every process.
-
-        The workers keep their copies.
-        """
+        """Load the centre of the last exchange into the model; the workers keep their copies."""
         self._wait_for_outcome()
         super().synchronize()
         self._hold(None)
@@ -134,10 +131,7 @@ class LocalSGD(AllReduce):
         }
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Restore this process's workers from a checkpoint, and load the centre into the model.
-
-        The checkpoint may be of a step within a round.
-        """
+        """Restore this process's workers, maybe within a round, and load the centre."""
         self._start()
         for index, worker in enumerate(self.hosted):
             saved = state["workers"][worker]

@@ -90,10 +90,7 @@ class OrderHistory:
         return orders
 
     def to_tensor(self) -> Tensor:
-        """Encode the recorded orders of pushes as a uint8 tensor for a checkpoint.
-
-        It has the bytes of their file.
-        """
+        """Encode the recorded orders for a checkpoint, as a uint8 tensor of the file's bytes."""
         file = io.BytesIO()
         np.savez_compressed(file, **self.arrays())
         return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
@@ -105,10 +102,7 @@ class OrderHistory:
             return cls.from_arrays(dict(arrays))
 
     def save(self, path: Path) -> None:
-        """Write the recorded orders of pushes to a compressed .npz file.
-
-        It takes less than 2 bytes per push and server.
-        """
+        """Write the orders to a compressed .npz file: less than 2 bytes per push and server."""
         with atomic_write(path) as file:
             np.savez_compressed(file, **self.arrays())
 
@@ -159,10 +153,7 @@ def _unreadable(path: Path, why: str) -> UsageError:
 
 
 class RecordedOrders:
-    """Source of epoch scripts for a run that replays another run's recorded orders of pushes.
-
-    Both runs are of the same recipe.
-    """
+    """Source of epoch scripts that replays the recorded orders of another run of the recipe."""
 
     def __init__(self, recipe: Recipe, orders: OrderHistory) -> None:
         self.recipe, self.orders = recipe, orders
@@ -187,10 +178,7 @@ class RecordedOrders:
         return play_epoch(recipe, self.orders.epochs[epoch], tickets)
 
     def row(self, step: int) -> dict[str, float | list[int]]:
-        """Return the staleness and dropped-push metrics for the metrics row after this step.
-
-        They cover the pushes since the row before.
-        """
+        """Return the staleness and dropped pushes since the last metrics row, as of this step."""
         epoch, of_epoch = divmod(step, self.recipe.steps_per_epoch)
         return staleness_metrics(self.script(epoch), of_epoch, self.recipe.log_steps)
 

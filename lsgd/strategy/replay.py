@@ -49,10 +49,7 @@ class _SentPush:
     """Push whose gradient is computed, and which all processes have once `wait` has returned."""
 
     flat: Tensor
-    """Tensor laid out as in lsgd.strategy.computation.
-
-    Its second flag is the sum of the notes of all processes.
-    """
+    """Tensor as in lsgd.strategy.computation; the second flag is the sum of all notes."""
     wait: Callable[[], None] | None
     left: int
     """Number of servers that have not applied the push yet."""
@@ -228,10 +225,7 @@ class ReplayStrategy(Strategy):
         }
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Restore the strategy's state from a checkpoint, including pushes not applied yet.
-
-        There are such pushes if it was saved within an epoch.
-        """
+        """Restore the state, with the pushes not applied yet of a checkpoint within an epoch."""
         restore_shards(self.whole, self._shards(), state)
         self.work.restore(state)
         self.next_step = step
@@ -258,10 +252,7 @@ class ReplayStrategy(Strategy):
         return self.tally.state(partial(all_reduce_, self.comm))
 
     def save_artifacts(self, folder: Path) -> dict[str, str]:
-        """Copy the file of the recorded order of pushes, if any, into the run folder.
-
-        A resumed run reads it.
-        """
+        """Copy the file of recorded orders, if any, into the run folder, for a resume."""
         path = folder / ORDERS_FILE
         if self.order and not path.exists():
             with atomic_write(path) as file:
@@ -354,10 +345,7 @@ class ReplayStrategy(Strategy):
             self.flags[self.arrived] = torch.stack((doubt.to(sent.flat.dtype), sent.flat[-1]))
 
     def _examine(self, last: int) -> None:
-        """Check the pushes up to this one for divergence, stop requests and due checkpoints.
-
-        Reads their flags, with the same result on all processes.
-        """
+        """Check the pushes up to this one for divergence, stop requests and due checkpoints."""
         self._receive(last)
         numbers = [number for number in self.flags if self.examined < number <= last]
         self.examined = max(self.examined, last)

@@ -61,10 +61,7 @@ class Shard:
         torch._foreach_copy_(self.values, values)
 
     def state_buffers(self) -> list[Tensor]:
-        """Return the optimizer's buffers (momentum) of the slices as one-dimensional views.
-
-        The list is empty for SGD without momentum.
-        """
+        """Return flat views of the slices' momentum buffers; none for SGD without momentum."""
         states = [self.optimizer.state[value] for value in self.values]
         return [flat_view(buffer) for state in states for buffer in state.values()]
 
@@ -173,10 +170,7 @@ def _settings(from_: torch.optim.Optimizer, to: torch.optim.Optimizer) -> None:
 
 
 def make_model_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Create an optimizer of the whole model, whose momentum buffers exist from the start.
-
-    They are zeros. It makes no updates itself.
-    """
+    """Create the whole model's optimizer, with momentum of zeros; it makes no updates itself."""
     whole = optim.make_optimizer(model, **asdict(recipe.optim))
     _lay_out(whole)
     return whole
@@ -192,10 +186,7 @@ def load_model_optimizer(whole: torch.optim.Optimizer, state: dict[str, Any]) ->
 
 
 def _lay_out(whole: torch.optim.Optimizer) -> None:
-    """Create missing momentum buffers of an optimizer, in the memory layout of the parameters.
-
-    Existing buffers are copied to that layout.
-    """
+    """Give an optimizer all its momentum buffers, in the memory layout of the parameters."""
     for group in whole.param_groups:
         for parameter in group["params"]:
             saved = whole.state.get(parameter, {})

@@ -24,10 +24,7 @@ class VirtualEpoch:
 
 
 class VirtualTime:
-    """Simulated timing of all epochs of a run on the recipe's virtual cluster.
-
-    `loads` has the bytes of each server's parameters.
-    """
+    """Simulated timing of a run's epochs on its cluster; `loads` has the bytes of each server."""
 
     def __init__(self, recipe: Recipe, loads: Sequence[float]) -> None:
         self.recipe = recipe
@@ -69,10 +66,7 @@ class VirtualTime:
 
 
 def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> VirtualEpoch:
-    """Simulate an epoch on the recipe's virtual cluster, with these bytes on each server.
-
-    They are the bytes of its parameters.
-    """
+    """Simulate an epoch on a recipe's cluster, with these bytes of parameters on each server."""
     workers, tickets = recipe.workers, recipe.tickets
     timeline = simulate(
         recipe.cluster,

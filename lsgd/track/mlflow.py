@@ -119,10 +119,7 @@ def _with_names(values: Mapping[str, T]) -> list[tuple[str, T]]:
 
 
 def _where(uri: str, page: str) -> str:
-    """Return the address of a run's page at MLflow, or the server command to type for SQLite.
-
-    Passwords in it are masked.
-    """
+    """Return a run's page at MLflow, or the command to type for SQLite, without passwords."""
     uri = mask_passwords(uri)
     if uri.startswith("sqlite:"):
         command = shlex.join(["mlflow", "server", "--backend-store-uri", uri])
