@@ -192,10 +192,8 @@ def _job_lines(job: Mapping[str, str], record: Mapping[str, Any] | None) -> list
             f"       its start {record['start']} was at {record['began']} on {record['nodes']}",
         ]
     state = job["JobState"]
-    lines = [f"job    {_number(job)} {state}"]
-    if state == "PENDING":
-        lines[0] += f", waits for {job.get('Reason', 'None')}"
-    else:
+    lines = [f"job    {_number(job)} {_state(job)}"]
+    if state != "PENDING":
         lines[0] += f" on {job.get('NodeList', '(null)')}"
     lines[0] += f", {job.get('RunTime', '?')} of {job.get('TimeLimit', '?')}"
     lines[0] += f", start {int(job.get('Restarts', 0)) + 1}"

@@ -34,11 +34,6 @@ MetricsByNumber = Mapping[int, Mapping[str, float]]
 """The metrics of epochs by their numbers, or of evaluations within epochs by their steps."""
 
 
-def _keep_no_best(epochs: MetricsByNumber, evaluations: MetricsByNumber) -> Sequence[int]:
-    """Return no steps, so that no checkpoint is kept as the best one."""
-    return ()
-
-
 class CheckpointSaver:
     """The background writer of a run's checkpoint files; all processes make the same calls.
 
@@ -56,7 +51,7 @@ class CheckpointSaver:
         log: Log,
         keep: Retention,
         *,
-        best_first: Callable[[MetricsByNumber, MetricsByNumber], Sequence[int]] = _keep_no_best,
+        best_first: Callable[[MetricsByNumber, MetricsByNumber], Sequence[int]] = lambda *_: (),
     ) -> None:
         """Create the writer; `keep` and Recipe.best_first decide which checkpoints are kept."""
         self.folder, self.comm, self.log = folder, comm, log

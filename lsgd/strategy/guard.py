@@ -28,6 +28,11 @@ step to compute.
 """
 
 
+def divergence(step: int, advice: str = f"nothing was saved since; {LOWER_LR}") -> DivergedError:
+    """Return the error for a loss or a gradient of this step of the run that is not finite."""
+    return DivergedError(f"the loss or a gradient of step {step} is not finite; {advice}")
+
+
 class NonFiniteGuard:
     """Checker of each step's flags: non-finite values, stop requests and due checkpoints.
 
@@ -81,9 +86,7 @@ class NonFiniteGuard:
         if self.copied:
             self.wait()
         if self.seen[0]:
-            raise DivergedError(
-                f"the loss or a gradient of step {self.step} is not finite; {self.advice}"
-            )
+            raise divergence(self.step, self.advice)
 
     def forget_save(self) -> None:
         """Drop pending requests for a checkpoint, not for a stop, after `raise_if_nonfinite`."""

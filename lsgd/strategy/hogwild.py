@@ -24,18 +24,18 @@ import torch
 from torch import Tensor, nn
 
 from lsgd.comm import RERUN, Comm, all_reduce_
-from lsgd.errors import DivergedError, PeerLostError, PreemptedError, UsageError
+from lsgd.errors import PeerLostError, PreemptedError, UsageError
 from lsgd.job import preemption
 from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
-from lsgd.strategy.guard import LOWER_LR
+from lsgd.strategy.guard import divergence
 from lsgd.strategy.inner import views
 from lsgd.strategy.shard import flat_view
 from lsgd.strategy.shared_memory import SharedMemoryGroup
-from lsgd.strategy.tasks import gradient_weight, ticket_examples
+from lsgd.strategy.tasks import gradient_weight, ticket_batches
 from lsgd.workloads import Workload
 
 GIVEN, STOPPED, STOP_REQUESTED, NONFINITE, NORM, LOSS, COUNTS = range(7)
@@ -110,7 +110,7 @@ class Hogwild:
 
     def _tasks(self, tickets: range) -> Iterator[StepTask]:
         for ticket in tickets:
-            examples = ticket_examples(self.recipe, self.workload, self.epoch, ticket)
+            [examples] = ticket_batches(self.recipe, self.workload, self.epoch, ticket)
             step = self.epoch * self.recipe.steps_per_epoch + ticket
             divisor = gradient_weight(self.workload, examples)
             passes = [MicroBatch(self.epoch, examples, self.hosted, ticket)]
@@ -248,9 +248,6 @@ class Hogwild:
             self.next_step = self.steps[made - 1] + 1
         bad = self.rows[:, NONFINITE]
         if bad.any():
-            raise DivergedError(
-                f"the loss or a gradient of step {int(bad[bad > 0].min()) - 1} is not finite; "
-                f"nothing was saved since; {LOWER_LR}"
-            )
+            raise divergence(int(bad[bad > 0].min()) - 1)
         if self.rows[:, STOP_REQUESTED].any():
             raise PreemptedError

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lsgd.comm import RERUN, Comm, ElasticComm, PairwiseComm, all_reduce_
 from lsgd.comm.pair import ProcessPair
-from lsgd.errors import DivergedError, PeerLostError, PreemptedError, StaleRestartError, UsageError
+from lsgd.errors import PeerLostError, PreemptedError, StaleRestartError, UsageError
 from lsgd.inputs import prefetch_limit
 from lsgd.job import preemption
 from lsgd.job.device import to_device, to_host
@@ -33,7 +33,7 @@ from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask, Strategy
 from lsgd.strategy.computation import NUM_FLAGS, open_computation
 from lsgd.strategy.gate import Tickets
-from lsgd.strategy.guard import LOWER_LR
+from lsgd.strategy.guard import LOWER_LR, divergence
 from lsgd.strategy.live_server import LATEST, LiveServer, MessageLayout, MessageType
 from lsgd.strategy.push_scheduler import ReplyType
 from lsgd.strategy.recorded import ORDERS_FILE, OrderHistory
@@ -398,10 +398,10 @@ class LiveStrategy(Strategy):
             )
         if outcome.nonfinite_step is not None:
             step = self.epoch * self.recipe.steps_per_epoch + outcome.nonfinite_step
-            raise DivergedError(
-                f"the loss or a gradient of step {step} is not finite; nothing was saved since; "
-                f"{LOWER_LR}; strategy.order=PATH of the run folder's {ORDERS_FILE} replays the "
-                "run up to this step"
+            raise divergence(
+                step,
+                f"nothing was saved since; {LOWER_LR}; strategy.order=PATH of the run folder's "
+                f"{ORDERS_FILE} replays the run up to this step",
             )
         if outcome.stop_requested:
             raise PreemptedError

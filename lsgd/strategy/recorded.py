@@ -37,11 +37,6 @@ class OrderHistory:
     epochs: dict[int, list[PushOrder]] = field(default_factory=dict)
     """Orders by epoch, from 0: one, and a further one for each interruption within the epoch."""
 
-    def before(self, epoch: int) -> "OrderHistory":
-        """Return a copy with the recorded orders of pushes of the epochs before this one."""
-        kept = {number: orders for number, orders in self.epochs.items() if number < epoch}
-        return OrderHistory(self.workers, self.servers, self.ahead, kept)
-
     @property
     def digest(self) -> str:
         """SHA-256 hash of all recorded orders of pushes, the same on every machine."""

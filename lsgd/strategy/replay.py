@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lsgd.comm import Comm, all_reduce_
-from lsgd.errors import DivergedError, PreemptedError, UsageError
+from lsgd.errors import PreemptedError, UsageError
 from lsgd.files import atomic_write
 from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
@@ -29,7 +29,7 @@ from lsgd.rules import optim, sampler
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask, Strategy
 from lsgd.strategy.computation import open_computation, state_sections, zero_push
-from lsgd.strategy.guard import LOWER_LR, SAVE_NOTE, STOP_NOTE
+from lsgd.strategy.guard import SAVE_NOTE, STOP_NOTE, divergence
 from lsgd.strategy.order import EpochScript, ScriptedPush
 from lsgd.strategy.recorded import ORDERS_FILE, RecordedOrders, parse_orders, read_order_file
 from lsgd.strategy.shard import (
@@ -356,10 +356,7 @@ class ReplayStrategy(Strategy):
         for number, (doubt, note) in zip(numbers, flags.tolist(), strict=True):
             if doubt:
                 self._receive(self.given)  # or the others would wait in their all-reduce
-                raise DivergedError(
-                    f"the loss or a gradient of step {self._step_of(number)} is not finite; "
-                    f"nothing was saved since; {LOWER_LR}"
-                )
+                raise divergence(self._step_of(number))
             self.leave |= note >= STOP_NOTE
             self.save |= note == SAVE_NOTE
 
