@@ -169,10 +169,7 @@ def python_command(library: str, processes: int) -> list[str]:
 
 
 def parse_numbers(option: str, text: str, *, least: int) -> list[int]:
-    """Parse a command-line list such as `--np 2,4` into distinct numbers.
-
-    Raises UsageError for other texts, and for numbers below `least`.
-    """
+    """Parse a list such as 2,4 into distinct numbers of `least` or more, or raise UsageError."""
     items = text.split(",")
     if not all(word.isdecimal() and int(word) >= least for word in items):
         raise UsageError(

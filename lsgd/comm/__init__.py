@@ -87,16 +87,10 @@ class MessagingComm(Comm, Protocol):
     """
 
     def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
-        """Start sending a CPU tensor to a process; it must not change before the send has ended.
-
-        The returned function waits for the end.
-        """
+        """Start sending a CPU tensor to a process; it must not change before the send has ended."""
 
     def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
-        """Start receiving a CPU tensor from a process in place, into a tensor of the same size.
-
-        The returned function waits for the end.
-        """
+        """Start receiving a CPU tensor from a process in place, into a tensor of the same size."""
 
 
 @runtime_checkable

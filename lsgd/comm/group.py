@@ -14,10 +14,7 @@ T = TypeVar("T")
 
 
 class GroupComm:
-    """Communicator of the processes of an open process group, by default of all processes.
-
-    Who opened the group also destroys it.
-    """
+    """Communicator of the processes of an open process group, by default of all processes."""
 
     library = "torch.distributed"
     group: dist.ProcessGroup | None = None

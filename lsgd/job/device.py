@@ -265,10 +265,7 @@ def keep_freed_memory() -> None:
 # --- Number formats and kernels ------------------------------------------------------------------
 
 PRESETS = {(9, 0): "h200", (8, 0): "a100", (7, 0): "v100"}
-"""The file in conf/hardware for NVIDIA GPUs, by compute capability.
-
-A GPU in between takes the file of the next lower capability.
-"""
+"""The file in conf/hardware for NVIDIA GPUs, by the lowest compute capability that takes it."""
 
 
 def preset(device: torch.device) -> str:

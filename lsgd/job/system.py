@@ -205,10 +205,7 @@ def preallocate(descriptor: int, size: int) -> None:
 
 
 def open_memory(name: str) -> int:
-    """Create an anonymous file in memory, which ends with its last process; return its descriptor.
-
-    It is 0 bytes long at first; `name` is for debugging.
-    """
+    """Create an empty file in memory, which ends with its last process; return its descriptor."""
     if hasattr(os, "memfd_create"):
         descriptor: int = os.memfd_create(name)
         return descriptor

@@ -147,10 +147,7 @@ class Console:
 
 
 def _can_redraw(stream: TextIO) -> bool:
-    """Return whether an output stream can redraw a line, as a terminal or a notebook can.
-
-    A notebook's stream reports that it is no terminal.
-    """
+    """Return whether an output stream can redraw a line, as a terminal or a notebook can."""
     return stream.isatty() or type(stream).__module__.startswith("ipykernel.")
 
 

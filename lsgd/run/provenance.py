@@ -12,11 +12,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def commit() -> str | None:
-    """Return the git commit that lsgd runs from or was built from, or None if unknown.
-
-    For a checkout it is the result of commit_of; for an installed package that of the checkout
-    which it was built from, if it was one.
-    """
+    """Return the git commit that lsgd runs from or was built from, or None if unknown."""
     if here := commit_of(_PACKAGE.parent):
         return here
     try:

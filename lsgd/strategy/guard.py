@@ -79,10 +79,7 @@ class NonFiniteGuard:
             pause = min(2 * pause, PAUSE)
 
     def raise_if_nonfinite(self) -> None:
-        """Raise DivergedError if a loss or gradient up to the last watched step was not finite.
-
-        Called before every checkpoint.
-        """
+        """Raise DivergedError if a loss or gradient up to the last watched step was not finite."""
         if self.copied:
             self.wait()
         if self.seen[0]:

@@ -49,10 +49,7 @@ class LocalSGD(AllReduce):
         self.parameters = [parameter.detach() for parameter in optim.trained_parameters(model)]
         size = sum(parameter.numel() for parameter in self.parameters)
         self.copies = self.parameters[0].new_empty(len(self.hosted), size)
-        """Copies of the hosted workers, shape (workers, elements).
-
-        The model has the newest values of one of them.
-        """
+        """Copies of the hosted workers, shape (workers, elements); one is newer in the model."""
         self.workers = [views(copy, self.parameters) for copy in self.copies]
         self.held: int | None = None
         """Index of the hosted worker whose copy the model holds; None for no worker."""
