@@ -23,11 +23,12 @@ from lsgd.launch.k8s import check_options, longest_name
 from lsgd.launch.options import LAUNCHERS, Request, option_words, read_options
 from lsgd.launch.processes import count_processes, gpus_per_machine, python
 from lsgd.launch.sbatch_options import with_gres_gpus
-from lsgd.launch.status import QueuedRun, job_table, last_line
+from lsgd.launch.status import QueuedRun, job_table
 from lsgd.launch.submission import is_active, job_path, planned_job
 from lsgd.override_syntax import expand_override_home, format_override
 from lsgd.recipe import Recipe
 from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
+from lsgd.sanitizing import sanitize
 from lsgd.suggestions import did_you_mean
 from lsgd.supervise.logbook import open_logbook
 from lsgd.supervise.start import run_job
@@ -378,12 +379,21 @@ def gpus_of_slot(launcher: RunLauncher, slot: int) -> dict[str, str]:
 def failure_reason(trial: PlannedRun, ending: ExitSummary) -> str:
     """Return why a job exited before its run was finished: exit code, cause and last log line."""
     why = f"exit code {ending.code}, {ending.cause}"
-    line = last_line(trial.log_path).removeprefix("lsgd: ")
+    line = _last_line(trial.log_path).removeprefix("lsgd: ")
     is_said = line and line in ending.cause
     return f"{why}; see {trial.log_path}" if is_said else f"{why}; {last_log_line(trial.log_path)}"
 
 
 def last_log_line(log: Path) -> str:
     """Return a log file's path with its last line that the supervisor did not write, as text."""
-    line = last_line(log)
+    line = _last_line(log)
     return f"{log} ends with: {line}" if line else f"nothing is in {log}"
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log that the supervisor did not write; empty if there is none."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    # The supervisor's own line repeats the exit code and the cause.
+    lines = [line for line in lines if line.strip() and " supervise: " not in line]
+    # Launchers and libraries write to the log too, so the line may hold control characters.
+    return sanitize(lines[-1].strip()) if lines else ""

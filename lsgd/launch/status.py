@@ -225,14 +225,14 @@ def _show() -> list[dict[str, str]]:
     return [job for job in jobs if "JobState" in job and "JobId" in job]
 
 
-def last_line(log: Path) -> str:
-    """Return a log's last line that has text, in printable characters; '' without one.
+def last_line(log: Path, but: str = "\n") -> str:
+    """Return the last line of a log that has text, in printable characters, or ''.
 
-    A line of the supervisor does not count, which repeats the exit code and the cause.
+    Lines that contain `but` are skipped.
     """
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    said = (line.strip() for line in reversed(lines) if " supervise: " not in line)
-    return sanitize(next(filter(None, said), ""))
+    said = (line.strip() for line in reversed(lines) if line.strip() and but not in line)
+    return sanitize(next(said, ""))
