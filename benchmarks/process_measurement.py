@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.usage import Usage, usage
 from lsgd.errors import UsageError
-from lsgd.job.children import GRACE, OURS, describe_failure
-from lsgd.job.ending import end_tagged
+from lsgd.job.children import OURS, describe_failure
+from lsgd.job.ending import GRACE, end_tagged
 from lsgd.job.system import tagged_pids
 
 WARMUP_STEPS = 3

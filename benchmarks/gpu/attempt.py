@@ -29,8 +29,7 @@ from benchmarks.gpu.outcome import (
 )
 from benchmarks.gpu.slices import Slice
 from lsgd.errors import PreemptedError
-from lsgd.job.children import GRACE
-from lsgd.job.ending import cleanup_process
+from lsgd.job.ending import GRACE, cleanup_process
 from lsgd.planned import last_log_line
 from lsgd.run.provenance import version
 from lsgd.supervise.start import SAVING
@@ -80,9 +79,7 @@ def _run(
 ) -> tuple[int, bool]:
     """Run the child; return its exit code, and whether it was ended because of the limit."""
     tag = str(folder.resolve())
-    # Without this Python would warn that the package has already imported the module.
-    arguments = ["-W", "ignore", "-m", "lsgd.job.ending", TAG, tag, str(GRACE)]
-    with cleanup_process(*arguments, keep=[held]):
+    with cleanup_process((TAG, tag), keep=[held]):
         child = subprocess.Popen(
             [sys.executable, *each.command(folder)],
             env=os.environ | each.environment | {TAG: tag},

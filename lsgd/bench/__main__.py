@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from lsgd.errors import UsageError
 from lsgd.job.command import run_command
@@ -35,14 +36,8 @@ def run_benchmark(argv: Sequence[str]) -> None:
     match argv:
         case ["-h" | "--help", *_]:
             print(HELP, end="")
-        case ["inputs", *words]:
-            from lsgd.bench import inputs
-
-            inputs.main(words)
-        case ["scaling", *words]:
-            from lsgd.bench import scaling
-
-            scaling.main(words)
+        case [name, *words] if name in NAMES:
+            import_module(f"lsgd.bench.{name}").main(words)
         case [name, *words] if name in CHECKOUT_BENCHMARKS:
             raise UsageError(
                 f"{name} compares lsgd with other programs and is part of its source only; "

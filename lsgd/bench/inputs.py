@@ -1,8 +1,4 @@
-"""The benchmark of loaders against the model: `python -m lsgd.bench inputs`.
-
-It reports whether the loader or the model bounds the training. The report is Markdown, for a README
-or a terminal.
-"""
+"""The benchmark of loaders against the model: `python -m lsgd.bench inputs`."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -47,10 +47,7 @@ class Job:
         return self._ask("prepare", setting)
 
     def run(self, candidate: str, argument: int) -> Any:
-        """Run a benchmark's candidate on all processes to its end and return process 0's result.
-
-        Raises UsageError as prepare does.
-        """
+        """Run a candidate to its end and return process 0's result; raises as prepare does."""
         return self._ask("run", candidate, argument)
 
     def _ask(self, *request: Any) -> Any:
@@ -172,10 +169,7 @@ def python_command(library: str, processes: int) -> list[str]:
 
 
 def parse_numbers(option: str, text: str, *, least: int) -> list[int]:
-    """Parse a command-line list such as `--np 2,4` into distinct numbers.
-
-    Raises UsageError for other texts, and for numbers below `least`.
-    """
+    """Parse a list such as 2,4 into distinct numbers of `least` or more, or raise UsageError."""
     items = text.split(",")
     if not all(word.isdecimal() and int(word) >= least for word in items):
         raise UsageError(

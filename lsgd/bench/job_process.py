@@ -47,10 +47,7 @@ AssignmentOf = Callable[[Recipe, Comm, torch.device], Assignment]
 
 
 def main(make: AssignmentOf, argv: Sequence[str]) -> int:
-    """Run this process as a part of a benchmark job and return the exit code.
-
-    The arguments are SOCKET LIBRARY OVERRIDE ….
-    """
+    """Run a process of a benchmark job by the arguments SOCKET LIBRARY OVERRIDE …."""
     address, library, *overrides = argv
     return run_command(lambda: join(make, address, library, overrides))
 

@@ -1,7 +1,4 @@
-"""The benchmark of strong and weak scaling on this machine: `python -m lsgd.bench scaling`.
-
-The report is Markdown, for a README or a terminal.
-"""
+"""The benchmark of strong and weak scaling on this machine: `python -m lsgd.bench scaling`."""
 
 from argparse import Namespace
 from collections.abc import Sequence

@@ -109,10 +109,7 @@ def recipe_lines(result: Result) -> list[str]:
 
 
 def check_not_launched(what: str) -> None:
-    """Raise UsageError if a launcher such as torchrun started several processes.
-
-    `what` says what is measured.
-    """
+    """Raise UsageError if a launcher started several processes; `what` is what is measured."""
     if (launch := detect_launch()).world_size > 1:
         raise UsageError(
             f"{launch.launcher} started {launch.world_size} processes, and {what}; start it without"

@@ -34,10 +34,7 @@ class Estimate:
     high: float
 
     def compare_at_least(self, threshold: float) -> str:
-        """Return whether the estimate is at least `threshold`: `yes`, `no` or `not resolved`.
-
-        It is not resolved if `threshold` is within the interval.
-        """
+        """Return `yes` or `no`, or `not resolved` if the interval contains the threshold."""
         if self.low <= threshold <= self.high:
             return "not resolved"
         return "yes" if self.low > threshold else "no"
@@ -82,10 +79,7 @@ def check_rounds(rounds: int) -> None:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the median of measurements with the narrowest symmetric confidence interval.
-
-    The ends of the interval are order statistics.
-    """
+    """Return the median of measurements with the narrowest symmetric confidence interval."""
     ordered = sorted(values)
     k = _cut(len(ordered))
     return Estimate(statistics.median(ordered), ordered[k], ordered[-1 - k])

@@ -44,10 +44,7 @@ class FedTraining:
 def measure_training(
     common: LoaderSetting, name: str, inputs: Inputs, *, rounds: int, steps: int
 ) -> FedTraining:
-    """Measure the speeds of a loader alone, of training alone, and of training with the loader.
-
-    Each round has `steps` steps.
-    """
+    """Measure a loader alone, training alone, and both together, in rounds of `steps` steps."""
     recipe, device = common.recipe, common.device
     learner = Learner(recipe, common.comm, device)
     plan = [

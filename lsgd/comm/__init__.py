@@ -75,10 +75,7 @@ class Comm(Protocol):
         """Gather the values that all processes pass; return them in rank order on every process."""
 
     def close(self) -> None:
-        """Close the communicator: leave the job together with all its processes.
-
-        Raises PeerLostError if one has left earlier.
-        """
+        """Leave the job together with all processes; raise PeerLostError if one left earlier."""
 
 
 @runtime_checkable
@@ -90,16 +87,10 @@ class MessagingComm(Comm, Protocol):
     """
 
     def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
-        """Start sending a CPU tensor to a process; it must not change before the send has ended.
-
-        The returned function waits for the end.
-        """
+        """Start sending a CPU tensor to a process; it must not change before the send has ended."""
 
     def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
-        """Start receiving a CPU tensor from a process in place, into a tensor of the same size.
-
-        The returned function waits for the end.
-        """
+        """Start receiving a CPU tensor from a process in place, into a tensor of the same size."""
 
 
 @runtime_checkable
@@ -127,10 +118,7 @@ class ElasticComm(PairwiseComm, Protocol):
     """Whether this process has restarted and is not in the current group yet."""
 
     def answer_restarted(self, answer: Callable[[], object]) -> None:
-        """Make process 0 answer each query of a restarted process by a call of `answer`.
-
-        The answer is what `answer` returns at the time.
-        """
+        """Make process 0 answer each query of a restarted process by a call of `answer`."""
 
     def wait_for_restart(self, process: int, after: int) -> int:
         """Wait until a process has restarted more often than `after`; return its restart count.
@@ -256,10 +244,7 @@ def joined(settings: CommSettings, device: Device) -> Iterator[Comm]:
 
 
 def choose_library(launch: Launch, device: Device) -> str:
-    """Choose the communication library of comm=auto for this launcher and device.
-
-    It is Horovod if built for both, else torch; single for one process.
-    """
+    """Choose the library of comm=auto: Horovod if built for launcher and device, else torch."""
     match launch.launcher:
         case "none":
             return "single"
@@ -350,10 +335,7 @@ def all_reduce_(comm: Comm, tensor: Tensor) -> None:
 
 
 def all_or_raise(comm: Comm, action: Callable[[], T]) -> T:
-    """Run the action on every process; if any raises UsageError, raise it on all.
-
-    The message is that of the first process that failed.
-    """
+    """Run the action on every process; raise the first UsageError of any process on all."""
     refusal, result = None, None
     try:
         result = action()

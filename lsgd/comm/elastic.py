@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lsgd import messages
+from lsgd.comm import RERUN
 from lsgd.comm.pair import ProcessPair
 from lsgd.comm.torch import TorchComm
 from lsgd.errors import PeerLostError, UsageError
@@ -120,10 +121,7 @@ class ElasticTorchComm(TorchComm):
         return (lambda: None) if self.is_outside_group else super().start_all_reduce_(tensor, name)
 
     def open_pairs(self, wanted: Sequence[tuple[str, int]]) -> list[ProcessPair]:
-        """Open several two-process connections, each given by its name and this end's side.
-
-        After a restart, the processes at the other ends wait for this one.
-        """
+        """Open connections as TorchComm does; after a restart the other ends wait for this one."""
         if not self.is_outside_group:
             return super().open_pairs(wanted)
         self.store.set(f"life/{self.process}", str(self.restart_count))
@@ -135,10 +133,7 @@ class ElasticTorchComm(TorchComm):
         return ProcessPair(store, side, timeout=self.timeout, join_timeout=self.join_timeout)
 
     def wait_for_restart(self, process: int, after: int) -> int:
-        """Wait until a process has restarted more often than `after`; return its restart count.
-
-        Raises RuntimeError at the end of the job.
-        """
+        """Poll the store until a process has restarted more often than `after`."""
         store = self._own_store()
         while (life := int(self._find(store, f"life/{process}") or 0)) <= after:
             time.sleep(LOOK)
@@ -167,11 +162,7 @@ class ElasticTorchComm(TorchComm):
             yield
 
     def form_group(self, name: str, members: list[tuple[int, int]] | None) -> None:
-        """Form a new process group of these members, unless it equals the current one.
-
-        Members are pairs of a process and its restart count. One process passes them; the others
-        pass None and receive them under this name. Raises PeerLostError.
-        """
+        """Form a new process group of these members; raise PeerLostError if that fails."""
         if members is not None:
             self.store.set(f"members/{name}", pickle.dumps(members))
         try:
@@ -192,7 +183,7 @@ class ElasticTorchComm(TorchComm):
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise PeerLostError(
                 f"the remaining processes could not reconnect ({str(error).splitlines()[0]}); "
-                "the checkpoint is intact, so rerun the same command with its run_dir to resume"
+                f"{RERUN}"
             ) from None
         self.is_outside_group = False
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -13,26 +14,22 @@ T = TypeVar("T")
 
 
 class GroupComm:
-    """Communicator of the processes of an open process group, by default of all processes.
-
-    Who opened the group also destroys it.
-    """
+    """Communicator of the processes of an open process group, by default of all processes."""
 
     library = "torch.distributed"
     group: dist.ProcessGroup | None = None
     """The process group; None for the default one of the moment."""
     fix = RESTART
     """The fix in the message of a lost process."""
+    object_device: torch.device | None = None
+    """The device over which objects are broadcast; None for that of the group."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
 
     def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-        """Start an in-place all-reduce of a tensor, matched by the order of calls, not by `name`.
-
-        The returned function waits for it.
-        """
+        """Start an in-place all-reduce, matched by the order of calls and not by `name`."""
         with communicating(RuntimeError, fix=self.fix):
             work = dist.all_reduce(tensor, group=self.group, async_op=True)
         return partial(wait_for, work, self.fix, of_all=True)
@@ -41,7 +38,9 @@ class GroupComm:
         """Broadcast the value of process 0, pickled, and return it on every process."""
         values = [value]
         with communicating(RuntimeError, fix=self.fix, of_all=True):
-            dist.broadcast_object_list(values, group=self.group, group_src=0)
+            dist.broadcast_object_list(
+                values, group=self.group, group_src=0, device=self.object_device
+            )
         return values[0]
 
     def gather_objects(self, value: T) -> list[T]:
@@ -56,9 +55,6 @@ class GroupComm:
 
 
 def wait_for(work: dist.Work, fix: str, *, of_all: bool = False) -> None:
-    """Wait for the end of a message, or a collective call of all processes.
-
-    Raises PeerLostError with this fix.
-    """
+    """Wait for a message or a collective call; raise PeerLostError with this fix."""
     with communicating(RuntimeError, fix=fix, of_all=of_all):
         work.wait()

@@ -40,10 +40,7 @@ def built_parts() -> dict[str, bool]:
 
 
 def is_built_for(launcher: str, device: torch.device) -> bool:
-    """Return whether the installed Horovod is built for this launcher and device.
-
-    Launchers other than horovodrun need MPI.
-    """
+    """Return whether Horovod is built for launcher and device; all but horovodrun need MPI."""
     if launcher == "srun" and "PMIX_RANK" not in os.environ:
         # Without `srun --mpi=pmix` MPI aborts the process.
         return False

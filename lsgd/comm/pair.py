@@ -36,10 +36,7 @@ class ProcessPair:
             self.group: Any = ProcessGroupGloo(store, side, 2, timedelta(seconds=join_timeout))
 
     def start_send(self, tensor: Tensor) -> Callable[[], None]:
-        """Start sending a tensor to the other process; it must not change before the end.
-
-        The returned function waits for the end.
-        """
+        """Start sending a tensor, which must not change; return a function that awaits the end."""
         with communicating(RuntimeError):
             return partial(self._wait, self.group.send([tensor], self.other, 0))
 

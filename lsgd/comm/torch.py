@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from threading import Thread, Timer
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,6 @@ from lsgd.comm.pair import ProcessPair, open_pairs
 from lsgd.errors import UsageError
 from lsgd.job.launcher import Launch
 
-T = TypeVar("T")
 MISSING = "missing"
 """The key in the store with the ranks that have not joined: empty as soon as all have."""
 SILENT = "silent"
@@ -49,6 +48,8 @@ class TorchComm(GroupComm):
     """Communicator of the processes of a job, which it joins over torch.distributed."""
 
     fix = RERUN
+    # Over gloo on GPUs too: no wait for the device, and a lost process is noticed at once.
+    object_device = torch.device("cpu")
 
     def __init__(
         self, launch: Launch, *, device: torch.device, timeout: float, join_timeout: float
@@ -145,14 +146,6 @@ class TorchComm(GroupComm):
         caller.start()
         caller.join(ROLL_CALL + ANSWER)
         return answers[0] if answers else f"{self.address}, where the processes met"
-
-    def broadcast_object(self, value: T) -> T:
-        """Broadcast the value of process 0, pickled, and return it on every process."""
-        values = [value]
-        with communicating(RuntimeError, of_all=True):
-            # Over gloo on GPUs too: no wait for the device, and a lost process is noticed at once.
-            dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
-        return values[0]
 
     def close(self) -> None:
         """Destroy the process group, since an open one may make gloo's threads abort at exit."""

@@ -12,15 +12,13 @@ from tempfile import TemporaryFile
 from threading import Event
 from typing import BinaryIO
 
-from lsgd.job.ending import end_tagged
+from lsgd.job.ending import GRACE, end_tagged
 from lsgd.job.system import Tag
 
 OURS: Tag = ("LSGD_PARENT", uuid.uuid4().hex)
 """The tag of all processes that this module starts."""
 CHILD = "LSGD_CHILD"
 """The environment variable whose value distinguishes the children of this process."""
-GRACE = 3.0
-"""The seconds between SIGTERM and SIGKILL."""
 
 _children = count()
 _closed = Event()

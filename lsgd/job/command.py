@@ -84,16 +84,15 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments as argparse does; raise UsageError for unknown ones."""
-        self.line = list(args if args is not None else sys.argv[1:])
-        options, unknown = self.parse_known_args(self.line, namespace)
-        if unknown:
-            self.reject_argument(unknown[0], self.line)
-        return options
+        return self._parse(self.parse_known_args, args, namespace)
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse intermixed arguments as argparse does; raise UsageError for unknown ones."""
+        return self._parse(self.parse_known_intermixed_args, args, namespace)
+
+    def _parse(self, parse_known: Callable[..., Any], args: Any, namespace: Any) -> Any:
         self.line = list(args if args is not None else sys.argv[1:])
-        options, unknown = self.parse_known_intermixed_args(self.line, namespace)
+        options, unknown = parse_known(self.line, namespace)
         if unknown:
             self.reject_argument(unknown[0], self.line)
         return options

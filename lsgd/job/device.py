@@ -11,7 +11,7 @@ import platform
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from multiprocessing import get_start_method, set_start_method
 from pathlib import Path
@@ -145,10 +145,7 @@ def arrays_to_device(values: NDArray, device: torch.device) -> Tensor:  # type: 
 
 
 def to_device_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Copy host tensors of one dtype to the device in one asynchronous transfer, like `to_device`.
-
-    On the CPU they are returned as they are.
-    """
+    """Copy host tensors of one dtype in one transfer, like `to_device`; not to the CPU."""
     if device.type == "cpu":
         return list(tensors)
     sizes = [tensor.numel() for tensor in tensors]
@@ -160,10 +157,7 @@ def to_device_together(tensors: Sequence[Tensor], device: torch.device) -> list[
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copy tensors of one device to host memory, with a single wait for all the copies.
-
-    CPU tensors are returned as they are.
-    """
+    """Copy a device's tensors to host memory with one wait; the CPU's are returned as they are."""
     device = tensors[0].device
     if device.type == "cpu":
         return list(tensors)
@@ -258,7 +252,7 @@ def keep_freed_memory() -> None:
     environment decides (MALLOC_…, GLIBC_TUNABLES), with another C library, and in another program
     that calls `lsgd.api`: glibc cannot return to its own limits.
     """
-    if _guests:
+    if _guests.present:
         return
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
@@ -271,10 +265,7 @@ def keep_freed_memory() -> None:
 # --- Number formats and kernels ------------------------------------------------------------------
 
 PRESETS = {(9, 0): "h200", (8, 0): "a100", (7, 0): "v100"}
-"""The file in conf/hardware for NVIDIA GPUs, by compute capability.
-
-A GPU in between takes the file of the next lower capability.
-"""
+"""The file in conf/hardware for NVIDIA GPUs, by the lowest compute capability that takes it."""
 
 
 def preset(device: torch.device) -> str:
@@ -327,66 +318,52 @@ KERNEL_FLAGS = (
 ENVIRONMENT = ("HOROVOD_", "MLFLOW_", "TORCHINDUCTOR_")
 """The prefixes of environment variables that a training, or what it imports, sets."""
 
-_guest_lock = Lock()
-_guests = 0
-_host_settings: list[Callable[[], object]] = []
-"""The calls that restore what the first of the present guests has found."""
+
+class _SharedContext:
+    """A context of the whole process: of overlapping ones, the last to end restores all.
+
+    They overlap in several threads, for example. The first to begin opens what `make` returns.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self.make, self.present, self._lock = make, 0, Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self.present:
+                self._opened = self.make()
+                self._opened.__enter__()
+            self.present += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self.present -= 1
+            if not self.present:
+                self._opened.__exit__(None, None, None)
 
 
-@contextmanager
-def restore_process_settings() -> Iterator[None]:
+def restore_process_settings() -> AbstractContextManager[None]:
     """Restore at the end of this context the process-wide settings that a training has changed.
 
     lsgd is a guest of another program within it: `lsgd.api` trains and evaluates so. The settings
     are the number of threads, the cores, the kernels of the GPU, random states, the filters of
     warnings, the start method of multiprocessing and environment variables; signal handlers are
-    restored where they are set. Of overlapping contexts, as in several threads, the last to end
-    restores what the first has found.
+    restored where they are set.
     """
-    global _guests
-    with _guest_lock:
-        if not _guests:
-            _host_settings[:] = _save_settings()
-        _guests += 1
-    try:
-        yield
-    finally:
-        with _guest_lock:
-            _guests -= 1
-            if not _guests:
-                for restore in _host_settings:
-                    restore()
+    return _guests
 
 
-_stance_lock = Lock()
-_eager_contexts = 0
-_eager: Any = None
+def run_compiled_modules_eagerly() -> AbstractContextManager[None]:
+    """Run modules without the graphs that torch.compile has made of them, in this context.
+
+    torch has one such stance for the whole process.
+    """
+    return _eager_contexts
 
 
 @contextmanager
-def run_compiled_modules_eagerly() -> Iterator[None]:
-    """Run modules without the graphs that torch.compile has made of them, in this context.
-
-    torch has one such stance for the whole process. Of overlapping contexts, as in several threads,
-    the last to end restores what the first has found.
-    """
-    global _eager_contexts, _eager
-    with _stance_lock:
-        if not _eager_contexts:
-            _eager = torch.compiler.set_stance("force_eager")
-            _eager.__enter__()
-        _eager_contexts += 1
-    try:
-        yield
-    finally:
-        with _stance_lock:
-            _eager_contexts -= 1
-            if not _eager_contexts:
-                _eager.__exit__(None, None, None)
-
-
-def _save_settings() -> list[Callable[[], object]]:
-    """Return calls that restore the process-wide settings as they are now."""
+def _restored_settings() -> Iterator[None]:
+    """Restore the process-wide settings at the end of this context to what they are now."""
     calls: list[Callable[[], object]] = [
         partial(torch.set_num_threads, torch.get_num_threads()),
         partial(torch.set_rng_state, torch.get_rng_state()),
@@ -404,7 +381,13 @@ def _save_settings() -> list[Callable[[], object]]:
             partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()),
             partial(torch.cuda.set_device, torch.cuda.current_device()),
         ]
-    return calls
+    yield
+    for restore in calls:
+        restore()
+
+
+_guests = _SharedContext(_restored_settings)
+_eager_contexts = _SharedContext(lambda: torch.compiler.set_stance("force_eager"))
 
 
 def _restore_warnings(filters: list[Any], showwarning: Callable[..., None]) -> None:

@@ -19,11 +19,10 @@ from contextlib import contextmanager, suppress
 
 from lsgd.job.system import Tag, tagged_pids
 
+GRACE = 3.0
+"""The seconds between SIGTERM and SIGKILL."""
 DYING = 10.0
-"""The seconds after SIGKILL in which a process ends, unless it is stuck in the kernel.
-
-It may be stuck in a read from a dead network drive or in a driver.
-"""
+"""The seconds after SIGKILL in which a process ends, unless a drive or driver blocks it."""
 
 
 def end_tagged(tag: Tag, grace: float) -> set[int]:
@@ -56,17 +55,15 @@ def end_tagged(tag: Tag, grace: float) -> set[int]:
 
 
 @contextmanager
-def cleanup_process(*arguments: str, keep: Sequence[int] = ()) -> Iterator[None]:
-    """Run a helper that ends this context's processes after it, even if this process is killed.
+def cleanup_process(tag: Tag, *, keep: Sequence[int] = ()) -> Iterator[None]:
+    """Run a helper that ends all processes with this tag after this context.
 
-    `arguments` are those of Python, which name the program to run. The program has to wait for the
-    end of its standard input, which is the end of the context or of this process, and then to end
-    what the context has started. It inherits the file descriptors in `keep`, such as that of a
-    lock.
+    It does so even if this process is killed. It inherits the file descriptors in `keep`, such as
+    that of a lock.
     """
-    helper = subprocess.Popen(
-        [sys.executable, *arguments], stdin=subprocess.PIPE, pass_fds=keep, start_new_session=True
-    )
+    # Python would warn where a package has already imported the module that it is about to run.
+    command = [sys.executable, "-W", "ignore", "-m", "lsgd.job.ending", *tag, str(GRACE)]
+    helper = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=keep, start_new_session=True)
     with helper:  # on exit it closes the pipe, as the end of this process does, and waits
         yield
 

@@ -44,10 +44,7 @@ class Launch:
 
     @property
     def on_host(self) -> str:
-        """The words " on HOST" for messages about a process of a job over several machines.
-
-        They are empty on a single machine.
-        """
+        """The words " on HOST" for messages of a job over several machines, else empty."""
         return f" on {platform.node()}" if self.local_size < self.world_size else ""
 
 

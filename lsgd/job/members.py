@@ -4,9 +4,6 @@
 (`lsgd.job.ending`), so that `stop_job` also finds what a dead launcher has left running. A process
 of lsgd with this tag keeps a file in the run folder's `supervised/`: its rank, host and pid at the
 start, and how it ended, unless it is killed.
-
-`python -m lsgd.job.members FOLDER` waits for the end of its standard input, then stops the job of
-that folder: a supervisor holds the other end, so that a job does not outlive it.
 """
 
 import faulthandler
@@ -14,8 +11,6 @@ import json
 import os
 import platform
 import select
-import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -23,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from lsgd.errors import PeerLostError, UsageError, disk_full_error
-from lsgd.job.ending import end_tagged
+from lsgd.job.ending import GRACE, end_tagged
 from lsgd.job.launcher import LIFE
 from lsgd.job.system import has_ended, has_tag, preallocate, tagged_pids, watch_process
 from lsgd.sanitizing import sanitize
@@ -35,8 +30,6 @@ WORDS = 4096
 """The bytes preallocated for a process's file; unwritten ones are zero."""
 LONGEST = 2**16
 """The maximum bytes read of a process's file: two lines, or one and a crash's traceback."""
-GRACE = 3.0
-"""The seconds between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -292,17 +285,3 @@ def stop_job(folder: Path) -> list[int]:
             "restart this machine, or write another run_dir"
         )
     return present
-
-
-def main(folder: str) -> None:
-    """Wait for the end of standard input, then stop the supervised job of this run folder."""
-    # A signal that ends the supervisor must not end this process before its work is done.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    with suppress(UsageError):  # `end_tagged` has already printed the remaining pids
-        stop_job(Path(folder))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

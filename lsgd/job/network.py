@@ -63,10 +63,7 @@ _InterfaceAddress._fields_ = [
 
 
 def list_interfaces() -> list[NetworkInterface]:
-    """Return all network interfaces of this machine, with their addresses, IPv4 first.
-
-    Raises OSError if the system call fails.
-    """
+    """Return this machine's network interfaces, with addresses, IPv4 first; raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_InterfaceAddress)()
     if library.getifaddrs(ctypes.byref(first)):

@@ -43,10 +43,7 @@ class _BeforeTorch:
 
 
 def prepare_for_torch() -> None:
-    """Install the import hook that announces torch and limits the spinning of its idle threads.
-
-    Process 0 of a job prints the announcement, at a terminal only.
-    """
+    """Install the import hook that announces torch and limits the spinning of its idle threads."""
     with suppress(Exception):  # a problem with the launcher is reported later, where it matters
         cores(detect_launch())
         sys.meta_path.insert(0, _BeforeTorch())

@@ -51,10 +51,7 @@ def usable_cores() -> set[int]:
 
 
 def usable_within(quota: float | None) -> int:
-    """Return the number of CPU cores that this process may use, at most the whole ones of a quota.
-
-    A fraction of one core counts as one.
-    """
+    """Return how many CPU cores this process may use, at most a quota's whole ones, at least 1."""
     usable = len(usable_cores())
     return usable if quota is None else min(usable, max(1, int(quota)))
 
@@ -146,10 +143,7 @@ def has_ended(pid: int) -> bool:
 
 
 def tagged_pids(tag: Tag) -> set[int]:
-    """Return the pids of all processes on this machine that have this environment variable.
-
-    Its value has to match exactly.
-    """
+    """Return the pids of this machine's processes that have this variable and exact value."""
     pids: Iterator[int]
     if PROCESSES.is_dir():
         pids = map(int, filter(str.isdecimal, os.listdir(PROCESSES)))
@@ -211,10 +205,7 @@ def preallocate(descriptor: int, size: int) -> None:
 
 
 def open_memory(name: str) -> int:
-    """Create an anonymous file in memory, which ends with its last process; return its descriptor.
-
-    It is 0 bytes long at first; `name` is for debugging.
-    """
+    """Create an empty file in memory, which ends with its last process; return its descriptor."""
     if hasattr(os, "memfd_create"):
         descriptor: int = os.memfd_create(name)
         return descriptor
@@ -226,10 +217,7 @@ def open_memory(name: str) -> int:
 
 @contextmanager
 def memory_with_path(name: str) -> Iterator[tuple[int, str]]:
-    """Create a file in memory for this context; yield its descriptor and a path to it.
-
-    Other processes of this user can open the path.
-    """
+    """Create a file in memory; yield its descriptor, and a path for this user's processes."""
     if hasattr(os, "memfd_create") and PROCESSES.is_dir():
         descriptor = open_memory(name)
         path = str(PROCESSES / str(os.getpid()) / "fd" / str(descriptor))
@@ -276,10 +264,7 @@ def boot_id() -> str:
 
 
 def memory_kills() -> int:
-    """Return how many processes the kernel's out-of-memory killer has killed since boot.
-
-    It is 0 where they are not counted.
-    """
+    """Return how many processes the kernel killed since boot as it was out of memory, if known."""
     with suppress(OSError):
         for line in COUNTERS.read_text().splitlines():
             if line.startswith("oom_kill "):

@@ -1,10 +1,4 @@
-"""Start a run with one line: `python -m lsgd.launch LAUNCHER RECIPE [key=value …] [options]`.
-
-    python -m lsgd.launch slurm bs8k --nodes 32 data.root=/data/imagenet
-    python -m lsgd.launch mpirun digits --np 4 --print    # show the command, and do nothing
-    python -m lsgd.launch slurm bs8k --nodes 32 --check   # measure every node, and train nothing
-    python -m lsgd.launch slurm --help                    # the options of a launcher
-    python -m lsgd.launch --status RUN                    # a run's Slurm job: state, nodes, logs
+"""The command line of `python -m lsgd.launch`, which starts a run with one line.
 
 In a checkout launch/LAUNCHER.sh does the same, and after an installation `lsgd-launch LAUNCHER`.
 """

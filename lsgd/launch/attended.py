@@ -37,7 +37,7 @@ def run_attended(command: Sequence[str]) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="lsgd-job-") as name:
         folder = Path(name)
-        with cleanup_process("-m", "lsgd.job.members", name):
+        with cleanup_process((JOB_TAG, name)):
             job = subprocess.Popen(command, env=os.environ | {JOB_TAG: name}, process_group=0)
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(number, lambda received, _: job.send_signal(received))

@@ -232,10 +232,7 @@ def _beside_python(program: str) -> str:
 
 
 def _log_folder(request: Request) -> str:
-    """Return the path of a new folder for the output of the processes in this start.
-
-    It is an empty string if the run picks its run folder itself, and for a check, which has none.
-    """
+    """Return a new folder for the processes' output; '' without a run_dir and for a check."""
     if not request.run_dir or request.is_check:
         return ""
     start = 1

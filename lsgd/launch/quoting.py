@@ -1,7 +1,4 @@
-"""Quoting of arbitrary values for launchers, so that they remain data: no extra line or option.
-
-A shell, Slurm's batch scripts, YAML and Kubernetes' commands each have quotes of their own.
-"""
+"""Quoting of arbitrary values for launchers, so that they remain data: no extra line or option."""
 
 import re
 from collections.abc import Sequence

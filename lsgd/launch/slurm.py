@@ -98,10 +98,7 @@ def slurm(request: Request) -> LaunchCommand:
         arguments = [word for word in arguments if not re.match(r"\+*run_dir=", word)]
         suffix = ' "seed=$SLURM_ARRAY_TASK_ID" "run_dir=$run_dir"'
     text = BATCH.format(
-        options=_option_lines(
-            {"--job-name": request.job_name, **_resources(options), "--output": f"{folder}.log"},
-            options,
-        ),
+        options=_job_options(request.job_name, f"{folder}.log", options),
         run=f"{_environment(options)}run_dir={_expanded(shell_line([folder]))}",
         job_file=JOB_FILE,
         job=_job_record(folder, f"{folder}.log", is_array="--array" in options),
@@ -134,10 +131,7 @@ def slurm_array(requests: Sequence[Request], name: str, log: str, at_once: int |
         cases.append(f"{number}) run_dir={shell_line([request.run_dir])} train=({train}) ;;")
     indexes = f"0-{len(requests) - 1}" + (f"%{at_once}" if at_once else "")
     return BATCH.format(
-        options=_option_lines(
-            {"--job-name": name, **_resources(options), "--output": log},
-            {**options, "--array": indexes},
-        ),
+        options=_job_options(name, log, {**options, "--array": indexes}),
         run="\n".join([f"{_environment(options)}case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]),
         job_file=JOB_FILE,
         job=_job_record(requests[0].run_dir, log, is_array=True),
@@ -158,10 +152,7 @@ def slurm_program_array(
     options = request.options
     train = _train_line(options, ["-m", "lsgd.train"])
     return PROGRAM.format(
-        options=_option_lines(
-            {"--job-name": name, **_resources(options), "--output": log},
-            {**options, "--array": indexes},
-        ),
+        options=_job_options(name, log, {**options, "--array": indexes}),
         before=_environment(options),
         program=shell_line([python(), *arguments]),
         step=f"{shell_line(_srun(options, [request]))} {train}",
@@ -220,10 +211,7 @@ def _expanded(text: str) -> str:
 
 
 def write_job_record(folder: Path, log: Path) -> None:
-    """Write the file of a run that a step of this process's Slurm job is to train into its folder.
-
-    The step's processes share the log.
-    """
+    """Write the job's file into the folder of a run that a step of this process's job trains."""
     job, task = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_TASK_ID")
     record = {
         "job": f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}" if task else job,
@@ -238,10 +226,7 @@ def write_job_record(folder: Path, log: Path) -> None:
 
 
 def _job_record(folder: str, log: str, *, is_array: bool) -> str:
-    """Return the JSON text of the job's file in the run folder, for a here-document of the shell.
-
-    Paths are relative to the run folder.
-    """
+    """Return the job file's JSON for a here-document, with paths relative to the run folder."""
     job = _expanded("%A_%a" if is_array else "%j")
     path = re.sub(r"[$`\\]", r"\\\g<0>", json.dumps(os.path.relpath(log, folder)))
     return (
@@ -328,6 +313,12 @@ def cores_advice(options: Mapping[str, str]) -> str:
         "its processes one core unless the partition has another default; add --cpus 12, cores "
         "per process, or --exclusive"
     )
+
+
+def _job_options(name: str, log: str, options: Mapping[str, str]) -> str:
+    """Return the #SBATCH lines of a job that trains: its name, its log, and what it requests."""
+    own = {"--job-name": name, **_resources(options), "--output": log}
+    return _option_lines(own, options)
 
 
 def _option_lines(own: Mapping[str, str], options: Mapping[str, str]) -> str:

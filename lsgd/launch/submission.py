@@ -53,12 +53,16 @@ def new_answer_file(folder: Path, name: str) -> Path:
             return path
 
 
-def sbatch(script: str, answer: Path, *options: str, files: Sequence[IO[str]] = ()) -> str:
+def sbatch(
+    script: str, answer: Path, *, after: Sequence[str] = (), files: Sequence[IO[str]] = ()
+) -> str:
     """Submit a batch script and return the job's number; sbatch writes it into `answer`.
 
-    sbatch inherits the locks of `files`, which so end with it even if this process is killed.
-    Raises UsageError if sbatch refuses the script.
+    The job begins once those of `after` have ended in any way. sbatch inherits the locks of
+    `files`, which so end with it even if this process is killed. Raises UsageError, without an
+    answer, if sbatch refuses the script.
     """
+    options = [f"--dependency=afterany:{':'.join(after)}"] if after else []
     path = answer.with_suffix(".sh")
     path.touch(mode=0o600)  # a search's command may have the password of its database
     path.write_text(f"{script}\n", encoding="utf-8")
@@ -72,6 +76,7 @@ def sbatch(script: str, answer: Path, *options: str, files: Sequence[IO[str]] = 
             pass_fds=[file.fileno() for file in files],
         )
     if done.returncode:
+        answer.unlink()
         reasons = re.sub(r"^sbatch: error: ", "", done.stderr, flags=re.M).split("\n")
         raise UsageError(f"sbatch refuses {path}: {'; '.join(filter(None, reasons))}")
     job = submitted_job(answer)

@@ -87,7 +87,9 @@ class StepProfile:
         self.trace = Trace(folder / f"trace-{learner.comm.rank}.json.gz", learner.device, log)
         on_host = learner.device.type == "cpu"
         self.now: Callable[[], Any] = time.perf_counter if on_host else self._event
-        self.seconds: Callable[[Any, Any], float] = _between_times if on_host else _between_events
+        self.seconds: Callable[[Any, Any], float] = lambda begin, end: (
+            end - begin if on_host else begin.elapsed_time(end) / 1000
+        )
         self.steps_ended = 0
         self.begun: list[tuple[str, Any]] = []
         """The phases of the measured steps, each with its begin time."""
@@ -240,11 +242,3 @@ def _unless_full(log: Log, step: int, folder: Path) -> Iterator[None]:
         if error.errno not in DISK_FULL_ERRNOS:
             raise
         log.warn(step, f"no space left for the profile in {folder}; training continues")
-
-
-def _between_events(begin: Any, end: Any) -> float:
-    return float(begin.elapsed_time(end)) / 1000
-
-
-def _between_times(begin: float, end: float) -> float:
-    return end - begin

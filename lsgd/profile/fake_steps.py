@@ -65,10 +65,7 @@ class _FirstOf(SingleComm):
 
 
 def fake_learner(recipe: Recipe, world_size: int) -> Learner:
-    """Build rank 0's learner of `world_size` ranks for fake tensors, without compilers and apex.
-
-    These may be missing. Call it within `fake_tensor_mode`.
-    """
+    """Build rank 0's learner within `fake_tensor_mode`, without compilers and apex."""
     eager = replace(
         recipe,
         workers_per_pass=1,

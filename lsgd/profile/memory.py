@@ -6,7 +6,7 @@ free within an operator, such as cuDNN's workspace, is not counted.
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -50,13 +50,7 @@ class StepMemory:
     @property
     def by_category(self) -> dict[str, int]:
         """The bytes of peak memory by name of their category, such as gradients."""
-        return {
-            "parameters": self.parameters,
-            "gradients": self.gradients,
-            "buckets": self.buckets,
-            "optimizer": self.optimizer,
-            "activations": self.activations,
-        }
+        return asdict(self)
 
 
 class LiveStorages(OperatorCounter):

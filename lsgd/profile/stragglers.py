@@ -40,10 +40,7 @@ class ProcessTiming:
 
 
 def phase_table(timings: list[ProcessTiming]) -> str:
-    """Format each phase's minimum, median and maximum time over processes as a Markdown table.
-
-    The times are means over the steps.
-    """
+    """Format the minimum, median and maximum over processes of each phase's mean time."""
     step = statistics.median(sum(map(each.mean, PHASES)) for each in timings)
     rows = []
     for phase in (*PHASES, BETWEEN_STEPS):

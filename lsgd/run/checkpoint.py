@@ -105,10 +105,12 @@ def write(
     """
     target = folder / f"{'milestone' if milestone else 'checkpoint'}-{checkpoint.step}.pt"
     temporary = Path(f"{target}.tmp")
+    fields = vars(checkpoint).items()
+    written = {key: value for key, value in fields if value or key != "evaluations"}
     try:
         with create_empty(temporary) as file:
             archive = _Hashed(file)
-            torch.save({"format": FORMAT} | _fields(checkpoint), archive)  # type: ignore[arg-type]
+            torch.save({"format": FORMAT} | written, archive)  # type: ignore[arg-type]
             if archive.error:
                 raise archive.error
             file.write(archive.hash.digest())
@@ -128,10 +130,7 @@ def write(
 
 
 def _link_best(folder: Path, best_first: Sequence[int]) -> str:
-    """Move the link `best.pt` to the first file of these steps; return the name to which it leads.
-
-    The name is empty without such a link.
-    """
+    """Move `best.pt` to the first file of these steps; return its file's name, or ''."""
     # By the files that exist: a full disk or a kill may have lost that of the best evaluation.
     files = {step: path for path, step in reversed(_numbered(folder).items())}
     best = next((files[step] for step in best_first if step in files), None)
@@ -141,12 +140,6 @@ def _link_best(folder: Path, best_first: Sequence[int]) -> str:
         return kept
     point_to(best, BEST)
     return best.name
-
-
-def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the fields of a checkpoint to write into its file."""
-    fields = vars(checkpoint)
-    return {key: value for key, value in fields.items() if value or key != "evaluations"}
 
 
 class _Hashed:

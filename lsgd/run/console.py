@@ -53,10 +53,7 @@ class Console:
         self._quiet_since = time.monotonic()
 
     def show(self, kind: str, step: int, row: Row) -> None:
-        """Show a row of metrics.jsonl: an evaluation as a line, a training row in the progress bar.
-
-        Without a bar, a training row is a line too.
-        """
+        """Show a row as a line; a training row in the progress bar, if there is one."""
         if kind == "train":
             values = f"lr {_shown(row, 'lr'):.4g}", f"loss {_shown(row, 'loss'):.3f}"
             self._latest = "  ".join([*values, *_speed(row)])
@@ -71,10 +68,7 @@ class Console:
             self.print_text(f"epoch {row['epoch']:.4g}: {', '.join(self._rates(row))}")
 
     def _rates(self, row: Row) -> Iterator[str]:
-        """Yield, as text, the main metric of a row, then its other evaluation metrics.
-
-        An evaluation within an epoch has no metric of training.
-        """
+        """Yield, as text, a row's main metric with that of training, if any, then the others."""
         metric = self.metric
         main = "not evaluated"
         if metric.key in row:
@@ -153,10 +147,7 @@ class Console:
 
 
 def _can_redraw(stream: TextIO) -> bool:
-    """Return whether an output stream can redraw a line, as a terminal or a notebook can.
-
-    A notebook's stream reports that it is no terminal.
-    """
+    """Return whether an output stream can redraw a line, as a terminal or a notebook can."""
     return stream.isatty() or type(stream).__module__.startswith("ipykernel.")
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from textwrap import indent
 
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -124,7 +125,8 @@ class Curves:
         self._add(Event(step=0, file_version="brain.Event:2"))
         # At a START, a running TensorBoard drops what it has read from the previous file.
         self._add(Event(step=0, session_log=SessionLog(status=SessionLog.START)))
-        self._text("config", _verbatim(config.read_text(encoding="utf-8")))
+        # As a code block of Markdown.
+        self._text("config", indent(config.read_text(encoding="utf-8"), "    ", lambda _: True))
         for row in RowReader(rows):
             self._record(row)
         self._put_in_place()
@@ -292,8 +294,3 @@ def _histogram(counts: list[int]) -> HistogramProto:
         bucket_limit=[number + 0.5 for number in range(len(counts))],
         bucket=counts,
     )
-
-
-def _verbatim(text: str) -> str:
-    """Convert a text into Markdown that shows it literally, as an indented code block."""
-    return "".join(f"    {line}\n" for line in text.splitlines())

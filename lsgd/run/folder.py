@@ -158,10 +158,12 @@ def _refuse_other_run(recipe: Recipe, folder: Path, theirs: str, step: int) -> N
             "at model.last_gamma, scales and position embeddings do not decay, and BN of "
             "rows that are not images keeps workers apart; write another run_dir"
         )
-    if other and other.model.start_sha256 and _with_start_of(recipe, other).fingerprint == theirs:
+    start = other.model.start_sha256 if other else ""
+    original = replace(recipe, model=replace(recipe.model, start_sha256=start))
+    if start and original.fingerprint == theirs:
         raise UsageError(
             f"model.start={recipe.model.start} has changed since run_dir={folder} started from "
-            f"it (SHA-256 {other.model.start_sha256[:12]}…, now "
+            f"it (SHA-256 {start[:12]}…, now "
             f"{recipe.model.start_sha256[:12]}…); write the path of the original file, or "
             "another run_dir"
         )
@@ -188,12 +190,6 @@ def shorter_recipe(saved: Checkpoint, recipe: Recipe) -> Recipe | None:
         return None
     is_earlier = earlier.fingerprint == saved.fingerprint and is_longer_run(recipe, earlier)
     return earlier if is_earlier else None
-
-
-def _with_start_of(recipe: Recipe, other: Recipe) -> Recipe:
-    """Return a recipe with the start weights of another one, as their hash identifies them."""
-    model = replace(recipe.model, start_sha256=other.model.start_sha256)
-    return replace(recipe, model=model)
 
 
 def _recipe_of(folder: Path) -> Recipe | None:

@@ -40,8 +40,7 @@ from lsgd.run.class_names import write_class_names
 from lsgd.run.console import Console
 from lsgd.run.remaining import RemainingTime
 from lsgd.run.rows import MEASURED, PER_SECOND, STRAGGLER, Row, RowReader, is_row
-from lsgd.run.slowness import SlownessCheck
-from lsgd.run.straggler import ProcessWaits, find_straggler
+from lsgd.run.slowness import ProcessWaits, SlownessCheck, find_straggler
 from lsgd.run.trackers import WAIT, TrackerProcesses
 from lsgd.run.utilization import utilization_per_speed
 from lsgd.run.versions import library_versions
@@ -212,7 +211,7 @@ class RunLog(Log):
             "inputs": loader,
             "host": platform.node(),
             "commit": provenance.commit(),
-            "time": _now(),
+            "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         }
         if names := indexed_class_names(run.recipe):
             with converting_disk_full(f"the class names of the run in {self.folder}"):
@@ -533,10 +532,6 @@ def _copy_damaged(path: Path, line: int) -> str:
         f"{path} is damaged in line {line}; the run continues without that line and all after "
         f"it, and the original file is now {aside}"
     )
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def to_writable(value: Any) -> Any:

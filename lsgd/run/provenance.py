@@ -12,16 +12,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def commit() -> str | None:
-    """Return the git commit that lsgd runs from or was built from, or None if unknown.
-
-    For a checkout it is the result of commit_of; for an installed package that of the checkout
-    which it was built from, if it was one.
-    """
-    return commit_of(_PACKAGE.parent) or _built_from()
-
-
-def _built_from() -> str | None:
-    """Read the git commit that this installed package was built from; None if none is recorded."""
+    """Return the git commit that lsgd runs from or was built from, or None if unknown."""
+    if here := commit_of(_PACKAGE.parent):
+        return here
     try:
         return (_PACKAGE / BUILT_FROM).read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,7 +1,4 @@
-"""The reader of a run folder: the recipe of the run, and its rows so far.
-
-Reading needs no torch, so that a hundred runs can be read in seconds.
-"""
+"""The reader of a run folder: the recipe of the run, and its rows so far, without torch."""
 
 import re
 from collections.abc import Sequence

@@ -22,10 +22,7 @@ class RemainingTime:
         self._evaluating_since: float | None = None
 
     def start_training(self) -> None:
-        """Restart the measurement of training speed, so that a pause does not count as slow steps.
-
-        This is called after an evaluation and its checkpoint, and at the start of a run.
-        """
+        """Restart the measurement of speed, so that a pause does not count as slow steps."""
         self._seen.clear()
 
     def update(self, now: float, position: float) -> None:

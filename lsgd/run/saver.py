@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from lsgd.comm import Comm
 from lsgd.errors import DISK_FULL_ERRNOS, NotSavedError, PreemptedError, TrainingInterrupted
@@ -33,11 +34,6 @@ MetricsByNumber = Mapping[int, Mapping[str, float]]
 """The metrics of epochs by their numbers, or of evaluations within epochs by their steps."""
 
 
-def _keep_no_best(epochs: MetricsByNumber, evaluations: MetricsByNumber) -> Sequence[int]:
-    """Return no steps, so that no checkpoint is kept as the best one."""
-    return ()
-
-
 class CheckpointSaver:
     """The background writer of a run's checkpoint files; all processes make the same calls.
 
@@ -55,12 +51,9 @@ class CheckpointSaver:
         log: Log,
         keep: Retention,
         *,
-        best_first: Callable[[MetricsByNumber, MetricsByNumber], Sequence[int]] = _keep_no_best,
+        best_first: Callable[[MetricsByNumber, MetricsByNumber], Sequence[int]] = lambda *_: (),
     ) -> None:
-        """Create the writer; `keep` and `best_first` decide which checkpoints are kept.
-
-        The latter is Recipe.best_first.
-        """
+        """Create the writer; `keep` and Recipe.best_first decide which checkpoints are kept."""
         self.folder, self.comm, self.log = folder, comm, log
         self.keep, self.best_first = keep, best_first
         self.thread = ThreadPoolExecutor(1, "saver")
@@ -109,7 +102,10 @@ class CheckpointSaver:
         except OSError as error:
             why = f"step {snapshot.step} could not be saved in {self.folder} ({error.strerror}"
             if full := error.errno in DISK_FULL_ERRNOS:
-                size, free = _size(vars(snapshot)), shutil.disk_usage(self.folder).free
+                size = sum(
+                    each.nbytes for each in tree_leaves(vars(snapshot)) if isinstance(each, Tensor)
+                )
+                free = shutil.disk_usage(self.folder).free
                 why += f": it needs {size / 2**20:.1f} MiB, {free / 2**20:.1f} are free"
             return _Failure(f"{why}); the checkpoints before it are intact", snapshot.step, full)
         return None
@@ -141,15 +137,3 @@ def _on_host(snapshot: Checkpoint) -> tuple[Checkpoint, Callable[[], None]]:
     done = new_event(device)
     done.record()
     return copy, done.synchronize
-
-
-def _size(value: Any) -> int:
-    """Return the size in bytes of all tensors in a nested value."""
-    match value:
-        case Tensor():
-            return value.nbytes
-        case dict():
-            return sum(map(_size, value.values()))
-        case list():
-            return sum(map(_size, value))
-    return 0

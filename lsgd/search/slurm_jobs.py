@@ -285,12 +285,10 @@ def _submit(request: SearchRequest, folder: Path, work: PendingWork) -> None:
     """Submit the arrays of a search and the job of its report, each after those before it."""
     (processes, _), submitted = fit(request), list[str]()
     for array in trial_arrays(request, folder, work, most_array_jobs()):
-        after = [_after(submitted)] if submitted else []
         answer = new_answer_file(folder / JOBS, array.kind)
         try:
-            job = sbatch(array.script, answer, *after)
+            job = sbatch(array.script, answer, after=submitted)
         except (UsageError, OSError) as error:
-            answer.unlink(missing_ok=True)
             if not submitted:  # the site's rules, which the others would break too
                 raise
             print_line(f"{array.kind} jobs are not queued: {error}")
@@ -308,16 +306,10 @@ def _submit(request: SearchRequest, folder: Path, work: PendingWork) -> None:
         )
     answer = new_answer_file(folder / JOBS, "report")
     try:
-        job = sbatch(report_script(request, folder), answer, _after(submitted))
+        job = sbatch(report_script(request, folder), answer, after=submitted)
         print_line(f"job {job} will write the report into {folder}")
     except (UsageError, OSError) as error:
-        answer.unlink(missing_ok=True)
         print_line(f"no job will write the report: {error}")
-
-
-def _after(jobs: Sequence[str]) -> str:
-    """Return the option of sbatch for a job that begins once these have ended in any way."""
-    return f"--dependency=afterany:{':'.join(jobs)}"
 
 
 def run_array_job(request: SearchRequest, engine: "OptunaStudy", folder: Path) -> int:

@@ -29,10 +29,7 @@ class StepTask:
     step: int
     """Step of the run, from 0, whose update this task is for."""
     divisor: int
-    """Divisor of the gradient of the whole update.
-
-    It is the sum of Workload.example_weights over the examples of the update on all processes.
-    """
+    """Divisor of the whole update's gradient: the sum of Workload.example_weights over it."""
     active_workers: int
     """Number of workers, over all processes, that have examples in this update."""
     micro_batches: list[MicroBatch]
@@ -148,10 +145,7 @@ class Strategy(Protocol):
 def open_strategy(
     recipe: Recipe, workload: "Workload", model: "nn.Module", comm: "Comm", tally: "MetricSums"
 ) -> Strategy:
-    """Create the training strategy that a recipe names, for a model already on its device.
-
-    `tally` has the metric sums of this process.
-    """
+    """Create a recipe's strategy for a model on its device; `tally` has this process's sums."""
     if recipe.strategy.has_live_order:
         from lsgd.strategy.live import LiveStrategy
 

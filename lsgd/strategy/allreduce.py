@@ -1,7 +1,4 @@
-"""Synchronous SGD by all-reduce: all processes update their model copies by the same gradient.
-
-A variant also measures the gradient noise scale.
-"""
+"""Synchronous SGD by all-reduce, and a variant that also measures the gradient noise scale."""
 
 import math
 import time

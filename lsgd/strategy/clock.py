@@ -42,10 +42,7 @@ class Timeline:
     updates: list[float]
     """Times of the updates of server 0."""
     waits: list[float]
-    """Seconds from the end of a push's computation until server 0 handled it.
-
-    One number for each push that was applied, in the order of application.
-    """
+    """Seconds from the end of each applied push's computation until server 0 handled it."""
     sent: list[float]
     """Bytes that each server received and sent over the network."""
     seconds: float
@@ -215,10 +212,7 @@ class _Epoch:
             self._send(now, network.worker_in[worker], work, [message])
 
     def _read(self, now: float, _: int, worker: int) -> None:
-        """Schedule the end of a worker's computation once all servers' parameters have arrived.
-
-        A worker without a ticket leaves instead.
-        """
+        """Schedule a worker's push once all parameters are there; without a ticket it leaves."""
         self.replies[worker] += 1
         if self.replies[worker] < len(self.servers):
             return

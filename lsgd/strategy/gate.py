@@ -37,10 +37,7 @@ class AdmissionGate(Protocol):
         """Handle a worker's push (gradient); return the pushes applied and workers released."""
 
     def leave(self, worker: int) -> PushEffects:
-        """Remove a worker that will make no further push; return which workers this releases.
-
-        The worker has no push under way.
-        """
+        """Remove a worker without a push under way, for good; return whom this releases."""
 
     def join(self, worker: int) -> PushEffects:
         """Add a worker that had left; return which workers this releases."""

@@ -6,6 +6,7 @@ import time
 import torch
 from torch import Tensor
 
+from lsgd.comm import RERUN
 from lsgd.errors import DivergedError, PeerLostError, PreemptedError
 from lsgd.job.device import needs_pinned_memory, new_event
 
@@ -25,6 +26,11 @@ PAUSE = 0.001
 The guard learns of the end of the step up to this much later; meanwhile the device has the next
 step to compute.
 """
+
+
+def divergence(step: int, advice: str = f"nothing was saved since; {LOWER_LR}") -> DivergedError:
+    """Return the error for a loss or a gradient of this step of the run that is not finite."""
+    return DivergedError(f"the loss or a gradient of step {step} is not finite; {advice}")
 
 
 class NonFiniteGuard:
@@ -58,18 +64,14 @@ class NonFiniteGuard:
             self.started = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until the device has finished the last watched training step.
-
-        Raises PeerLostError at the timeout.
-        """
+        """Wait for the device to finish the last watched step; PeerLostError at the timeout."""
         pause = PAUSE / 16
         while self.copied and not self.copied.query():
             if time.monotonic() - self.started > self.timeout:
                 lost = PeerLostError(
                     f"step {self.step} has waited for the other processes for {self.timeout:g} "
                     "s; one has exited, hangs or is slower than comm.timeout allows; its own "
-                    "message may say why; the checkpoint is intact, so rerun the same command "
-                    "with its run_dir to resume"
+                    f"message may say why; {RERUN}"
                 )
                 lost.waited = math.inf
                 raise lost
@@ -77,22 +79,14 @@ class NonFiniteGuard:
             pause = min(2 * pause, PAUSE)
 
     def raise_if_nonfinite(self) -> None:
-        """Raise DivergedError if a loss or gradient up to the last watched step was not finite.
-
-        Called before every checkpoint.
-        """
+        """Raise DivergedError if a loss or gradient up to the last watched step was not finite."""
         if self.copied:
             self.wait()
         if self.seen[0]:
-            raise DivergedError(
-                f"the loss or a gradient of step {self.step} is not finite; {self.advice}"
-            )
+            raise divergence(self.step, self.advice)
 
     def forget_save(self) -> None:
-        """Drop the pending requests for a checkpoint, but keep the stop requests.
-
-        Called after `raise_if_nonfinite`.
-        """
+        """Drop pending requests for a checkpoint, not for a stop, after `raise_if_nonfinite`."""
         self.seen[1].floor_()
         self.note //= STOP_NOTE
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lsgd.comm import Comm, all_reduce_
-from lsgd.errors import DivergedError, PeerLostError, PreemptedError, UsageError
+from lsgd.comm import RERUN, Comm, all_reduce_
+from lsgd.errors import PeerLostError, PreemptedError, UsageError
 from lsgd.job import preemption
 from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
-from lsgd.strategy.guard import LOWER_LR
+from lsgd.strategy.guard import divergence
+from lsgd.strategy.inner import views
 from lsgd.strategy.shard import flat_view
 from lsgd.strategy.shared_memory import SharedMemoryGroup
-from lsgd.strategy.tasks import gradient_weight, ticket_examples
+from lsgd.strategy.tasks import gradient_weight, ticket_batches
 from lsgd.workloads import Workload
 
 GIVEN, STOPPED, STOP_REQUESTED, NONFINITE, NORM, LOSS, COUNTS = range(7)
@@ -82,11 +82,9 @@ class Hogwild:
             shared.copy_(flat)
         self.own = torch.zeros_like(flat)
         """Gradients of this process's worker in memory order."""
-        begins = accumulate((each.numel() for each in self.parameters), initial=0)
-        for parameter, (begin, _) in zip(self.parameters, pairwise(begins), strict=True):
-            size, stride = parameter.size(), parameter.stride()
-            parameter.data = shared.as_strided(size, stride, begin)
-            parameter.grad = self.own.as_strided(size, stride, begin)
+        values, gradients = (views(each, self.parameters) for each in (shared, self.own))
+        for parameter, value, own in zip(self.parameters, values, gradients, strict=True):
+            parameter.data, parameter.grad = value, own
         self.norm = self.own.new_zeros(())
         self.optimizer = optim.make_optimizer(model, norm=lambda: self.norm, **asdict(recipe.optim))
         self.epoch, self.given = 0, [0 for _ in range(recipe.workers)]
@@ -112,7 +110,7 @@ class Hogwild:
 
     def _tasks(self, tickets: range) -> Iterator[StepTask]:
         for ticket in tickets:
-            examples = ticket_examples(self.recipe, self.workload, self.epoch, ticket)
+            [examples] = ticket_batches(self.recipe, self.workload, self.epoch, ticket)
             step = self.epoch * self.recipe.steps_per_epoch + ticket
             divisor = gradient_weight(self.workload, examples)
             passes = [MicroBatch(self.epoch, examples, self.hosted, ticket)]
@@ -180,10 +178,7 @@ class Hogwild:
         return self.optimizer.state_dict() | {"given": torch.tensor(self.given)}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Restore the optimizer state and finished-batch counts of workers from a checkpoint.
-
-        The epoch continues with each worker's remaining batches.
-        """
+        """Restore the optimizer state and each worker's number of finished batches."""
         groups = {name: state[name] for name in ("state", "param_groups")}
         self.optimizer.load_state_dict(groups)
         self.next_step = step
@@ -191,10 +186,7 @@ class Hogwild:
         self.given = [given if of_epoch else 0 for given in state["given"].tolist()]
 
     def epoch_sums(self) -> MetricSumsState:
-        """Return the training-metric sums of all workers, approximate while they run.
-
-        They are those of this epoch.
-        """
+        """Return the metric sums of all workers in this epoch, approximate while they run."""
         rows = self.rows if self.row[STOPPED] else self.board
         loss, *counts = rows[:, LOSS:].sum(axis=0)
         return {
@@ -203,10 +195,7 @@ class Hogwild:
         }
 
     def save_artifacts(self, folder: Path) -> dict[str, str]:
-        """Write no files into the run folder, since none could reproduce the run.
-
-        Returns the pids of all processes for the row.
-        """
+        """Write no files, since none could reproduce the run; return the pids of all processes."""
         return {"order": "not recorded: two runs differ", "pids": self.pids}
 
     def step_metrics(self) -> dict[str, float | list[int]]:
@@ -249,8 +238,7 @@ class Hogwild:
                 silent = ", ".join(map(str, np.flatnonzero(self.board[:, STOPPED] == 0)))
                 raise PeerLostError(
                     f"process {silent} has made no update for {self.recipe.comm.timeout:g} s; it "
-                    "hangs or is slower than comm.timeout allows; the checkpoint is intact, so "
-                    "rerun the same command with its run_dir to resume"
+                    f"hangs or is slower than comm.timeout allows; {RERUN}"
                 )
 
     def _end(self) -> None:
@@ -260,9 +248,6 @@ class Hogwild:
             self.next_step = self.steps[made - 1] + 1
         bad = self.rows[:, NONFINITE]
         if bad.any():
-            raise DivergedError(
-                f"the loss or a gradient of step {int(bad[bad > 0].min()) - 1} is not finite; "
-                f"nothing was saved since; {LOWER_LR}"
-            )
+            raise divergence(int(bad[bad > 0].min()) - 1)
         if self.rows[:, STOP_REQUESTED].any():
             raise PreemptedError

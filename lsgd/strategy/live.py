@@ -12,16 +12,16 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lsgd.comm import Comm, ElasticComm, PairwiseComm, all_reduce_
+from lsgd.comm import RERUN, Comm, ElasticComm, PairwiseComm, all_reduce_
 from lsgd.comm.pair import ProcessPair
-from lsgd.errors import DivergedError, PeerLostError, PreemptedError, StaleRestartError, UsageError
+from lsgd.errors import PeerLostError, PreemptedError, StaleRestartError, UsageError
 from lsgd.inputs import prefetch_limit
 from lsgd.job import preemption
 from lsgd.job.device import to_device, to_host
@@ -33,19 +33,13 @@ from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask, Strategy
 from lsgd.strategy.computation import NUM_FLAGS, open_computation
 from lsgd.strategy.gate import Tickets
-from lsgd.strategy.guard import LOWER_LR
+from lsgd.strategy.guard import LOWER_LR, divergence
 from lsgd.strategy.live_server import LATEST, LiveServer, MessageLayout, MessageType
-from lsgd.strategy.order import play_orders
 from lsgd.strategy.push_scheduler import ReplyType
 from lsgd.strategy.recorded import ORDERS_FILE, OrderHistory
-from lsgd.strategy.shard import (
-    flat_view,
-    make_shards,
-    restore_shards,
-    step_counts_of,
-)
-from lsgd.strategy.tasks import gradient_weight, ticket_batches
-from lsgd.strategy.virtual import make_gates
+from lsgd.strategy.shard import flat_view, make_shards, restore_shards, step_counts_of
+from lsgd.strategy.tasks import gradient_weight, push_divisors, ticket_batches
+from lsgd.strategy.virtual import make_gates, play_epoch
 from lsgd.workloads import CarriedState, Workload
 
 WHOLE = {4: torch.int32, 8: torch.int64}
@@ -88,8 +82,6 @@ class LiveStrategy(Strategy):
             model, carried, comm
         )
         self.parameters = optim.trained_parameters(model)
-        sizes = [parameter.numel() for parameter in self.parameters]
-        self.begins = list(accumulate(sizes, initial=0))
         self.work = open_computation(recipe, model, self.carried_states, self.hosted)
         self.norms = norms = [self.parameters[0].new_zeros(())]
         # A server makes no update by a push that is not finite, so this flag stays 0.
@@ -132,8 +124,7 @@ class LiveStrategy(Strategy):
         if serves and self.living and self.living.is_outside_group:
             raise PeerLostError(
                 f"process {self.process} was the server {self.server_ranks.index(self.process)}, "
-                "and its values are lost; the checkpoint is intact, so rerun the same command with "
-                "its run_dir to resume"
+                f"and its values are lost; {RERUN}"
             )
         comes_back = self.living is not None and not settings.pushes_deltas
         # Process 0 writes the run folder; with local steps a worker's momentum would be lost.
@@ -181,9 +172,8 @@ class LiveStrategy(Strategy):
             self.process in self.replaceable and parent_has_ended()
         )
         read = self.epoch * self.recipe.steps_per_epoch + self.row[0]
-        divisors = [gradient_weight(self.workload, each.examples) for each in task.micro_batches]
-        whole = [self.recipe.batch_size]  # a worker does not know the other pushes of its update
-        self.work.begin(self.process, read, whole if self.one_gate else divisors)
+        batches = [each.examples for each in task.micro_batches]
+        self.work.begin(self.process, read, push_divisors(self.recipe, self.workload, batches))
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of one of the losses whose gradients form a push."""
@@ -201,10 +191,7 @@ class LiveStrategy(Strategy):
         self.next_step = due if due > done - (self.row[0] - before) else done
 
     def poll(self) -> bool:
-        """Synchronize if the order of pushes has ended before this worker used all its tickets.
-
-        Raises what ended the order; see `synchronize`.
-        """
+        """Synchronize, which may raise, if the order ended before this worker's tickets did."""
         if self.over and self.given < self.taken:
             self.synchronize()
         return False
@@ -239,10 +226,7 @@ class LiveStrategy(Strategy):
         return state | {"param_groups": groups} | others | self.work.state(self.comm)
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Restore optimizer state and recorded orders of pushes from a checkpoint.
-
-        The run continues with the unused tickets.
-        """
+        """Restore optimizer state and orders of pushes; the run continues with unused tickets."""
         restore_shards(self.whole, self.shards, state)
         self.work.restore(state)
         self.orders = OrderHistory.from_tensor(state["orders"])
@@ -281,20 +265,14 @@ class LiveStrategy(Strategy):
         }
 
     def save_artifacts(self, folder: Path) -> dict[str, str]:
-        """Write the recorded orders of pushes into the run folder.
-
-        Returns their hash and the pids of all processes for the row.
-        """
+        """Write the recorded orders of pushes; return their hash and all processes' pids."""
         self.orders.save(folder / ORDERS_FILE)
         return {"order": self.orders.digest, "pids": self.pids}
 
     # --- The beginning and the end of an order -------------------------------------------------
 
     def _begin_order(self, epoch: int) -> None:
-        """Start an order of pushes: start this process's server, receive the first reply.
-
-        The server starts with the current model.
-        """
+        """Start an order of pushes: start the server with this model, receive the first reply."""
         if self.layout is None:
             self._connect()
         assert self.layout is not None
@@ -303,8 +281,7 @@ class LiveStrategy(Strategy):
         tickets = Tickets(recipe.tickets, ahead=self.orders.ahead)
         versions = [0 for _ in self.server_ranks]
         if orders := self.orders.epochs.get(epoch):
-            make = partial(make_gates, recipe.strategy, recipe.workers)
-            script = play_orders(orders, make, tickets, recipe.workers)
+            script = play_epoch(recipe, orders, tickets)
             if script.pushes:
                 made = [len(updates) for updates in script.updates]
                 versions = made * len(versions) if self.one_gate else made
@@ -417,15 +394,14 @@ class LiveStrategy(Strategy):
         if missing:
             raise PeerLostError(
                 f"the workers {', '.join(map(str, missing))} are lost, and the others cannot "
-                "continue without them; the checkpoint is intact, so rerun the same command with "
-                "its run_dir to resume"
+                f"continue without them; {RERUN}"
             )
         if outcome.nonfinite_step is not None:
             step = self.epoch * self.recipe.steps_per_epoch + outcome.nonfinite_step
-            raise DivergedError(
-                f"the loss or a gradient of step {step} is not finite; nothing was saved since; "
-                f"{LOWER_LR}; strategy.order=PATH of the run folder's {ORDERS_FILE} replays the "
-                "run up to this step"
+            raise divergence(
+                step,
+                f"nothing was saved since; {LOWER_LR}; strategy.order=PATH of the run folder's "
+                f"{ORDERS_FILE} replays the run up to this step",
             )
         if outcome.stop_requested:
             raise PreemptedError
@@ -451,7 +427,8 @@ class LiveStrategy(Strategy):
         So a push which server 0 has received reaches the other servers too.
         """
         own = self.work.push()
-        norm = torch.linalg.vector_norm(own[: self.begins[-1]])
+        gradients = self.shards[0].begins[-1]
+        norm = torch.linalg.vector_norm(own[:gradients])
         doubt = (0 * (own[-NUM_FLAGS] + norm)).isnan()
         counted = torch.cat((torch.stack((doubt, norm, self.tally.loss)), self.tally.counts))
         own, counted = to_host((own, counted))
@@ -463,13 +440,10 @@ class LiveStrategy(Strategy):
         for server in reversed(range(len(self.pairs))):
             message = self.pushes[server]
             message.numbers.copy_(numbers)
-            begin = 0
-            for each in self.shards[server].slices:
-                start, size = self.begins[each.parameter] + each.begin, each.end - each.begin
-                message.values[begin : begin + size].copy_(own[start : start + size])
-                begin += size
+            slices = self.shards[server].slices_of(own)
             if server == 0:
-                message.values[begin:].copy_(own[self.begins[-1] : -NUM_FLAGS])
+                slices.append(own[gradients:-NUM_FLAGS])
+            torch.cat(slices, out=message.values)
             self.pairs[server].send(message.bytes)
 
     def _receive_replies(self) -> None:
@@ -502,8 +476,7 @@ class LiveStrategy(Strategy):
         device = self.tally.loss.device
         for values, reply in zip(self.values, self.replies, strict=True):
             sent = to_device(reply.values, device)
-            for value, its in zip(values, sent.split([len(each) for each in values]), strict=True):
-                value.copy_(its)
+            torch._foreach_copy_(values, sent.split([len(each) for each in values]))
         self.tickets += [int(ticket) for ticket in numbers[: int(tickets)]]
         self.last = bool(last)
         if kind == ReplyType.WAIT:
@@ -511,10 +484,7 @@ class LiveStrategy(Strategy):
             self.paused = True
 
     def _send_to_other_servers(self, word: MessageType, life: float) -> None:
-        """Send this worker's pause or return to the servers that server 0 does not inform.
-
-        Servers that follow server 0 get its events from it.
-        """
+        """Send this worker's pause or return to the servers that do not follow server 0."""
         if self.one_gate:
             return
         for server in range(1, len(self.pairs)):

@@ -29,7 +29,7 @@ from lsgd.job.device import to_device, to_host
 from lsgd.recipe import Recipe
 from lsgd.strategy.gate import AdmissionGate, Tickets
 from lsgd.strategy.push_scheduler import PushScheduler, ReplyType, ServerReply
-from lsgd.strategy.shard import Shard
+from lsgd.strategy.shard import Shard, server_lr
 from lsgd.workloads import CarriedState
 
 NO_MORE = -(2**31)
@@ -130,10 +130,7 @@ class MessageLayout:
 
 @dataclass(frozen=True)
 class EpochOutcome:
-    """Outcome of an order of pushes: metric sums, stop request, divergence, lost workers.
-
-    Server 0 sends it to all processes.
-    """
+    """Outcome of an order of pushes, which server 0 sends to all processes."""
 
     row: list[float]
     """Sums of the epoch, in the order of MessageLayout.row_length."""
@@ -375,28 +372,15 @@ class LiveServer:
             self.row[-LATEST - 4] = float(pushes[0].message.numbers[4])
             norm = first.new_full((), self.row[-LATEST - 4])
         self.norms[0] = norm
-        self.shard.apply(gradient.split(self.sizes), self._lr(pushes))
+        lr = server_lr(self.recipe, self.epoch, self.version, pushes[0].read)
+        self.shard.apply(gradient.split(self.sizes), lr)
         sizes = [part.pending_update.numel() for part in self.parts] if self.number == 0 else []
         for part, each in zip(self.parts, seen.split(sizes) if sizes else (), strict=False):
             part.pending_update.copy_(each.view_as(part.pending_update))
             part.end_step(len(pushes))
 
-    def _lr(self, pushes: list[_Push]) -> float:
-        # After lost workers another server may have more pushes than server 0.
-        steps = self.recipe.steps_per_epoch
-        step = self.epoch * steps + min(self.version, steps - 1)
-        lr = self.recipe.lr(step)
-        if self.recipe.strategy.pushes_deltas:
-            lr = self.recipe.strategy.outer_lr
-        if not self.recipe.strategy.staleness_aware:
-            return lr
-        return lr / max(1, self.version - pushes[0].read)
-
     def _send_replies(self, replies: list[ServerReply]) -> None:
-        """Send replies with the current parameters to workers, and notify threads of the end.
-
-        Threads wait for the end of the order.
-        """
+        """Send replies with the current parameters; notify threads that await the order's end."""
         values = self._values() if replies else []
         for reply in replies:
             if reply.kind is ReplyType.GO:
@@ -426,10 +410,7 @@ class LiveServer:
         head = [reply.kind, life, self.epoch, self.stop_requested, count, reply.last]
         tickets = reply.tickets + [0] * (1 + self.layout.ahead - count)
         message.numbers.copy_(torch.tensor([*head, *tickets, *self.row], dtype=torch.float64))
-        begin = 0
-        for value in values:
-            message.values[begin : begin + value.numel()].copy_(value)
-            begin += value.numel()
+        torch.cat(list(values), out=message.values)
         return message
 
     def _pass_on(self) -> None:
@@ -452,10 +433,7 @@ class LiveServer:
             self._send_replies(self.desk.stop())
 
     def _leave_behind(self) -> None:
-        """Disconnect the workers that, after a stop request, do not push or acknowledge in time.
-
-        They have to acknowledge the end.
-        """
+        """Disconnect workers that do not push or acknowledge the end soon after a stop request."""
         with self.lock:
             computing = self.number == 0 and not self.desk.over
             late = self.desk.computing if computing else self._present() - self.desk.closed
@@ -507,10 +485,7 @@ class LiveServer:
         self.threads.append(_start_daemon(self._serve, worker, pair))
 
     def _watch(self) -> None:
-        """Start a timeout if batches are left that only a lost worker could compute, or stop it.
-
-        The order ends at the timeout unless the worker reconnects.
-        """
+        """End the order after a timeout in which only lost workers could compute what is left."""
         if self.timer and not self.desk.is_stuck:
             self.timer.cancel()
             self.timer = None
@@ -526,10 +501,7 @@ class LiveServer:
 
 
 def _start_daemon(work: Callable[..., None], *arguments: Any) -> Thread:
-    """Start a daemon thread that calls this function with these arguments.
-
-    An exception in it ends the process, since other processes would wait for it.
-    """
+    """Call a function in a daemon thread; an exception ends the process, as others wait for it."""
 
     def run() -> None:
         try:

@@ -49,10 +49,7 @@ class LocalSGD(AllReduce):
         self.parameters = [parameter.detach() for parameter in optim.trained_parameters(model)]
         size = sum(parameter.numel() for parameter in self.parameters)
         self.copies = self.parameters[0].new_empty(len(self.hosted), size)
-        """Copies of the hosted workers, shape (workers, elements).
-
-        The model has the newest values of one of them.
-        """
+        """Copies of the hosted workers, shape (workers, elements); one is newer in the model."""
         self.workers = [views(copy, self.parameters) for copy in self.copies]
         self.held: int | None = None
         """Index of the hosted worker whose copy the model holds; None for no worker."""
@@ -111,10 +108,7 @@ class LocalSGD(AllReduce):
         self._end(task)
 
     def synchronize(self) -> bool:
-        """Load the centre, computed by the last exchange, into the model on every process.
-
-        The workers keep their copies.
-        """
+        """Load the centre of the last exchange into the model; the workers keep their copies."""
         self._wait_for_outcome()
         super().synchronize()
         self._hold(None)
@@ -134,10 +128,7 @@ class LocalSGD(AllReduce):
         }
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Restore this process's workers from a checkpoint, and load the centre into the model.
-
-        The checkpoint may be of a step within a round.
-        """
+        """Restore this process's workers, maybe within a round, and load the centre."""
         self._start()
         for index, worker in enumerate(self.hosted):
             saved = state["workers"][worker]

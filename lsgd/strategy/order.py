@@ -187,10 +187,7 @@ class _Player:
         return self.position[server] > begin
 
     def _handle(self, server: int) -> bool:
-        """Replay a server's next event, unless it must wait for events of other servers.
-
-        Returns whether it was handled.
-        """
+        """Replay a server's next event; return False if it must wait for other servers."""
         event = self.events[server][self.position[server]]
         if event < 0:
             self._leave(server, -1 - event)

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from lsgd.errors import UsageError
 
 SPLIT = 10**6
-"""Number of elements from which MXNet splits a parameter over all servers.
-
-MXNet calls it MXNET_KVSTORE_BIGARRAY_BOUND.
-"""
+"""Elements from which MXNet splits a parameter over all servers, MXNET_KVSTORE_BIGARRAY_BOUND."""
 PLACEMENTS = ("round_robin", "greedy", "hash")
 
 

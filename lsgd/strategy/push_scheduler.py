@@ -126,10 +126,7 @@ class PushScheduler:
         return self._go_on()
 
     def close(self, worker: int) -> list[ServerReply]:
-        """Handle a worker's notice that server 0 has ended the order of pushes.
-
-        A server other than 0 acknowledges the notice.
-        """
+        """Handle a worker's notice that server 0 ended the order; other servers acknowledge it."""
         self.closed.add(worker)
         if self.tickets or (self.follows and not self.is_stopping):
             return self._go_on()
@@ -168,10 +165,7 @@ class PushScheduler:
         return replies
 
     def _go_on(self) -> list[ServerReply]:
-        """Pause workers without a ticket, rejoin waiting ones, and detect the end of the pushes.
-
-        Returns the replies to send.
-        """
+        """Pause workers without a ticket, rejoin waiting ones, detect the end; return replies."""
         replies = []
         while self._parking or self._wanted():
             if self._parking:

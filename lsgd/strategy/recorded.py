@@ -15,8 +15,8 @@ from lsgd.errors import UsageError
 from lsgd.files import atomic_write
 from lsgd.recipe import Recipe
 from lsgd.strategy.gate import Tickets
-from lsgd.strategy.order import EpochScript, PushOrder, play_orders
-from lsgd.strategy.virtual import make_gates, staleness_metrics
+from lsgd.strategy.order import EpochScript, PushOrder
+from lsgd.strategy.virtual import make_gates, play_epoch, staleness_metrics
 from lsgd.untrusted_files import check_unzipped_size, read_bounded
 
 ORDERS_FILE = "orders.npz"
@@ -36,11 +36,6 @@ class OrderHistory:
     """Number of tickets that a worker holds beyond the one it computes."""
     epochs: dict[int, list[PushOrder]] = field(default_factory=dict)
     """Orders by epoch, from 0: one, and a further one for each interruption within the epoch."""
-
-    def before(self, epoch: int) -> "OrderHistory":
-        """Return a copy with the recorded orders of pushes of the epochs before this one."""
-        kept = {number: orders for number, orders in self.epochs.items() if number < epoch}
-        return OrderHistory(self.workers, self.servers, self.ahead, kept)
 
     @property
     def digest(self) -> str:
@@ -90,10 +85,7 @@ class OrderHistory:
         return orders
 
     def to_tensor(self) -> Tensor:
-        """Encode the recorded orders of pushes as a uint8 tensor for a checkpoint.
-
-        It has the bytes of their file.
-        """
+        """Encode the recorded orders for a checkpoint, as a uint8 tensor of the file's bytes."""
         file = io.BytesIO()
         np.savez_compressed(file, **self.arrays())
         return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
@@ -105,10 +97,7 @@ class OrderHistory:
             return cls.from_arrays(dict(arrays))
 
     def save(self, path: Path) -> None:
-        """Write the recorded orders of pushes to a compressed .npz file.
-
-        It takes less than 2 bytes per push and server.
-        """
+        """Write the orders to a compressed .npz file: less than 2 bytes per push and server."""
         with atomic_write(path) as file:
             np.savez_compressed(file, **self.arrays())
 
@@ -159,10 +148,7 @@ def _unreadable(path: Path, why: str) -> UsageError:
 
 
 class RecordedOrders:
-    """Source of epoch scripts for a run that replays another run's recorded orders of pushes.
-
-    Both runs are of the same recipe.
-    """
+    """Source of epoch scripts that replays the recorded orders of another run of the recipe."""
 
     def __init__(self, recipe: Recipe, orders: OrderHistory) -> None:
         self.recipe, self.orders = recipe, orders
@@ -183,18 +169,11 @@ class RecordedOrders:
                 f"strategy.order={recipe.strategy.order} ends with epoch {epoch}, where the "
                 f"recorded run ended; write epochs={epoch}"
             )
-        return play_orders(
-            self.orders.epochs[epoch],
-            lambda tickets: make_gates(recipe.strategy, recipe.workers, tickets),
-            Tickets(recipe.tickets, ahead=self.orders.ahead),
-            recipe.workers,
-        )
+        tickets = Tickets(recipe.tickets, ahead=self.orders.ahead)
+        return play_epoch(recipe, self.orders.epochs[epoch], tickets)
 
     def row(self, step: int) -> dict[str, float | list[int]]:
-        """Return the staleness and dropped-push metrics for the metrics row after this step.
-
-        They cover the pushes since the row before.
-        """
+        """Return the staleness and dropped pushes since the last metrics row, as of this step."""
         epoch, of_epoch = divmod(step, self.recipe.steps_per_epoch)
         return staleness_metrics(self.script(epoch), of_epoch, self.recipe.log_steps)
 

@@ -89,10 +89,7 @@ class _Bucket:
         self.attached = False
 
     def attach(self) -> None:
-        """Make each `.grad` a view of the bucket again, with the gradient's values or zeros.
-
-        The values are zeros if `.grad` was None.
-        """
+        """Make each `.grad` a view of the bucket with its values, or zeros where it was None."""
         handed, places = [], []
         for parameter, view in zip(self.parameters(), self.views, strict=True):
             if parameter.grad is None:
@@ -252,10 +249,7 @@ class Reducer:
             self._launch(bucket)
 
     def finish(self) -> None:
-        """Wait until `.grad` of every parameter is the summed gradient of the whole step.
-
-        A process that had no examples and ran no backward pass calls it too.
-        """
+        """Wait for the summed gradient of the whole step, also on processes without examples."""
         self.start_sums()
         self._is_open = False
         norms: list[Tensor] = []

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lsgd.comm import Comm, all_reduce_
-from lsgd.errors import DivergedError, PreemptedError, UsageError
+from lsgd.errors import PreemptedError, UsageError
 from lsgd.files import atomic_write
 from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
@@ -30,16 +29,17 @@ from lsgd.rules import optim, sampler
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask, Strategy
 from lsgd.strategy.computation import open_computation, state_sections, zero_push
-from lsgd.strategy.guard import LOWER_LR, SAVE_NOTE, STOP_NOTE
+from lsgd.strategy.guard import SAVE_NOTE, STOP_NOTE, divergence
 from lsgd.strategy.order import EpochScript, ScriptedPush
 from lsgd.strategy.recorded import ORDERS_FILE, RecordedOrders, parse_orders, read_order_file
 from lsgd.strategy.shard import (
     Shard,
     make_shards,
     restore_shards,
+    server_lr,
     step_counts_of,
 )
-from lsgd.strategy.tasks import gradient_weight, ticket_batches
+from lsgd.strategy.tasks import gradient_weight, push_divisors, ticket_batches
 from lsgd.strategy.virtual import VirtualTime, server_loads
 from lsgd.workloads import Workload
 
@@ -49,10 +49,7 @@ class _SentPush:
     """Push whose gradient is computed, and which all processes have once `wait` has returned."""
 
     flat: Tensor
-    """Tensor laid out as in lsgd.strategy.computation.
-
-    Its second flag is the sum of the notes of all processes.
-    """
+    """Tensor as in lsgd.strategy.computation; the second flag is the sum of all notes."""
     wait: Callable[[], None] | None
     left: int
     """Number of servers that have not applied the push yet."""
@@ -73,11 +70,8 @@ class ReplayStrategy(Strategy):
         # Process 0 has the carried states of all workers; pushes carry their changes.
         carried = range(recipe.workers) if comm.rank == 0 else range(0)
         self.carried_states = workload.carried_states(model, carried, comm)
-        parameters = optim.trained_parameters(model)
-        sizes = [parameter.numel() for parameter in parameters]
-        self.begins = list(accumulate(sizes, initial=0))
         self.work = open_computation(recipe, model, self.carried_states, self.hosted)
-        self.nothing = zero_push(parameters, self.carried_states)
+        self.nothing = zero_push(optim.trained_parameters(model), self.carried_states)
         """Zeros that a process adds to the push of another process."""
         self.found_inf = self.nothing.new_zeros((), dtype=torch.float32)
         one_gate = recipe.strategy.name == "backup"
@@ -87,6 +81,8 @@ class ReplayStrategy(Strategy):
         self.whole, shards = make_shards(
             model, recipe, self.found_inf, lambda server: norms[0 if one_gate else server]
         )
+        self.gradients = shards[0].begins[-1]
+        """Number of elements of all gradients, which a push begins with."""
         loads = server_loads([shard.slices for shard in shards], self.nothing.element_size())
         self.time: VirtualTime | RecordedOrders
         self.order: bytes | None = None
@@ -229,10 +225,7 @@ class ReplayStrategy(Strategy):
         }
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Restore the strategy's state from a checkpoint, including pushes not applied yet.
-
-        There are such pushes if it was saved within an epoch.
-        """
+        """Restore the state, with the pushes not applied yet of a checkpoint within an epoch."""
         restore_shards(self.whole, self._shards(), state)
         self.work.restore(state)
         self.next_step = step
@@ -259,10 +252,7 @@ class ReplayStrategy(Strategy):
         return self.tally.state(partial(all_reduce_, self.comm))
 
     def save_artifacts(self, folder: Path) -> dict[str, str]:
-        """Copy the file of the recorded order of pushes, if any, into the run folder.
-
-        A resumed run reads it.
-        """
+        """Copy the file of recorded orders, if any, into the run folder, for a resume."""
         path = folder / ORDERS_FILE
         if self.order and not path.exists():
             with atomic_write(path) as file:
@@ -302,7 +292,8 @@ class ReplayStrategy(Strategy):
             self._load_newest()
             self.held = push.read
             self._load(self.held)
-        divisors = self._divisors(push)
+        batches = self._batches(self.begun, push)
+        divisors = push_divisors(self.recipe, self.workload, batches)
         self.left = len(divisors)
         begun = self.begun * self.recipe.steps_per_epoch
         self.work.begin(push.worker, begun + push.read[0], divisors)
@@ -319,18 +310,6 @@ class ReplayStrategy(Strategy):
         return sum(
             gradient_weight(self.workload, examples) for examples in self._batches(epoch, push)
         )
-
-    def _divisors(self, push: ScriptedPush) -> list[int]:
-        """Return the divisor of the summed loss of each micro-batch of a push.
-
-        With one gate a worker does not know the other pushes of its update; then the divisor is the
-        usual number of examples of an update.
-        """
-        if self.one_gate:
-            return [self.recipe.batch_size]
-        return [
-            gradient_weight(self.workload, examples) for examples in self._batches(self.begun, push)
-        ]
 
     def _send_others(self, until: int | None) -> None:
         """Add zeros to the all-reduces of other processes' pushes before this push."""
@@ -360,16 +339,13 @@ class ReplayStrategy(Strategy):
             if sent.wait:
                 sent.wait()
                 sent.wait = None  # a kept handle keeps its library's threads after the job
-            norm = torch.linalg.vector_norm(sent.flat[: self.begins[-1]])
+            norm = torch.linalg.vector_norm(sent.flat[: self.gradients])
             doubt = (0 * (sent.flat[-2] + norm)).isnan()
             self.found_inf.logical_or_(doubt)
             self.flags[self.arrived] = torch.stack((doubt.to(sent.flat.dtype), sent.flat[-1]))
 
     def _examine(self, last: int) -> None:
-        """Check the pushes up to this one for divergence, stop requests and due checkpoints.
-
-        Reads their flags, with the same result on all processes.
-        """
+        """Check the pushes up to this one for divergence, stop requests and due checkpoints."""
         self._receive(last)
         numbers = [number for number in self.flags if self.examined < number <= last]
         self.examined = max(self.examined, last)
@@ -380,10 +356,7 @@ class ReplayStrategy(Strategy):
         for number, (doubt, note) in zip(numbers, flags.tolist(), strict=True):
             if doubt:
                 self._receive(self.given)  # or the others would wait in their all-reduce
-                raise DivergedError(
-                    f"the loss or a gradient of step {self._step_of(number)} is not finite; "
-                    f"nothing was saved since; {LOWER_LR}"
-                )
+                raise divergence(self._step_of(number))
             self.leave |= note >= STOP_NOTE
             self.save |= note == SAVE_NOTE
 
@@ -428,12 +401,13 @@ class ReplayStrategy(Strategy):
                 for other in others:
                     push += other
             if whole:
-                push[: self.begins[-1]] *= self.recipe.batch_size / whole
+                push[: self.gradients] *= self.recipe.batch_size / whole
             if server == 0 or self.clips:
-                self.norms[server] = torch.linalg.vector_norm(push[: self.begins[-1]])
-            lr = self._lr(server, version, numbers[-1])
+                self.norms[server] = torch.linalg.vector_norm(push[: self.gradients])
+            read = self.script.pushes[numbers[-1]].read[server]
+            lr = server_lr(self.recipe, self.begun, version, read)
             for shard in self.servers[server]:
-                shard.apply(shard.slices_of(push, self.begins), lr)
+                shard.apply(shard.slices_of(push), lr)
             if server == 0:
                 self._move_parts(push, len(numbers))
             for number in numbers:
@@ -448,16 +422,6 @@ class ReplayStrategy(Strategy):
             return 0
         whole = sum(self._weight(self.begun, self.script.pushes[number]) for number in numbers)
         return 0 if whole == self.recipe.batch_size else whole
-
-    def _lr(self, server: int, version: int, number: int) -> float:
-        # After a loss of workers another server may have had more pushes than server 0.
-        of_epoch = min(version, self.recipe.steps_per_epoch - 1)
-        lr = self.recipe.lr(self.begun * self.recipe.steps_per_epoch + of_epoch)
-        if self.recipe.strategy.pushes_deltas:
-            lr = self.recipe.strategy.outer_lr
-        if not self.recipe.strategy.staleness_aware:
-            return lr
-        return lr / max(1, version - self.script.pushes[number].read[server])
 
     def _move_parts(self, push: Tensor, active_workers: int) -> None:
         for part, seen in state_sections(push, self.carried_states):

@@ -107,10 +107,7 @@ class Server:
         return total
 
     def update(self, total: Tensor, lr: float) -> None:
-        """Update the server's parameter slices and table rows by the summed gradient pushes.
-
-        An update with `found_inf` set changes nothing.
-        """
+        """Update slices and table rows by the summed pushes; with `found_inf` nothing changes."""
         gradient, (flag, note) = total[:-2], total[-2:]
         self.shard.apply(gradient.split([value.numel() for value in self.shard.values]), lr)
         for table in self.tables:

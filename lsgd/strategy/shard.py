@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class Shard:
         self.values = [
             flat_view(self.parameters[each.parameter])[each.begin : each.end] for each in slices
         ]
+        self.begins = [*accumulate((each.numel() for each in self.parameters), initial=0)]
+        """Offset of each parameter in a flat tensor of all of them; the last is its length."""
         settings = optim.shared_settings(asdict(recipe.optim))
         self.optimizer = optim.optimizer_over_groups(self._groups(), norm=norm, **settings)
         self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
@@ -58,10 +61,7 @@ class Shard:
         torch._foreach_copy_(self.values, values)
 
     def state_buffers(self) -> list[Tensor]:
-        """Return the optimizer's buffers (momentum) of the slices as one-dimensional views.
-
-        The list is empty for SGD without momentum.
-        """
+        """Return flat views of the slices' momentum buffers; none for SGD without momentum."""
         states = [self.optimizer.state[value] for value in self.values]
         return [flat_view(buffer) for state in states for buffer in state.values()]
 
@@ -70,11 +70,12 @@ class Shard:
         states = [self.optimizer.state[value] for value in self.values]
         return [state[optim.STEP_KEY] for state in states if optim.STEP_KEY in state]
 
-    def slices_of(self, flat: Tensor, begins: Sequence[int]) -> list[Tensor]:
-        """Return this shard's slices of a flat tensor with the parameters at these offsets."""
+    def slices_of(self, flat: Tensor) -> list[Tensor]:
+        """Return this shard's slices of a flat tensor with all parameters, such as a push."""
+        begins = [self.begins[each.parameter] for each in self.slices]
         return [
-            flat[begins[each.parameter] + each.begin : begins[each.parameter] + each.end]
-            for each in self.slices
+            flat[begin + each.begin : begin + each.end]
+            for begin, each in zip(begins, self.slices, strict=True)
         ]
 
     def bind_state(self) -> None:
@@ -119,16 +120,6 @@ def step_counts_of(shards: Iterable[Shard]) -> list[Tensor]:
     return [step for shard in shards for step in shard.steps()]
 
 
-def restore_steps(shards: Iterable[Shard], state: dict[str, Any]) -> None:
-    """Restore the optimizer step counts of the shards from the `steps` of a checkpoint state.
-
-    Older checkpoints do not have them.
-    """
-    if saved := state.get("steps"):
-        for own, its in zip(step_counts_of(shards), saved, strict=True):
-            own.copy_(its)
-
-
 def make_shards(
     model: nn.Module, recipe: Recipe, found_inf: Tensor, norm: Callable[[int], Tensor]
 ) -> tuple[torch.optim.Optimizer, list[Shard]]:
@@ -154,7 +145,22 @@ def restore_shards(
     load_model_optimizer(whole, state)
     for shard in shards:
         shard.bind_state()
-    restore_steps(shards, state)
+    if saved := state.get("steps"):  # older checkpoints do not have them
+        for own, its in zip(step_counts_of(shards), saved, strict=True):
+            own.copy_(its)
+
+
+def server_lr(recipe: Recipe, epoch: int, version: int, read: int) -> float:
+    """Return the lr of a server's update, which follows `version` others in this epoch.
+
+    `read` is the version of the parameters that the push was computed with.
+    """
+    # After a loss of workers another server may have had more pushes than server 0.
+    steps = recipe.steps_per_epoch
+    lr = recipe.lr(epoch * steps + min(version, steps - 1))
+    if recipe.strategy.pushes_deltas:
+        lr = recipe.strategy.outer_lr
+    return lr / max(1, version - read) if recipe.strategy.staleness_aware else lr
 
 
 def _settings(from_: torch.optim.Optimizer, to: torch.optim.Optimizer) -> None:
@@ -164,10 +170,7 @@ def _settings(from_: torch.optim.Optimizer, to: torch.optim.Optimizer) -> None:
 
 
 def make_model_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Create an optimizer of the whole model, whose momentum buffers exist from the start.
-
-    They are zeros. It makes no updates itself.
-    """
+    """Create the whole model's optimizer, with momentum of zeros; it makes no updates itself."""
     whole = optim.make_optimizer(model, **asdict(recipe.optim))
     _lay_out(whole)
     return whole
@@ -183,10 +186,7 @@ def load_model_optimizer(whole: torch.optim.Optimizer, state: dict[str, Any]) ->
 
 
 def _lay_out(whole: torch.optim.Optimizer) -> None:
-    """Create missing momentum buffers of an optimizer, in the memory layout of the parameters.
-
-    Existing buffers are copied to that layout.
-    """
+    """Give an optimizer all its momentum buffers, in the memory layout of the parameters."""
     for group in whole.param_groups:
         for parameter in group["params"]:
             saved = whole.state.get(parameter, {})

@@ -7,7 +7,7 @@ import select
 import weakref
 from contextlib import ExitStack
 
-from lsgd.comm import Comm, all_or_raise, broadcast_from_rank0
+from lsgd.comm import RERUN, Comm, all_or_raise, broadcast_from_rank0
 from lsgd.errors import PeerLostError, UsageError
 from lsgd.job.system import memory_with_path, watch_process
 
@@ -53,8 +53,7 @@ class SharedMemoryGroup:
         for descriptor, _ in self.poll.poll(0):
             raise PeerLostError(
                 f"process {self.lives[descriptor]} has ended, and the others cannot continue "
-                "without it; its own message may say why; the checkpoint is intact, so rerun the "
-                "same command with its run_dir to resume"
+                f"without it; its own message may say why; {RERUN}"
             )
 
 

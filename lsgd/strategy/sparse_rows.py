@@ -80,10 +80,7 @@ def add_up(parts: Sequence[TableRows]) -> TableRows:
 
 
 def take_gradient(table: nn.Parameter) -> TableRows:
-    """Return the rows of a table's gradient in this process, summed by id; reset `.grad` to None.
-
-    They are on the CPU.
-    """
+    """Return a table's gradient rows of this process on the CPU, summed by id; reset `.grad`."""
     gradient, table.grad = table.grad, None
     if gradient is None:  # no worker of this process had an example
         return _empty(0, table.shape[1], table.dtype)
@@ -130,10 +127,7 @@ class ServedTable:
         """Number of pushed rows that the server received over the network for the last update."""
 
     def start_push(self, gradient: TableRows) -> list[Wait]:
-        """Start sending this process's gradient rows to the server, or receiving them there.
-
-        Returns the functions that wait for the messages.
-        """
+        """Start sending gradient rows to the server, or receiving them there; return the waits."""
         rank, self.pushed = self.messenger.rank, 0
         own = gradient.ids % self.servers == self.server
         rows = TableRows(gradient.ids[own], gradient.values[own].to(self.on_wire))
@@ -143,10 +137,7 @@ class ServedTable:
         return self._start_send(rows, len(rows.ids), self.home) if rank in self.pushing else []
 
     def add_up(self) -> Tensor:
-        """Sum the pushed gradient rows, and return the norm of the sum.
-
-        The norm is on the table's device.
-        """
+        """Sum the pushed gradient rows; return the norm of the sum, on the table's device."""
         dtype, device = self.table.dtype, self.table.device
         pushes = [self.rows[rank] for rank in self.pushing]
         ids, values = add_up([TableRows(ids, values.to(dtype)) for ids, values in pushes])
@@ -178,10 +169,7 @@ class ServedTable:
         self.table[ids] = values
 
     def nbytes(self) -> int:
-        """Return the bytes of rows that the server received and sent for the last update.
-
-        Headers are included.
-        """
+        """Return the bytes of rows and headers that the server got and sent for the last update."""
         width = self.table.shape[1]
         push, reply = (
             NUMBER + width * type_.itemsize for type_ in (self.on_wire, self.table.dtype)
@@ -198,10 +186,7 @@ class ServedTable:
         ]
 
     def _start_receive(self, sender: int, dtype: torch.dtype) -> Wait:
-        """Start receiving table rows from a process; return a function that waits for them.
-
-        A header comes before them.
-        """
+        """Start receiving a header and table rows; return a function that waits for them."""
         header = torch.empty(HEADER, dtype=torch.int64)
         wait = self.messenger.start_receive(header, sender, self.tag)
 

@@ -1,6 +1,6 @@
 """Tasks of synchronous strategies, and examples of tickets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,22 +17,16 @@ def hosted_workers(recipe: Recipe, world_size: int, rank: int, epoch: int = 0) -
     return sampler.contiguous_share(workers, processes, rank) if rank < processes else range(0)
 
 
-def ticket_examples(
-    recipe: Recipe, workload: Workload, epoch: int, ticket: int
-) -> NDArray[np.int64]:
-    """Return the indices of a ticket's examples: one worker's share of the epoch's order.
-
-    A ticket has n examples, or n for each of its local steps.
-    """
-    size = recipe.worker_batch * recipe.strategy.batches_per_push
-    return workload.example_order(epoch)[ticket * size : (ticket + 1) * size]
-
-
 def ticket_batches(
     recipe: Recipe, workload: Workload, epoch: int, ticket: int
 ) -> list[NDArray[np.int64]]:
-    """Return the indices of a ticket's examples, split into a batch of n for each gradient."""
-    examples, n = ticket_examples(recipe, workload, epoch, ticket), recipe.worker_batch
+    """Return the indices of a ticket's examples, in a batch of n for each gradient of a worker.
+
+    They are its share of the epoch's order: n examples, or n for each local step.
+    """
+    n = recipe.worker_batch
+    size = n * recipe.strategy.batches_per_push
+    examples = workload.example_order(epoch)[ticket * size : (ticket + 1) * size]
     return [examples[begin : begin + n] for begin in range(0, len(examples), n)]
 
 
@@ -40,6 +34,19 @@ def gradient_weight(workload: Workload, examples: NDArray[np.int64]) -> int:
     """Return the sum of these examples' weights, by which their summed gradient is divided."""
     weights = workload.example_weights
     return len(examples) if weights is None else int(weights[examples].sum())
+
+
+def push_divisors(
+    recipe: Recipe, workload: Workload, batches: Iterable[NDArray[np.int64]]
+) -> list[int]:
+    """Return the divisor of the summed loss of each micro-batch of a push.
+
+    With one gate a worker does not know the other pushes of its update; then the divisor is the
+    usual number of examples of an update.
+    """
+    if recipe.strategy.name == "backup":
+        return [recipe.batch_size]
+    return [gradient_weight(workload, examples) for examples in batches]
 
 
 def synchronous_tasks(

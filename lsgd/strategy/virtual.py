@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from lsgd.recipe import Recipe, StrategySettings
 from lsgd.strategy.clock import Timeline, simulate
 from lsgd.strategy.gate import AdmissionGate, BarrierGate, BoundedStalenessGate, Tickets
-from lsgd.strategy.order import EpochScript, play_orders
+from lsgd.strategy.order import EpochScript, PushOrder, play_orders
 from lsgd.strategy.placement import Slice, elements
 
 
@@ -24,10 +24,7 @@ class VirtualEpoch:
 
 
 class VirtualTime:
-    """Simulated timing of all epochs of a run on the recipe's virtual cluster.
-
-    `loads` has the bytes of each server's parameters.
-    """
+    """Simulated timing of a run's epochs on its cluster; `loads` has the bytes of each server."""
 
     def __init__(self, recipe: Recipe, loads: Sequence[float]) -> None:
         self.recipe = recipe
@@ -69,10 +66,7 @@ class VirtualTime:
 
 
 def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> VirtualEpoch:
-    """Simulate an epoch on the recipe's virtual cluster, with these bytes on each server.
-
-    They are the bytes of its parameters.
-    """
+    """Simulate an epoch on a recipe's cluster, with these bytes of parameters on each server."""
     workers, tickets = recipe.workers, recipe.tickets
     timeline = simulate(
         recipe.cluster,
@@ -85,13 +79,13 @@ def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> Virtual
         epoch=epoch,
         steps=recipe.gradients_per_ticket,
     )
-    script = play_orders(
-        [timeline.order],
-        lambda left: make_gates(recipe.strategy, workers, left),
-        Tickets(tickets),
-        workers,
-    )
-    return VirtualEpoch(script, timeline)
+    return VirtualEpoch(play_epoch(recipe, [timeline.order], Tickets(tickets)), timeline)
+
+
+def play_epoch(recipe: Recipe, orders: Sequence[PushOrder], tickets: Tickets) -> EpochScript:
+    """Replay an epoch's orders of pushes through a recipe's gates, as `play_orders` does."""
+    gates = partial(make_gates, recipe.strategy, recipe.workers)
+    return play_orders(orders, gates, tickets, recipe.workers)
 
 
 def row_steps(last: int, log_steps: int) -> range:

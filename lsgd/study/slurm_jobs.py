@@ -103,10 +103,10 @@ def submit_arrays(
                 flush=True,
             )
     if submitted:
-        depends = f"--dependency=afterany:{':'.join(submitted)}"
         script = report_script(launcher, name, report_arguments)
         try:
-            job = sbatch(script, new_answer_file(ARRAYS, f"{name}-report"), depends)
+            answer = new_answer_file(ARRAYS, f"{name}-report")
+            job = sbatch(script, answer, after=submitted)
             print(f"{name}: job {job} will write the report", flush=True)
         except (UsageError, OSError) as error:
             print(f"{name}: no job will write the report: {error}", flush=True)
@@ -152,5 +152,4 @@ def _submit(array: JobArray, files: Sequence[IO[str]]) -> str:
     except (UsageError, OSError):
         for file in files:
             file.truncate(0)
-        answer.unlink(missing_ok=True)
         raise

@@ -9,8 +9,7 @@ from lsgd import supervise
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from, run_alone, seconds
 from lsgd.override_syntax import last_text
-from lsgd.supervise.hosts import HOSTS, NP
-from lsgd.supervise.loop import supervise_job
+from lsgd.supervise.loop import HOSTS, NP, supervise_job
 from lsgd.supervise.start import SAVING
 
 SUBMITS = re.compile(

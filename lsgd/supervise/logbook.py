@@ -19,7 +19,7 @@ from lsgd.errors import (
 )
 from lsgd.files import AppendOnlyFile
 from lsgd.job import members
-from lsgd.job.members import GRACE
+from lsgd.job.ending import GRACE
 from lsgd.paths import is_leftover
 from lsgd.run import lock
 from lsgd.run.read import SUPERVISOR_LOG

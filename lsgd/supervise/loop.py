@@ -2,8 +2,12 @@
 
 import argparse
 import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from lsgd.errors import PreemptedError, UsageError
+from lsgd.job.ending import GRACE
 from lsgd.supervise import catch_stop_signals
 from lsgd.supervise.folder import (
     last_step,
@@ -12,10 +16,13 @@ from lsgd.supervise.folder import (
     repeated_straggler,
     run_folder,
 )
-from lsgd.supervise.hosts import fill_placeholders, reachable_hosts
 from lsgd.supervise.logbook import Logbook, open_logbook
 from lsgd.supervise.start import run_job
 from lsgd.supervise.verdict import restart_obstacle
+
+NP, HOSTS = "{np}", "{hosts}"
+"""The placeholders in a command: the number of processes, and the hosts with their numbers."""
+SSH = 22
 
 
 def supervise_job(options: argparse.Namespace) -> int:
@@ -97,3 +104,31 @@ def _next_command(
     command = fill_placeholders(options.command, size, hosts)
     logbook.log_event("start", f"starts {' '.join(command)}", processes=size, command=command)
     return command, size
+
+
+def fill_placeholders(
+    command: Sequence[str], size: int | None, hosts: Mapping[str, int]
+) -> list[str]:
+    """Replace {np} and {hosts} in a launch command by the number of processes and the hosts.
+
+    >>> fill_placeholders(["mpirun", "-H", "{hosts}", "-np", "{np}"], 12, {"a": 8, "b": 4})
+    ['mpirun', '-H', 'a:8,b:4', '-np', '12']
+    """
+    names = ",".join(f"{host}:{slots}" for host, slots in hosts.items())
+    return [word.replace(NP, str(size)).replace(HOSTS, names) for word in command]
+
+
+def reachable_hosts(hosts: Mapping[str, int]) -> dict[str, int]:
+    """Return the hosts, with their process counts, that answer on ssh's port, as launchers use ssh.
+
+    Raises UsageError if hosts are given and none answers.
+    """
+    reached = {}
+    for host, slots in hosts.items():
+        with suppress(OSError), socket.create_connection((host, SSH), timeout=GRACE):
+            reached[host] = slots
+    if hosts and not reached:
+        raise UsageError(
+            f"no host of --hosts answers on port {SSH}; start sshd there, or write other hosts"
+        )
+    return reached

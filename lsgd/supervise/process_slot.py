@@ -2,13 +2,12 @@
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from threading import Lock
 
 from lsgd.errors import UsageError
-from lsgd.job.ending import cleanup_process, end_tagged
-from lsgd.job.members import GRACE
+from lsgd.job.ending import GRACE, cleanup_process, end_tagged
 from lsgd.job.system import Tag
 
 SLOT_VARIABLE = "LSGD_SEAT"
@@ -58,11 +57,9 @@ class ProcessSlot:
                 ) from None
             return self._process
 
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
+    def guarded(self) -> AbstractContextManager[None]:
         """Let a helper end the slot's processes after this context, even if this one is killed."""
-        with cleanup_process("-m", "lsgd.job.ending", *self._tag, str(GRACE)):
-            yield
+        return cleanup_process(self._tag)
 
     def send(self, number: int) -> None:
         """Send a signal to this slot's process, and start no further process in the slot."""

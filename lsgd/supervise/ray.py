@@ -43,11 +43,8 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 """The variable by which Ray assigns GPUs to a process."""
 
 
-class RayProcessSlot:
+class RayProcessSlot(ProcessSlot):
     """A Ray actor that runs one process of a job; a restarted actor has the same slot name."""
-
-    def __init__(self, command: Sequence[str], name: str) -> None:
-        self.seat = ProcessSlot(command, name)
 
     def place(self) -> tuple[str, int]:
         """Return the address of the machine that runs this actor, and a free TCP port there."""
@@ -65,7 +62,7 @@ class RayProcessSlot:
                 f"{error.strerror}); start in a folder that all machines share"
             ) from None
         own = {name: os.environ[name] for name in [GPUS] if name in os.environ}
-        process = self.seat.start({**environment, **own}, output=PIPE)
+        process = self.start({**environment, **own}, output=PIPE)
         if process is None:
             yield -signal.SIGTERM
             return
@@ -83,14 +80,6 @@ class RayProcessSlot:
                     yield chunk
             os.close(end)
         yield process.wait()
-
-    def send(self, number: int) -> None:
-        """Send a signal to this slot's process, and start no further process in the slot."""
-        self.seat.send(number)
-
-    def clear(self) -> None:
-        """End all processes that this slot's process has left running."""
-        self.seat.clear()
 
 
 class RayProcessSlots:

@@ -158,10 +158,7 @@ def _say(text: str) -> None:
 def parse_launcher_arguments(
     program: str, about: str, argv: Sequence[str]
 ) -> tuple[int, list[str]]:
-    """Parse a launcher's arguments into the number of processes and the command that each runs.
-
-    Raises UsageError if one is missing.
-    """
+    """Parse a launcher's arguments into the number of processes and the command of each."""
     parser = Parser(program, about, usage=f"python -m {program} N -- COMMAND ...")
     parser.add_argument("size", type=integer_from(1), metavar="N", help="the number of processes")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="the command of each process")

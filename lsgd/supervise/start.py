@@ -11,8 +11,8 @@ from typing import IO
 
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.job import members
-from lsgd.job.ending import cleanup_process
-from lsgd.job.members import GRACE, JOB_TAG, PeerMonitor, was_restarted
+from lsgd.job.ending import GRACE, cleanup_process
+from lsgd.job.members import JOB_TAG, PeerMonitor, was_restarted
 from lsgd.job.system import memory_kills
 from lsgd.supervise.folder import progress_marker, run_folder
 from lsgd.supervise.logbook import Logbook
@@ -44,7 +44,7 @@ def run_job(
     members.clear_records(folder)
     kills_before = memory_kills()
     # The helper inherits the lock, so that it is held until the job is stopped.
-    with cleanup_process("-m", "lsgd.job.members", str(folder), keep=[logbook.lock_file.fileno()]):
+    with cleanup_process((JOB_TAG, str(folder)), keep=[logbook.lock_file.fileno()]):
         launcher = _launched(command, folder, output, environment or {})
         with PeerMonitor(folder, launcher.pid) as watch:
             silent = _watch_to_the_end(watch, launcher, logbook, signals, stall_timeout, grace)

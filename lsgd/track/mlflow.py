@@ -66,10 +66,7 @@ class MlflowRun:
         self._client.log_batch(self._id, tags=[RunTag(k, v) for k, v in about.tags.items()])
 
     def last_step(self) -> int:
-        """Return the last training step whose metrics MLflow has, or 0.
-
-        It is the last of the metric `examples`, which every step has.
-        """
+        """Return the last training step at MLflow, by the metric `examples` of every step, or 0."""
         history = self._client.get_metric_history(self._id, "examples")
         return max((metric.step for metric in history), default=0)
 
@@ -119,10 +116,7 @@ def _with_names(values: Mapping[str, T]) -> list[tuple[str, T]]:
 
 
 def _where(uri: str, page: str) -> str:
-    """Return the address of a run's page at MLflow, or the server command to type for SQLite.
-
-    Passwords in it are masked.
-    """
+    """Return a run's page at MLflow, or the command to type for SQLite, without passwords."""
     uri = mask_passwords(uri)
     if uri.startswith("sqlite:"):
         command = shlex.join(["mlflow", "server", "--backend-store-uri", uri])

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lsgd.recipe import Recipe
 from lsgd.run.read import Run
 from lsgd.run.rows import PER_SECOND, Row, finite_number, speed_unit, start_time
 
@@ -80,10 +79,7 @@ def _times(run: Run) -> Iterator[tuple[int, float]]:
                 time, before = time + steps * seconds, row["step"]
             elif speed and steps > 0:  # of an older run
                 made = run.recipe.examples(row["step"]) - run.recipe.examples(before)
-                time, before = time + made * _things_in_one(run.recipe) / speed, row["step"]
+                # An example of text is a window of tokens, by which the speed counts.
+                units = made * (run.recipe.data.window or 1)
+                time, before = time + units / speed, row["step"]
             yield row["step"], time
-
-
-def _things_in_one(recipe: Recipe) -> int:
-    """Return how many units of speed one example counts as: the tokens of its window, or 1."""
-    return recipe.data.window or 1

@@ -4,12 +4,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from threading import Event, Thread
+from typing import Protocol
 
 from lsgd.errors import UsageError
 from lsgd.files import lock
@@ -17,9 +18,8 @@ from lsgd.run.read import NotARunError, Run, read_run
 from lsgd.run.rows import read_rows
 from lsgd.run.trackers import log_of
 from lsgd.sanitizing import sanitize
-from lsgd.track.run_info import run_outcome, tracked_run_info
-from lsgd.track.steps import tracked_steps
-from lsgd.track.tracker import Tracker, open_tracker
+from lsgd.track.run_info import RunOutcome, TrackedRunInfo, run_outcome, tracked_run_info
+from lsgd.track.steps import TrackedStep, tracked_steps
 
 POLL = 2.0
 """The interval at which the rows of a training run are read, in seconds."""
@@ -27,6 +27,42 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """The first and longest pause before a retry to reach a tracker, in seconds; pauses double."""
 DRAIN_TIMEOUT = 300.0
 """The time limit for sending the remaining rows after the end of a run, in seconds."""
+
+
+class Tracker(Protocol):
+    """The interface of a run at an experiment tracker, found by its id or created.
+
+    If the tracker is down, the methods raise any error of its library; the caller then opens the
+    run again.
+    """
+
+    address: str
+    """The address or folder at which people find the run."""
+
+    def last_step(self) -> int:
+        """Return the last training step whose metrics the tracker has, or 0."""
+
+    def send(self, steps: Sequence[TrackedStep]) -> None:
+        """Send the metrics of training steps after the last one sent, each step atomically."""
+
+    def finish(self, conclusion: RunOutcome) -> None:
+        """Send the training run's outcome and wait until the tracker has all data."""
+
+
+def open_tracker(name: str, about: TrackedRunInfo) -> Tracker:
+    """Open a run at MLflow or Weights & Biases; raise ImportError if its library is missing."""
+    try:
+        Path.home()
+    except RuntimeError:
+        # A user without an entry in the system's list, as in a container; the libraries need HOME.
+        os.environ["HOME"] = str(about.folder)
+    if name == "mlflow":
+        from lsgd.track.mlflow import MlflowRun
+
+        return MlflowRun(about)
+    from lsgd.track.wandb import WandbRun
+
+    return WandbRun(about)
 
 
 def send_run(folder: Path, tracker_name: str) -> str:

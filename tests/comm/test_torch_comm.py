@@ -78,7 +78,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, seen: list[object], *, timeout: fl
         "init_process_group": lambda backend, timeout, **_: seen.append((backend, timeout.seconds)),
         "get_rank": lambda _: 1,
         "get_world_size": lambda _: 2,
-        "broadcast_object_list": lambda values, src, device: seen.append(device.type),
+        "broadcast_object_list": lambda values, device, **_: seen.append(device.type),
         "all_gather_object": lambda values, value, group: seen.append("meet"),
         "destroy_process_group": lambda: seen.append("destroy"),
     }

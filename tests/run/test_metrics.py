@@ -29,7 +29,7 @@ from lsgd.run.console import _speed
 from lsgd.run.curves import tag
 from lsgd.run.metrics import Meter, RunLog, TimedBatches, open_log, to_writable
 from lsgd.run.rows import read_rows
-from lsgd.run.straggler import ProcessWaits
+from lsgd.run.slowness import ProcessWaits
 from lsgd.workloads import compute_metrics
 from lsgd.workloads.images import ImageClassification
 

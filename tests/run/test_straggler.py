@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.run.straggler import ProcessWaits, find_straggler
+from lsgd.run.slowness import ProcessWaits, find_straggler
 
 
 def waits(number: int, *, workers: int = 8) -> list[ProcessWaits]:

@@ -79,7 +79,9 @@ def test_an_order_of_another_run_is_refused(tmp_path: Path) -> None:
 def test_the_fingerprint_is_of_what_is_in_the_file(tmp_path: Path) -> None:
     some().save(tmp_path / "a.npz")
     some().save(tmp_path / "b.npz")
-    some().before(4).save(tmp_path / "c.npz")
+    shorter = some()
+    shorter.epochs = {epoch: orders for epoch, orders in some().epochs.items() if epoch < 4}
+    shorter.save(tmp_path / "c.npz")
     a, b, c = (
         with_fields(BASE, strategy__name="async", strategy__order=str(tmp_path / name)).fingerprint
         for name in ("a.npz", "b.npz", "c.npz")

@@ -17,7 +17,7 @@ from lsgd.strategy.shard import (
     flat_view,
     load_model_optimizer,
     make_model_optimizer,
-    restore_steps,
+    restore_shards,
     step_counts_of,
 )
 
@@ -53,11 +53,8 @@ def given_norm() -> Tensor:
 
 def apply(shards: list[Shard], gradients: list[Tensor], lr: float) -> None:
     flat = torch.cat([flat_view(gradient) for gradient in gradients])
-    begins = [0]
-    for gradient in gradients:
-        begins.append(begins[-1] + gradient.numel())
     for shard in shards:
-        shard.apply(shard.slices_of(flat, begins), lr)
+        shard.apply(shard.slices_of(flat), lr)
 
 
 def plain(recipe: Recipe, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -144,10 +141,7 @@ def test_a_slice_whose_server_is_ahead_goes_on_from_there() -> None:
         ]
         shards = [Shard(model, whole, each, recipe, torch.zeros(()), given_norm) for each in halves]
         if restored:
-            load_model_optimizer(whole, states[0])
-            for shard in shards:
-                shard.bind_state()
-            restore_steps(shards, states[0])
+            restore_shards(whole, shards, states[0])
         else:
             for shard, times in zip(shards, (2, 5), strict=True):
                 for _ in range(times):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lsgd.errors import UsageError
-from lsgd.supervise import hosts as machines
+from lsgd.supervise import loop as machines
 from lsgd.supervise.__main__ import read
 from lsgd.supervise.loop import supervise_job
 

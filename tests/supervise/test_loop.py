@@ -207,7 +207,10 @@ def test_what_two_killed_helpers_leave_is_stopped_by_the_next(
     job = start(*arguments)
     wait_until(lambda: len(members.process_records(folder)) == 3)
     helpers = subprocess.run(
-        ["pgrep", "-f", f"lsgd.job.members {folder}"], capture_output=True, text=True, check=True
+        ["pgrep", "-f", f"lsgd.job.ending LSGD_SUPERVISED {folder}"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     os.kill(int(helpers.stdout), signal.SIGKILL)
     job.kill()

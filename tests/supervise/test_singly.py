@@ -16,6 +16,7 @@ import pytest
 from helpers.waiting import wait_until
 
 from lsgd.job import members
+from lsgd.job.ending import GRACE
 from lsgd.job.system import has_ended
 
 PROCESS = [sys.executable, str(Path(__file__).parent.parent / "helpers/small_lives.py")]
@@ -110,7 +111,7 @@ def test_a_supervisor_lets_the_others_go_on(tmp_path: Path, start) -> None:
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: ("returned", 2) in events(tmp_path))
     # Longer than the rest of a job has whose process has died.
-    time.sleep(members.GRACE + 0.5)
+    time.sleep(GRACE + 0.5)
     assert all(map(psutil.pid_exists, [*others, launcher]))
     (tmp_path / "over").touch()
     said, _ = program.communicate(timeout=900)

@@ -22,7 +22,7 @@ from lsgd.track import __main__ as command
 from lsgd.track import upload
 from lsgd.track.run_info import RunOutcome, TrackedRunInfo, tracked_run_info
 from lsgd.track.steps import TrackedStep
-from lsgd.track.tracker import open_tracker
+from lsgd.track.upload import open_tracker
 
 WORDS = ("+recipe=digits", "epochs=4", "schedule.milestones=[]", "schedule.warmup=none")
 STEPS = 5
