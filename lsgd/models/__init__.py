@@ -51,7 +51,34 @@ def make_network(recipe: Recipe) -> nn.Module:
     freeze_parameters(model, recipe)
     if recipe.optim.head_lr is not None:
         _set_head_lr(model, recipe, recipe.optim.head_lr)
-    return model.to(DTYPES[recipe.precision], memory_format=memory_format(recipe))  # type: ignore[call-overload,no-any-return]
+    return converted(model, recipe).to(memory_format=memory_format(recipe))  # type: ignore[call-overload,no-any-return]
+
+
+def converted(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """Convert a model to the recipe's precision in place, with dense gradients; return it.
+
+    Its complex buffers, such as the factors of rotary embeddings, keep their imaginary parts.
+    Raises UsageError for a trained complex parameter.
+    """
+    dtype = DTYPES[recipe.precision]
+    for path, parameter in model.named_parameters():
+        if parameter.is_complex() and parameter.requires_grad:
+            raise UsageError(
+                f"the parameter {path} is complex, and complex gradients are not summed; write it "
+                "as two real numbers each, by torch.view_as_real, and torch.view_as_complex in "
+                "forward"
+            )
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False  # buckets are dense; strategy.sparse_rows has a way of its own
+    types = {True: dtype.to_complex(), False: dtype}
+    return model._apply(
+        lambda each: (
+            each.to(types[each.is_complex()])
+            if each.is_complex() or each.is_floating_point()
+            else each
+        )
+    )
 
 
 def avoid_faulty_kernels(model: nn.Module) -> None:

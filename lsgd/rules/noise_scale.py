@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from lsgd.errors import UsageError
+from lsgd.rules.optim import exact_norm
 
 STATE_KEY, SUM_COUNT = "noise", 5
 """The key of the noise sums in a state, and their number: S, T, f, steps and 1 / B."""
@@ -50,7 +51,7 @@ class NoiseScaleSums:
                 "pass, as from two checkpoints that share it, and the noise scale needs their sum; "
                 "pass use_reentrant=False to torch.utils.checkpoint"
             )
-        self.norms[parameter] = torch.linalg.vector_norm(gradient)
+        self.norms[parameter] = exact_norm(gradient)
 
     def end_micro_batch(self) -> None:
         """Add a micro-batch's squared gradient norm to the sums, after its backward pass."""

@@ -16,7 +16,7 @@ of Akiba et al. 2017 have modules of their own.
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,8 @@ from lsgd.rules.apex import apex_sgd
 from lsgd.rules.lamb import ADAPTED_DECAY, Lamb
 from lsgd.rules.rmsprop_warmup import RMSpropWarmup
 
+NORM_PIECE = 2**16
+"""The number of elements whose norm a CPU computes to the last digits of float32."""
 STEP_KEY = "step"
 """The key of the step count of Adam, AdamW and Adagrad, a scalar unlike their other state."""
 
@@ -42,6 +44,26 @@ DECOUPLED_DECAY = "decoupled_decay"
 """The key of a group's weight decay at the full lr, by which weights shrink before an update."""
 LR_FACTOR = "lr_factor"
 """The key of the ratio of a group's lr to that of the schedule; a group without it has 1."""
+
+
+def norm_pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """Split a tensor into parts of at most NORM_PIECE elements, whose norms a CPU has exactly."""
+    if tensor.numel() <= NORM_PIECE:
+        return [tensor]
+    rows = NORM_PIECE // tensor[0].numel()
+    if rows == 0:
+        return [piece for part in tensor for piece in norm_pieces(part)]
+    return tensor.split(rows)  # type: ignore[no-any-return]
+
+
+def exact_norm(tensor: Tensor) -> Tensor:
+    """Return the 2-norm of a tensor of any size to the last digits of its type.
+
+    A CPU's own sum of many squares misses: in float32 by 0.01 % of 5 million, and by 1 % of 100.
+    """
+    if tensor.device.type != "cpu" or tensor.numel() <= NORM_PIECE:
+        return torch.linalg.vector_norm(tensor)
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(norm_pieces(tensor))))
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -63,24 +85,23 @@ def parameter_groups(
     their module, since the names of shortcut BNs do not contain "bn". A library's network may name
     further parameters in `undecayed`, such as layer scales. With `adapts` two such groups come
     first with the parameters that LARS or LAMB scales. The parameters in `lr_factors`, by their
-    names, come last, in such groups with the LR_FACTOR that it gives.
+    names, come last, in such groups with the LR_FACTOR that it gives. A parameter that several
+    modules share is in one group, that of its first name.
     """
     still = undecayed_parameters(model)
     factors = dict.fromkeys((1.0, *lr_factors.values()))
     kinds = itertools.product(factors, (True, False) if adapts else (False,), (True, False))
     members: dict[tuple[float, bool, bool], list[nn.Parameter]] = {kind: [] for kind in kinds}
-    for path, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.requires_grad:
-                continue
-            norm = parameter in still
-            weight = not norm and "bias" not in name
-            decays = decay_norm if norm else weight or decay_bias
-            scaled = {
-                "all": True, "weights": weight, "decayed": decays and weight_decay > 0, None: False
-            }[adapts]  # fmt: skip
-            factor = lr_factors.get(f"{path}.{name}".lstrip("."), 1.0)
-            members[factor, scaled, decays].append(parameter)
+    for path, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        norm = parameter in still
+        weight = not norm and "bias" not in path.rpartition(".")[2]
+        decays = decay_norm if norm else weight or decay_bias
+        scaled = {
+            "all": True, "weights": weight, "decayed": decays and weight_decay > 0, None: False
+        }[adapts]  # fmt: skip
+        members[lr_factors.get(path, 1.0), scaled, decays].append(parameter)
     groups = []
     for (factor, scaled, decays), parameters in members.items():
         decay = weight_decay if decays else 0.0

@@ -120,7 +120,7 @@ class LocalStepsComputation:
         self.read = views(self.flat, self.parameters)
         """Parameters that the worker has read; after `push` their difference from its own."""
         self.optimizer = optim.make_optimizer(
-            model, norm=lambda: torch.linalg.vector_norm(self.gradient), **asdict(recipe.optim)
+            model, norm=lambda: optim.exact_norm(self.gradient), **asdict(recipe.optim)
         )
         self.momenta = InnerOptimizerStates(self.optimizer, hosted)
 

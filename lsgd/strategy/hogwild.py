@@ -130,7 +130,7 @@ class Hogwild:
 
     def step(self, task: StepTask) -> None:
         """Update the shared model by this worker's gradient, at the lr after all updates so far."""
-        self.norm = torch.linalg.vector_norm(self.own)
+        self.norm = optim.exact_norm(self.own)
         self.row[NORM] = self.norm
         step = self.steps[self._made()]
         if torch.isfinite(self.mean.detach() + self.norm):

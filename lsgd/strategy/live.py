@@ -428,7 +428,7 @@ class LiveStrategy(Strategy):
         """
         own = self.work.push()
         gradients = self.shards[0].begins[-1]
-        norm = torch.linalg.vector_norm(own[:gradients])
+        norm = optim.exact_norm(own[:gradients])
         doubt = (0 * (own[-NUM_FLAGS] + norm)).isnan()
         counted = torch.cat((torch.stack((doubt, norm, self.tally.loss)), self.tally.counts))
         own, counted = to_host((own, counted))

@@ -27,6 +27,7 @@ from lsgd.comm.pair import ProcessPair
 from lsgd.errors import PeerLostError
 from lsgd.job.device import to_device, to_host
 from lsgd.recipe import Recipe
+from lsgd.rules.optim import exact_norm
 from lsgd.strategy.gate import AdmissionGate, Tickets
 from lsgd.strategy.push_scheduler import PushScheduler, ReplyType, ServerReply
 from lsgd.strategy.shard import Shard, server_lr
@@ -366,7 +367,7 @@ class LiveServer:
         if self.one_gate and weight != self.recipe.batch_size:
             gradient *= self.recipe.batch_size / weight
         if self.one_gate:
-            norm = torch.linalg.vector_norm(gradient)
+            norm = exact_norm(gradient)
             self.row[-LATEST - 4] = norm.item()
         else:
             self.row[-LATEST - 4] = float(pushes[0].message.numbers[4])

@@ -18,15 +18,13 @@ from torch.utils.hooks import RemovableHandle
 from lsgd.comm import Comm
 from lsgd.errors import UsageError
 from lsgd.rules.loss_scale import LossScale
+from lsgd.rules.optim import NORM_PIECE, norm_pieces
 
 LARGE = 2**13
 """Mean size of a bucket's gradients, in elements, from which on separate tensors are cheaper.
 
 For smaller gradients one more pass over the whole bucket costs less than one operation for each.
 """
-
-PIECE = 2**16
-"""The number of elements whose norm a CPU computes to the last digits of float32."""
 
 
 def _nothing() -> None:
@@ -63,7 +61,7 @@ class _Bucket:
 
     def __post_init__(self) -> None:
         self.is_of_large_tensors = self.flat.numel() >= LARGE * len(self.owners)
-        self.is_split = self.flat.device.type == "cpu" and self.flat.numel() > PIECE
+        self.is_split = self.flat.device.type == "cpu" and self.flat.numel() > NORM_PIECE
 
     def parameters(self) -> list[nn.Parameter]:
         """Return strong references to the parameters of this bucket."""
@@ -118,16 +116,8 @@ class _Bucket:
         if inverse_scale is not None:
             torch._foreach_mul_(parts, inverse_scale)
         if self.is_split:
-            parts = [piece for part in parts for piece in _pieces(part)]
+            parts = [piece for part in parts for piece in norm_pieces(part)]
         return torch._foreach_norm(parts)
-
-
-def _pieces(tensor: Tensor) -> Sequence[Tensor]:
-    """Split a tensor along its first dimension into pieces of about PIECE elements."""
-    if tensor.numel() <= PIECE:
-        return (tensor,)
-    pieces: Sequence[Tensor] = tensor.split(max(1, PIECE // tensor[0].numel()))
-    return pieces
 
 
 class Reducer:

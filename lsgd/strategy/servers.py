@@ -102,7 +102,7 @@ class Server:
             # A push may be in half precision, and reaches the device by one copy from the host.
             total += push.to(total.device, non_blocking=self.reply.is_async)
         norms = [table.add_up() for table in self.tables]
-        self.norm = reduce(torch.hypot, norms, torch.linalg.vector_norm(total[:-2]))
+        self.norm = reduce(torch.hypot, norms, optim.exact_norm(total[:-2]))
         found_inf.logical_or_((0 * (total[-2] + self.norm)).isnan())
         return total
 

@@ -142,7 +142,7 @@ class ServedTable:
         pushes = [self.rows[rank] for rank in self.pushing]
         ids, values = add_up([TableRows(ids, values.to(dtype)) for ids, values in pushes])
         self.total = TableRows(ids.to(device), values.to(device))
-        norm: Tensor = torch.linalg.vector_norm(self.total.values)
+        norm: Tensor = optim.exact_norm(self.total.values)
         return norm
 
     def update(self, lr: float) -> None:

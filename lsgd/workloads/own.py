@@ -18,7 +18,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
 from lsgd.job.device import arrays_to_device
-from lsgd.models import DTYPES
+from lsgd.models import DTYPES, converted
 from lsgd.models.randomness_guard import RandomnessGuard
 from lsgd.own_parts import WORKLOAD, imported_part, refusing_errors
 from lsgd.recipe import Recipe
@@ -146,7 +146,7 @@ class OwnWorkload(ABC):
         for path, module in model.named_modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 _normalise_per_worker(module, path, self.recipe.data.workload)
-        return model.to(self.dtype)
+        return converted(model, self.recipe)
 
     def inputs(self) -> Inputs:
         """Open the loader, and try the loss on the first validation examples.

@@ -14,7 +14,8 @@ from helpers.composed import compose_recipe
 from helpers.steps import CPU
 from torch import Tensor, nn
 
-from lsgd.models import initialise, make_model
+from lsgd.errors import UsageError
+from lsgd.models import converted, initialise, make_model
 from lsgd.recipe.settings import MODELS
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
@@ -261,3 +262,23 @@ def test_resnet50_strides_in_the_3x3_convolution() -> None:
     """Section 5.1; the original ResNet-50 strides in the 1x1."""
     strides = [getattr(made("resnet50"), f"layer{i}")[0] for i in (2, 3, 4)]
     assert [(b.conv1.stride, b.conv2.stride) for b in strides] == [((1, 1), (2, 2))] * 3
+
+
+def test_complex_buffers_keep_their_imaginary_parts() -> None:
+    """Of a network of one's own, such as the factors of rotary embeddings."""
+    network = nn.Linear(2, 2)
+    factors = torch.polar(torch.ones(4), torch.arange(4.0))
+    network.register_buffer("factors", factors)
+    converted(network, compose_recipe("+recipe=digits", "precision=float64"))
+    assert network.weight.dtype == torch.float64
+    assert torch.equal(network.factors, factors.to(torch.complex128))
+    network.gain = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(UsageError, match="parameter gain is complex"):
+        converted(network, compose_recipe("+recipe=digits"))
+
+
+def test_embeddings_have_dense_gradients() -> None:
+    """Those of a network of one's own too, since gradients are summed in dense buckets."""
+    table = nn.Embedding(3, 2, sparse=True)
+    converted(table, compose_recipe("+recipe=digits"))(torch.tensor([1])).sum().backward()
+    assert table.weight.grad.tolist() == [[0, 0], [1, 1], [0, 0]]

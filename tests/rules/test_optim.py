@@ -252,6 +252,27 @@ def test_every_parameter_is_in_one_group() -> None:
     assert {*kept} == {*model[1].parameters()}
 
 
+def test_a_parameter_of_several_layers_is_updated_once() -> None:
+    """As the decoder of a language model that is its embedding; its first name decides."""
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3), nn.LayerNorm(3), nn.LayerNorm(3))
+    model[1].weight, model[3].weight = model[0].weight, model[2].weight
+    groups = optim.parameter_groups(model, weight_decay=0.1)
+    grouped = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(grouped) == sorted(map(id, model.parameters()))
+
+
+@pytest.mark.parametrize("shape", [(5_000_000,), (1, 5_000_000), (50, 100_000), (2000, 2500)])
+def test_the_norm_of_millions_of_numbers_is_exact(shape: tuple[int, ...]) -> None:
+    """In float32 on a CPU, whose own sum of 5 million squares is 1e-4 too small."""
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    pieces = optim.norm_pieces(numbers)
+    assert sum(piece.numel() for piece in pieces) == numbers.numel()
+    assert max(piece.numel() for piece in pieces) <= optim.NORM_PIECE
+    torch.testing.assert_close(
+        optim.exact_norm(numbers).double(), numbers.double().norm(), rtol=1e-6, atol=0
+    )
+
+
 def test_biases_may_be_left_without_decay() -> None:
     model = small_net()
     decayed, kept = (each["params"] for each in optim.parameter_groups(model, 0.01, False))
