@@ -28,6 +28,16 @@ class Rule:
     holds: Callable[[Any], bool]
     """A predicate on the value of an observation: whether the run meets the requirement."""
 
+    @classmethod
+    def equals(cls, section: str, paper: str, value: object) -> "Rule":
+        """Return the rule that an observation has this value."""
+        return cls(section, paper, lambda found: found == value)
+
+    @classmethod
+    def unmet(cls, section: str, paper: str) -> "Rule":
+        """Return a rule that no run meets: lsgd lacks the setting, or the source the run."""
+        return cls(section, paper, lambda _: False)
+
     def apply(self, fact: Observation) -> "RuleResult":
         """Apply this rule of a paper to an observation of a run and return the result."""
         return RuleResult(

@@ -160,16 +160,16 @@ def _lamb(learner: Learner) -> list[Observation]:
     corrected = "with" if rule.bias_correction else "without"
     run = f"beta {rule.momentum:g} and {rule.beta2:g}, eps {rule.eps:g}, {corrected} bias "
     run += f"correction, of {' and '.join(sorted(kinds, reverse=True)) or 'no tensor'}"
-    found = LambSettings((rule.momentum, rule.beta2), rule.eps, rule.bias_correction, kinds)
+    found = rule.momentum, rule.beta2, rule.eps, rule.bias_correction, kinds
     limit = rule.clip_norm
     clipped = "none" if limit is None else f"the mean of all workers, to norm {limit:g}"
     return [Observation("lamb", run, found), Observation("clip_norm", clipped, limit)]
 
 
 def _rmsprop_warmup(rule: Optim) -> Observation:
-    found = RMSpropWarmupSettings(
+    found = (
         rule.momentum, rule.beta2, rule.eps, rule.rms_lr, rule.beta_center, rule.beta_period
-    )
+    )  # fmt: skip
     run = f"mu {rule.momentum:g} and {rule.beta2:g}, eps {rule.eps:g}, lr {rule.rms_lr:g} of "
     run += f"RMSprop, center {rule.beta_center:g} and period {rule.beta_period:g} epochs"
     return Observation("rmsprop_warmup", run, found)
@@ -208,29 +208,6 @@ class Lars:
     """The kinds of tensors whose gradient is scaled: weights, biases, norms."""
     ratio_decay: float | None = None
     """The weight decay in the denominator of the ratio; None for that of the weights."""
-
-
-@dataclass(frozen=True)
-class LambSettings:
-    """The update rule of LAMB that a recipe has."""
-
-    betas: tuple[float, float]
-    eps: float
-    bias_correction: bool
-    adapts: frozenset[str]
-    """The kinds of tensors whose update is scaled: weights, biases, norms."""
-
-
-@dataclass(frozen=True)
-class RMSpropWarmupSettings:
-    """The change from RMSprop to momentum SGD that a recipe has."""
-
-    mu1: float
-    mu2: float
-    eps: float
-    rms_lr: float
-    center: float
-    period: float
 
 
 def _smoothing(recipe: Recipe) -> Observation:

@@ -33,10 +33,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | {
         "lr_curve": stated.lr_curve("code", text, _per_epoch(lr)),
         "weight_decay": stated.weight_decay("code", DECAYS[size], biases=True),
-        "batchnorm_decay": Rule(
-            "code",
-            "that of weights for the BN of shortcuts, none for others",
-            lambda decays: decays == {0.0, DECAYS[size]},
+        "batchnorm_decay": Rule.equals(
+            "code", "that of weights for the BN of shortcuts, none for others", {0.0, DECAYS[size]}
         ),
     }
 

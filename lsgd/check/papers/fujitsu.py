@@ -25,14 +25,13 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 RULES = (
-    goyal2017.rules_for_section("code", "data")
+    goyal2017.rules_for_section("code", "data", "batchnorm_decay")
     | stated.RESNET50
     | stated.BATCHNORM
     | {
         "augmentation": stated.crops("code", (0.05, 0.9), (2 / 3, 3 / 2), epochs=85),
         "last_gamma": stated.last_gamma("code", 1.0),
         "weight_decay": stated.weight_decay("code", 5e-5, biases=False),
-        "batchnorm_decay": stated.no_batchnorm_decay("code"),
         "lars": stated.lars(
             "code", equation=10, m=0.96, trust=0.0025, eps=1e-9, ratio_decay=6.5e-4
         ),

@@ -87,7 +87,7 @@ OF_SGD = {
 }
 RULES = (
     goyal2017.rules_for_section("rules", "data")
-    | goyal2017.rules_for_section("code", "fc_init")
+    | goyal2017.rules_for_section("code", "fc_init", "batchnorm_decay")
     | stated.RESNET50_V15
     | stated.FAN_IN
     | stated.BATCHNORM
@@ -101,11 +101,10 @@ RULES = (
             "1 in the last BN of each block; 0 in Google's and by an option of NVIDIA's code",
             lambda gammas: gammas in ({0.0}, {1.0}),
         ),
-        "batchnorm_decay": stated.no_batchnorm_decay("code"),
         "label_smoothing": Rule("rules", "none or 0.1", lambda share: share in (0, 0.1)),
         "warmup": Rule("rules", "from 0, every step, over whole epochs", _rises_from_0),
         "decay": Rule("rules", "by power 2 to lr 0.0001", _to_its_end),
-        "evaluation_epochs": stated.evaluated_every("rules", 4),
+        "evaluation_epochs": Rule.equals("rules", "every 4 epochs", {4}),
         "metric": stated.epochs_to("rules", 24.1),
     }
 )

@@ -32,7 +32,7 @@ RULES = (
     | {
         "weight_decay": stated.weight_decay("code", 1.5, biases=False, decoupled=True),
         "lamb": stated.lamb("code", "weights", bias_correction=False),
-        "clip_norm": Rule("code", "the mean of all workers, to norm 1", lambda norm: norm == 1),
+        "clip_norm": Rule.equals("code", "the mean of all workers, to norm 1", 1),
         "epochs": stated.epochs("code", 90),
         "worker_batch": stated.worker_batch("code", 64),
     }

@@ -60,12 +60,12 @@ RULES = (
 MORE = ("trivial_augment", "erasing")
 V2 = {
     "augmentation": stated.crops("V2", (0.08, 1), (3 / 4, 4 / 3), more=MORE),
-    "mixing": stated.mixing("V2", 0.2, 1.0),
-    "image_sizes": Rule("V2", "176 in all epochs", lambda sizes: sizes == [(0, 176)]),
+    "mixing": Rule.equals("V2", "mixup of 0.2 or CutMix of 1", (0.2, 1.0)),
+    "image_sizes": Rule.equals("V2", "176 in all epochs", [(0, 176)]),
     "evaluation_crop": stated.evaluation_crop("V2", 232),
     "label_smoothing": stated.label_smoothing("V2", 0.1),
     "weight_decay": stated.weight_decay("V2", 2e-5, biases=True),
-    "batchnorm_decay": stated.no_batchnorm_decay("V2"),
-    "averaging": stated.exponential_average("V2"),
+    "batchnorm_decay": stated.batchnorm_decay("V2", 0.0),
+    "averaging": Rule.equals("V2", "exponential", "ema"),
     "epochs": stated.epochs("V2", V2_EPOCHS),
 }
