@@ -1,7 +1,7 @@
 """Observations of a training script, from the records of its processes, for papers' rules."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
@@ -15,10 +15,11 @@ from torch import Tensor
 from lsgd import config
 from lsgd.audit.processes import Line, LoaderRecord, ScriptProcess
 from lsgd.check.learning_rate import LrCurve, Warmup, warmup_in_words
-from lsgd.check.network import he_std, is_normal_sample
+from lsgd.check.network import InitialWeights, observe_weights
 from lsgd.check.observation import Observation
-from lsgd.check.step import Momentum, WeightDecayGroups
+from lsgd.check.step import Momentum, WeightDecayGroups, observe_smoothing
 from lsgd.recipe import Recipe
+from lsgd.tables import format_count
 
 REFERENCE = 256
 """The minibatch of the papers' reference learning rate."""
@@ -28,15 +29,6 @@ LEAST_PRECISION = 1e-4
 """The relative rounding error of weights up to which an update shows its equation."""
 MAX_CURVE = 1_000_000
 """The updates up to which a warmup is continued that was seen in part."""
-
-
-@dataclass(frozen=True)
-class PlacedObservation:
-    """An observation of a script, and the line of the script that causes it."""
-
-    observation: Observation
-    place: str
-    """The file and line, as file:line, empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -113,18 +105,12 @@ class AuditedJob:
     def summary(self) -> str:
         """Describe the job's processes, updates and minibatch in one sentence."""
         count, passes = len(self.processes), self.micro_batches
-        parts = [_number(count, "process", "processes")]
+        parts = [format_count(count, "process", "processes")]
         if passes > 1:
             parts.append(f"{passes} micro-batches")
-        parts.append(_number(self.worker_batch, "image"))
-        return (
-            f"{_number(self.updates, 'update')} seen, of {_number(self.minibatch, 'image')} = "
-            + " x ".join(parts)
-        )
-
-
-def _number(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+        parts.append(format_count(self.worker_batch, "image"))
+        images = format_count(self.minibatch, "image")
+        return f"{format_count(self.updates, 'update')} seen, of {images} = {' x '.join(parts)}"
 
 
 def _passes(update: Line) -> float:
@@ -151,9 +137,9 @@ def script_recipe(job: AuditedJob) -> Recipe:
     )
 
 
-def observe(job: AuditedJob) -> list[PlacedObservation]:
+def observe(job: AuditedJob) -> list[Observation]:
     """Return all observations of a script's job for which some rule may exist."""
-    observers: list[Callable[[AuditedJob], Iterator[PlacedObservation]]] = [
+    observers: list[Callable[[AuditedJob], Iterator[Observation]]] = [
         _initialisation, _decay, _momentum, observe_gradient, _clipping, _smoothing, _batchnorm,
         _precision, _learning_rate, _worker_batch, _tail, _shuffling, _random_streams, _parameters,
         _training_mode, _evaluation_mode, _evaluation, _averaging,
@@ -161,45 +147,19 @@ def observe(job: AuditedJob) -> list[PlacedObservation]:
     return [each for observer in observers for each in observer(job)]
 
 
-def _placed(rule: str, run: str, value: Any, place: str | None) -> PlacedObservation:
-    return PlacedObservation(Observation(rule, run, value), place or "")
-
-
-def _initialisation(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _initialisation(job: AuditedJob) -> Iterator[Observation]:
     layers = job.first.of_kind("layer")
     convolutions = [each for each in layers if each["type"] == "convolution"]
     linear = [each for each in layers if each["type"] == "linear"]
     norms = [each for each in layers if each["type"] == "batchnorm"]
     if not convolutions or job.first.first("loaded").get("is_loaded"):
         return  # loaded weights are not initial ones
-    drawn = [*convolutions, *linear[:-1]]
-    side = next((s for s in ("out", "in") if all(_is_he(each, s) for each in drawn)), None)
-    biased = [each for each in drawn if each["bias"]]
-    other = next((each for each in drawn if not any(_is_he(each, s) for s in ("out", "in"))), None)
-    yield _placed(
-        "conv_init",
-        f"{_number(len(convolutions), 'convolution')}"
-        + (f" and {_number(len(linear) - 1, 'linear layer')}" if linear[:-1] else "")
-        + (f" as N(0, 2 / fan {side})" if side else " otherwise")
-        + (", biases not 0" if biased else ""),
-        None if biased else side,
-        (other or (biased or drawn)[0])["place"],
-    )
-    if linear:
-        head = linear[-1]
-        normal = is_normal_sample(head["mean"], head["std"], math.prod(head["shape"]), 0.01)
-        yield _placed(
-            "fc_init",
-            f"standard deviation {head['std']:.2g}, mean {head['mean']:.1g}, and "
-            + ("a bias that is not 0" if head["bias"] else "bias 0"),
-            0.01 if normal and not head["bias"] else None,
-            head["place"],
-        )
+    yield from observe_weights(*(map(_initial_weights, each) for each in (convolutions, linear)))
     if last := [each for each in norms if each["is_last_norm"]]:
         gammas = _gammas(last)
-        yield _placed(
+        yield Observation(
             "last_gamma",
-            f"{_values(gammas)} in the last norm of {_number(len(last), 'block')}",
+            f"{_values(gammas)} in the last norm of {format_count(len(last), 'block')}",
             gammas,
             last[0]["place"],
         )
@@ -207,19 +167,19 @@ def _initialisation(job: AuditedJob) -> Iterator[PlacedObservation]:
         others = [each for each in norms if not each["is_last_norm"]]
         values = _gammas(others)
         beta = any(each["bias"] for each in norms)
-        yield _placed(
+        yield Observation(
             "other_gammas",
             f"{_values(values)} in {len(others)} other BNs, and beta {'not ' * beta}0",
             values <= {1.0} and not beta,
             norms[0]["place"],
         )
         eps = {each["eps"] for each in norms}
-        yield _placed("batchnorm_eps", _values(eps), eps, norms[0]["place"])
+        yield Observation("batchnorm_eps", _values(eps), eps, norms[0]["place"])
 
 
-def _is_he(layer: Line, side: str) -> bool:
-    shape = layer["shape"]
-    return is_normal_sample(layer["mean"], layer["std"], math.prod(shape), he_std(shape, side))
+def _initial_weights(layer: Line) -> InitialWeights:
+    named = {key: layer[key] for key in ("shape", "mean", "std", "place")}
+    return InitialWeights(**named, has_bias=layer["bias"])
 
 
 def _gammas(norms: Sequence[Line]) -> set[float]:
@@ -232,20 +192,19 @@ def _values(values: set[float]) -> str:
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
-def _decay(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _decay(job: AuditedJob) -> Iterator[Observation]:
     optimizer = job.first.first("optimizer")
     place = optimizer["place"]
-    decays: dict[str, Counter[float]] = {"weights": Counter(), "biases": Counter()}
-    decays["norms"] = Counter()
+    decays: defaultdict[str, Counter[float]] = defaultdict(Counter)
     for i, group in enumerate(optimizer["groups"]):
         for kind, count in group["counts"].items():
             for decay in {float(each or 0.0) for each in job.setting("weight_decay", i)}:
-                decays.setdefault(kind, Counter())[decay] += count
-    if not any(decays.values()):
+                decays[kind][decay] += count
+    if not decays:
         return
     untouched = optimizer["untouched"]
     left = untouched["count"]
-    yield _placed(
+    yield Observation(
         "weight_decay",
         _by_value(decays["weights"], "weights")
         + "; " * bool(decays["biases"])
@@ -255,7 +214,7 @@ def _decay(job: AuditedJob) -> Iterator[PlacedObservation]:
         place,
     )
     if norms := decays["norms"]:
-        yield _placed(
+        yield Observation(
             "batchnorm_decay", _by_value(norms, "gammas and betas"), frozenset(norms), place
         )
 
@@ -264,18 +223,18 @@ def _by_value(decays: Counter[float], kind: str) -> str:
     return ", ".join(f"{decay:g} on {kind} ({decays[decay]})" for decay in sorted(decays)[::-1])
 
 
-def _momentum(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _momentum(job: AuditedJob) -> Iterator[Observation]:
     optimizer = job.first.first("optimizer")
     name, place = optimizer["name"], optimizer["place"]
     is_lars = "lars" in name.lower()
     if not is_lars:
-        yield _placed("lars", f"{name}, not LARS", None, place)
+        yield Observation("lars", f"{name}, not LARS", None, place)
     # The momentum of a resumed run is unknown.
     sampled = [] if optimizer["started_with_state"] else _sampled_updates(job)
     group = sampled[0]["group"] if sampled else job.groups[0]
     settings = optimizer["groups"][group]["settings"]
     if "momentum" not in settings or is_lars:
-        yield _placed("momentum", f"{name}, not momentum SGD", None, place)
+        yield Observation("momentum", f"{name}, not momentum SGD", None, place)
         return
     if sampled:
         form, nesterov = _equation(sampled, is_nesterov=bool(settings.get("nesterov")))
@@ -297,7 +256,7 @@ def _momentum(job: AuditedJob) -> Iterator[PlacedObservation]:
         run += f", of gradients shortened to norm {max(clips):g}"
     # No rule has a momentum that is not one number.
     m = math.nan if others or last != m else m
-    yield _placed("momentum", run, Momentum(form, nesterov, m, max(clips, default=None)), place)
+    yield Observation("momentum", run, Momentum(form, nesterov, m, max(clips, default=None)), place)
 
 
 def _other_momenta(job: AuditedJob, group: int) -> list[str]:
@@ -325,7 +284,9 @@ def _sampled_updates(job: AuditedJob) -> list[Line]:
     updates = [*takewhile(_is_sampled, job.first.updates)]
     if not updates or updates[0]["eps"] > LEAST_PRECISION:
         return []  # what the momentum was before is unknown
-    return updates[: _constant_settings(updates)]
+    # The script may change its weights itself, as by loading a checkpoint.
+    follows = takewhile(lambda pair: pair[0]["after"] == pair[1]["before"], pairwise(updates))
+    return [updates[0], *(later for _, later in follows)]
 
 
 def _equation(updates: Sequence[Line], *, is_nesterov: bool) -> tuple[int, bool]:
@@ -384,15 +345,7 @@ def _is_sampled(update: Line) -> bool:
     return bool(is_counted and update["used"] and update["before"] and update["after"])
 
 
-def _constant_settings(updates: Sequence[Line]) -> int:
-    """Return the number of first updates that follow each other in the sampled weight."""
-    for i, (one, other) in enumerate(pairwise(updates), start=1):
-        if one["after"] != other["before"]:
-            return i  # the script has changed its weights itself, as by loading a checkpoint
-    return len(updates)
-
-
-def observe_gradient(job: AuditedJob) -> Iterator[PlacedObservation]:
+def observe_gradient(job: AuditedJob) -> Iterator[Observation]:
     """Observe whether gradients are the mean over all images of an update, in all processes."""
     found = [each for i in range(job.updates) if (each := _gradient_of(job, i))]
     if not found:
@@ -404,11 +357,9 @@ def observe_gradient(job: AuditedJob) -> Iterator[PlacedObservation]:
     if not faults and uneven:
         counts = " and ".join(map(str, sorted(uneven)))
         run = f"the means of {counts} images are averaged as if of equally many"
-        yield _placed("gradient", run, False, found[0][1])
-        return
-    if not faults:
-        run = f"the mean over all images of an update, in {_number(len(found), 'update')}"
-    yield _placed("gradient", run, not faults, place)
+    elif not faults:
+        run = f"the mean over all images of an update, in {format_count(len(found), 'update')}"
+    yield Observation("gradient", run, not (faults or uneven), place)
 
 
 def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
@@ -529,14 +480,14 @@ def _loss_weight(update: Line) -> float | None:
     return float(total / update["scale"])
 
 
-def _clipping(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _clipping(job: AuditedJob) -> Iterator[Observation]:
     clips = [each["clip"] for each in job.first.updates if each["clip"]]
     if clips and job.first.first("gradient").get("scaler") is not None:
         scaled = [each for each in clips if each["is_scaled"]]
         run = f"{len(clips)} updates are clipped to norm {clips[0]['max_norm']:g}"
         if scaled:
             run += f", {len(scaled)} of them while the loss scale is still in the gradients"
-        yield _placed("clipping", run, not scaled, (scaled or clips)[0]["place"])
+        yield Observation("clipping", run, not scaled, (scaled or clips)[0]["place"])
 
 
 def _smoothing_values(job: AuditedJob) -> set[float]:
@@ -544,16 +495,14 @@ def _smoothing_values(job: AuditedJob) -> set[float]:
     return {each["smoothing"] for each in losses if each["smoothing"] is not None}
 
 
-def _smoothing(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _smoothing(job: AuditedJob) -> Iterator[Observation]:
     shares = _smoothing_values(job)
     if len(shares) == 1:
-        share = shares.pop()
-        run = f"{share:g} of a label is spread over all classes" if share else "none"
         place = next(each["losses"][0]["place"] for each in job.first.updates if each["losses"])
-        yield _placed("label_smoothing", run, share, place)
+        yield observe_smoothing(shares.pop(), place)
 
 
-def _batchnorm(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _batchnorm(job: AuditedJob) -> Iterator[Observation]:
     calls = [each for each in job.first.of_kind("batchnorm") if each["train"] and each["grad"]]
     if not calls:
         return
@@ -562,10 +511,9 @@ def _batchnorm(job: AuditedJob) -> Iterator[PlacedObservation]:
     rows, count = usual["rows"], len(job.processes)
     run = f"over the {rows} images of a forward pass of one process"
     if shared:
-        run = (
-            f"SyncBatchNorm, over {rows * count} images of {_number(count, 'process', 'processes')}"
-        )
-    yield _placed("batchnorm", run, not shared, (shared or [usual])[0]["place"])
+        over = format_count(count, "process", "processes")
+        run = f"SyncBatchNorm, over {rows * count} images of {over}"
+    yield Observation("batchnorm", run, not shared, (shared or [usual])[0]["place"])
     layers: dict[float | None, list[Line]] = {}
     # Scripts with SAM set a momentum of 0 for the passes that shall not move the statistics.
     for each in [each for each in calls if each["momentum"] != 0] or calls:
@@ -579,7 +527,7 @@ def _batchnorm(job: AuditedJob) -> Iterator[PlacedObservation]:
     if other != usual_m:
         run += f"; {_share(other)} in other layers"
     value = usual_m if len(layers) == 1 else None
-    yield _placed("running_average", run, value, layers[other][0]["place"])
+    yield Observation("running_average", run, value, layers[other][0]["place"])
 
 
 def _forward_place(job: AuditedJob) -> str:
@@ -592,16 +540,16 @@ def _share(m: float | None) -> str:
     return "of a cumulative average" if m is None else f"{m:g}"
 
 
-def _precision(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _precision(job: AuditedJob) -> Iterator[Observation]:
     names = {name for each in job.processes for name in each.first("formats").get("names", [])}
     if names:
         scaler = job.first.first("gradient").get("scaler")
         run = " and ".join(sorted(names))
         run += f", loss scale {scaler:g}" if scaler is not None else ""
-        yield _placed("precision", run, names, _forward_place(job))
+        yield Observation("precision", run, names, _forward_place(job))
 
 
-def _learning_rate(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _learning_rate(job: AuditedJob) -> Iterator[Observation]:
     if not job.minibatch:
         return  # no argument of the network has shown how many images it has
     optimizer = job.first.first("optimizer")
@@ -618,16 +566,16 @@ def _learning_rate(job: AuditedJob) -> Iterator[PlacedObservation]:
     others = _other_factors(job, curve)
     if is_known or others:
         linear = peak * REFERENCE / job.minibatch
-        run = f"lr {peak:.4g} for {_number(job.minibatch, 'image')}"
+        run = f"lr {peak:.4g} for {format_count(job.minibatch, 'image')}"
         if job.minibatch != REFERENCE:
             run += f", by linear scaling {linear:.4g} for {REFERENCE} images"
         beside = ", ".join(f"{peak * each:.4g}" for each in others[:3]) + ", …" * (len(others) > 3)
         beside = f"; other groups: lr {beside}" if others else ""
         nine = float(f"{linear:.10g}")  # without the rounding of the script's own arithmetic
         value = nine, REFERENCE, *(linear * each for each in others)
-        yield _placed("reference_lr", run + beside, value, place)
+        yield Observation("reference_lr", run + beside, value, place)
         run = f"lr {peak:.5g} at most{beside}"
-        yield _placed("peak_lr", run, math.nan if others else peak, place)
+        yield Observation("peak_lr", run, math.nan if others else peak, place)
     if not is_known:
         peak = max(float(curve[-1]), 0.1 * job.minibatch / REFERENCE)
     if not steps:
@@ -638,8 +586,10 @@ def _learning_rate(job: AuditedJob) -> Iterator[PlacedObservation]:
     is_small = job.minibatch <= REFERENCE
     starts = bool(curve[0] == peak) if is_small else True
     run = warmup_in_words(ramp)
-    run += f"; {_number(len(np.unique(curve)), 'value')} in {_number(len(curve), 'update')}"
-    yield _placed(
+    run += (
+        f"; {format_count(len(np.unique(curve)), 'value')} in {format_count(len(curve), 'update')}"
+    )
+    yield Observation(
         "warmup", run, Warmup(ramp, ramp, peak if is_small else reference, starts), lr_place
     )
 
@@ -665,19 +615,19 @@ def _continued(curve: Any, peak: float) -> Any:
     return np.minimum(curve[0] + slope * np.arange(min(count, MAX_CURVE) + 1), peak)
 
 
-def _worker_batch(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _worker_batch(job: AuditedJob) -> Iterator[Observation]:
     k, n = len(job.processes) * job.micro_batches, job.worker_batch
     place = job.first.training[0].made if job.first.training else job.first.updates[0]["place"]
-    yield _placed("worker_batch", f"n = {n} in each of k = {k} workers", {n}, place)
+    yield Observation("worker_batch", f"n = {n} in each of k = {k} workers", {n}, place)
 
 
-def _tail(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _tail(job: AuditedJob) -> Iterator[Observation]:
     sizes = sorted({each for each in job.minibatch_sizes if each})  # 0: its passes were not seen
     training = job.first.training
     if not training or not (training[0].is_whole or len(sizes) > 1):
         return
     run = f"steps of {' and '.join(map(str, sizes))} images"
-    yield _placed("tail", run, len(sizes) == 1, training[0].made)
+    yield Observation("tail", run, len(sizes) == 1, training[0].made)
 
 
 def _epochs(job: AuditedJob) -> list[list[LoaderRecord]]:
@@ -686,7 +636,7 @@ def _epochs(job: AuditedJob) -> list[list[LoaderRecord]]:
     return [[each.training[i] for each in job.processes] for i in range(count)]
 
 
-def _shuffling(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _shuffling(job: AuditedJob) -> Iterator[Observation]:
     epochs = _epochs(job)
     if not epochs or not all(each.order for each in epochs[0]):
         return
@@ -696,7 +646,7 @@ def _shuffling(job: AuditedJob) -> Iterator[PlacedObservation]:
         # A script that takes all batches before its first update may shuffle them itself.
         if kept.updated_at_end < kept.updated:
             run = "the batches of epoch 1 are kept and repeated, as by itertools.cycle"
-            yield _placed("shuffling", run, False, kept.place)
+            yield Observation("shuffling", run, False, kept.place)
         return
     told = [line for each in job.processes for line in each.first("set_epochs").get("epochs", [])]
     faults: list[tuple[str, str]] = []
@@ -714,8 +664,8 @@ def _shuffling(job: AuditedJob) -> Iterator[PlacedObservation]:
     run = "; ".join(fault for fault, _ in faults)
     if not run:
         seen = "a new permutation in each of 2 epochs" if len(epochs) > 1 else "a permutation"
-        run = f"{seen}, divided among {_number(count, 'process', 'processes')}"
-    yield _placed("shuffling", run, not faults, faults[0][1] if faults else first.made)
+        run = f"{seen}, divided among {format_count(count, 'process', 'processes')}"
+    yield Observation("shuffling", run, not faults, faults[0][1] if faults else first.made)
 
 
 def _in_order(epoch: LoaderRecord) -> bool:
@@ -743,7 +693,7 @@ def _missing(epoch: list[LoaderRecord], count: int) -> Iterator[str]:
             yield f"{never} of {length} images are never seen in an epoch"
 
 
-def _random_streams(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _random_streams(job: AuditedJob) -> Iterator[Observation]:
     owners: dict[tuple[str, str], list[str]] = {}
     workers: set[str] = set()
     for process in job.processes:
@@ -757,7 +707,8 @@ def _random_streams(job: AuditedJob) -> Iterator[PlacedObservation]:
     if not owners:
         return
     shared = [(name, whose) for (name, _), whose in owners.items() if len(whose) > 1]
-    run = f"{_number(len(workers), 'process draws', 'data workers draw')} from streams of their own"
+    run = format_count(len(workers), "process draws", "data workers draw")
+    run += " from streams of their own"
     if shared:
         name, whose = max(shared, key=lambda each: len(each[1]))
         distinct = list(dict.fromkeys(whose))
@@ -765,10 +716,10 @@ def _random_streams(job: AuditedJob) -> Iterator[PlacedObservation]:
         run += f" {'draw' if len(distinct) > 1 else 'draws'} the same random numbers of {name}"
         run += ", in each epoch again" if len(whose) > len(distinct) else ""
     place = job.first.training[0].made if job.first.training else ""
-    yield _placed("random_streams", run, not shared, place)
+    yield Observation("random_streams", run, not shared, place)
 
 
-def _parameters(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _parameters(job: AuditedJob) -> Iterator[Observation]:
     sums = [each.first("checksums") for each in job.processes]
     if len(sums) < 2 or not all(sums):
         return
@@ -786,10 +737,10 @@ def _parameters(job: AuditedJob) -> Iterator[PlacedObservation]:
     run = "; ".join(parts) or f"equal in {len(sums)} processes, " + " and ".join(
         when for _, when in moments
     )
-    yield _placed("parameters", run, same, job.first.updates[0]["place"])
+    yield Observation("parameters", run, same, job.first.updates[0]["place"])
 
 
-def _training_mode(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _training_mode(job: AuditedJob) -> Iterator[Observation]:
     updates = job.first.updates
     left = [
         (i, each["place"])
@@ -797,15 +748,15 @@ def _training_mode(job: AuditedJob) -> Iterator[PlacedObservation]:
         for each in update["passes"][:1]
         if not each["train"]
     ]
-    run = f"training mode in {_number(len(updates), 'update')}"
+    run = f"training mode in {format_count(len(updates), 'update')}"
     if left:
         run = f"{len(left)} of {len(updates)} updates are made in evaluation mode, from update "
         run += f"{left[0][0]} on"
     place = left[0][1] if left else _forward_place(job)
-    yield _placed("training_mode", run, not left, place)
+    yield Observation("training_mode", run, not left, place)
 
 
-def _evaluation_mode(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _evaluation_mode(job: AuditedJob) -> Iterator[Observation]:
     passes = [
         line
         for each in job.processes
@@ -827,11 +778,11 @@ def _evaluation_mode(job: AuditedJob) -> Iterator[PlacedObservation]:
     if heavy:
         calls = sum(each["calls"] for each in heavy)
         parts.append(f"{calls} of {total} passes keep gradients")
-    run = "; ".join(parts) or f"{_number(total, 'pass', 'passes')} without gradients"
-    yield _placed("evaluation_mode", run, not parts, (moving or heavy or passes)[0]["place"])
+    run = "; ".join(parts) or f"{format_count(total, 'pass', 'passes')} without gradients"
+    yield Observation("evaluation_mode", run, not parts, (moving or heavy or passes)[0]["place"])
 
 
-def _evaluation(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _evaluation(job: AuditedJob) -> Iterator[Observation]:
     passes = [each for process in job.processes for each in process.evaluation]
     keys = dict.fromkeys((each.number, each.epoch) for each in passes)
     for key in keys:
@@ -852,14 +803,14 @@ def _evaluation(job: AuditedJob) -> Iterator[PlacedObservation]:
                 run = f"each of {length:,} by each of {often} processes"
             elif often > 1:
                 run = f"each of {length:,} {often} times"
-            yield _placed("evaluation", run, often > 0, place)
+            yield Observation("evaluation", run, often > 0, place)
             return
         usual = times.most_common(1)[0][0]
         again = sum(each for often, each in times.items() if often > usual)
         never = times.get(0, 0)
         parts = [f"{again} of {length:,} counted more often than the others"] * bool(again)
         parts += [f"{never} of {length:,} never"] * bool(never)
-        yield _placed("evaluation", ", ".join(parts), False, found[0].made)
+        yield Observation("evaluation", ", ".join(parts), False, found[0].made)
         return
 
 
@@ -881,6 +832,6 @@ def _evaluated_besides(found: list[LoaderRecord], passes: list[LoaderRecord]) ->
         yield from part
 
 
-def _averaging(job: AuditedJob) -> Iterator[PlacedObservation]:
+def _averaging(job: AuditedJob) -> Iterator[Observation]:
     if places := job.first.first("gradient").get("averages"):
-        yield _placed("averaging", "an average of the weights is kept", "ema", places[0])
+        yield Observation("averaging", "an average of the weights is kept", "ema", places[0])

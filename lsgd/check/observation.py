@@ -15,6 +15,8 @@ class Observation:
     """The description of the run's behaviour."""
     value: Any
     """The value that rules evaluate."""
+    place: str = ""
+    """The line of a training script that causes it, as file:line; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,8 @@ class Rule:
 
     def apply(self, fact: Observation) -> "RuleResult":
         """Apply this rule of a paper to an observation of a run and return the result."""
-        return RuleResult(
-            fact.rule, self.section, self.paper, fact.run, bool(self.holds(fact.value))
-        )
+        followed = bool(self.holds(fact.value))
+        return RuleResult(fact.rule, self.section, self.paper, fact.run, followed, fact.place)
 
 
 @dataclass(frozen=True)
@@ -59,3 +60,5 @@ class RuleResult:
     """The description of what this run does."""
     is_followed: bool
     """Whether the run follows the rule."""
+    place: str = ""
+    """The place of the observation."""

@@ -30,7 +30,7 @@ def observe(learner: Learner) -> list[Observation]:
         *([_lars(learner)] if recipe.optim.name == "lars" else []),
         *(_lamb(learner) if recipe.optim.name == "lamb" else []),
         *([_rmsprop_warmup(recipe.optim)] if recipe.optim.name == "rmsprop_warmup" else []),
-        _smoothing(recipe),
+        observe_smoothing(recipe.label_smoothing),
         _loss(recipe),
         *([_running_average(learner)] if has_norms else []),
         _precision(learner),
@@ -210,10 +210,10 @@ class Lars:
     """The weight decay in the denominator of the ratio; None for that of the weights."""
 
 
-def _smoothing(recipe: Recipe) -> Observation:
-    share = recipe.label_smoothing
+def observe_smoothing(share: float, place: str = "") -> Observation:
+    """Observe the share of a label that is spread over all classes."""
     run = f"{share:g} of a label is spread over all classes" if share else "none"
-    return Observation("label_smoothing", run, share)
+    return Observation("label_smoothing", run, share, place)
 
 
 def _loss(recipe: Recipe) -> Observation:

@@ -21,7 +21,6 @@ from lsgd.report.findings import Findings
 from lsgd.report.formatting import (
     NONE,
     format_batch_size,
-    format_count,
     format_final_metric,
     format_group,
     interval,
@@ -41,6 +40,7 @@ from lsgd.run.read import Run
 from lsgd.run.rows import Row
 from lsgd.run.tuned import SEARCHES
 from lsgd.run.verification import read_verification, rows_digest, verification_path
+from lsgd.tables import format_count
 
 
 def compose(
@@ -531,5 +531,5 @@ def _machine(start: Row) -> str:
     host = f" (host {start['host']})" if "host" in start else ""
     keys = ("lsgd", "commit", "torch", "numpy")
     versions = [f"{key} {start[key]}" for key in keys if start.get(key)]
-    many = "1 process" if processes == 1 else f"{processes} processes"
+    many = format_count(processes, "process", "processes")
     return f"{many}, {hardware}{host}; {', '.join(versions)}"
