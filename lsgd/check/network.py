@@ -27,7 +27,7 @@ def observe(learner: Learner) -> list[Observation]:
         _blurpool(model),
         *observe_weights(_initial_weights(model, nn.Conv2d), _initial_weights(model, nn.Linear)),
         *([_last_gamma(model)] if _last_norms(model) else []),
-        *([_other_gammas(model), _batchnorm_eps(model)] if _norms(model.modules()) else []),
+        *([_other_gammas(model), _batchnorm_eps(model)] if norms_of(model.modules()) else []),
     ]
 
 
@@ -151,7 +151,7 @@ def _gamma(norm: nn.Module) -> Tensor:
 
 
 def _other_gammas(model: nn.Module) -> Observation:
-    last, norms = _last_norms(model), _norms(model.modules())
+    last, norms = _last_norms(model), norms_of(model.modules())
     others = [m for m in norms if all(m is not each for each in last)]
     return Observation(
         "other_gammas",
@@ -168,21 +168,22 @@ def _last_norms(model: nn.Module) -> list[nn.Module]:
     """
     if (paths := getattr(model, "last_norms", None)) is not None:
         return [model.get_submodule(path) for path in paths]
-    return [_norms(block.children())[-1] for block in _blocks(model)]
+    return [norms_of(block.children())[-1] for block in _blocks(model)]
 
 
 def _batchnorm_eps(model: nn.Module) -> Observation:
-    found = {norm.eps for norm in _norms(model.modules())}
+    found = {norm.eps for norm in norms_of(model.modules())}
     return Observation("batchnorm_eps", " and ".join(f"{eps:g}" for eps in sorted(found)), found)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
     # Blocks of timm are recognised by their method zero_init_last.
     known = [m for m in model.modules() if isinstance(m, BLOCKS) or hasattr(m, "zero_init_last")]
-    return [block for block in known if _norms(block.children())]
+    return [block for block in known if norms_of(block.children())]
 
 
-def _norms(modules: Iterable[nn.Module]) -> list[nn.modules.batchnorm._BatchNorm]:
+def norms_of(modules: Iterable[nn.Module]) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Return the BN layers among these modules."""
     return [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 

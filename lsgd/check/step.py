@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from lsgd.check.network import norms_of
 from lsgd.check.observation import Observation
 from lsgd.learner import Learner
 from lsgd.models import DTYPES
@@ -22,7 +23,7 @@ def observe(learner: Learner) -> list[Observation]:
     Observations of BN are left out for a network without BN.
     """
     recipe = learner.recipe
-    has_norms = bool(_norms(learner))
+    has_norms = bool(norms_of(learner.model.modules()))
     return [
         _weight_decay(learner),
         *([_batchnorm_decay(learner)] if has_norms else []),
@@ -101,13 +102,11 @@ def _decays(learner: Learner) -> dict[nn.Parameter, float]:
     }
 
 
-def _norms(learner: Learner) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [m for m in learner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-
-
 def _of_norms(learner: Learner) -> set[nn.Parameter]:
     """Return the parameters gamma and beta of all BN layers of a learner's network."""
-    return {p for module in _norms(learner) for p in module.parameters(recurse=False)}
+    return {
+        p for module in norms_of(learner.model.modules()) for p in module.parameters(recurse=False)
+    }
 
 
 def _by_value(decays: Sequence[float]) -> str:

@@ -1,9 +1,10 @@
 """Rules of Goyal et al. 2017 and of fb.resnet.torch, which section 5.1 cites ("as in [12]")."""
 
+import math
 from dataclasses import replace
 
 from lsgd.check.images import FB_RESNET_COLOURS, CropSamples
-from lsgd.check.learning_rate import RunLength, Warmup, close
+from lsgd.check.learning_rate import RunLength, Warmup
 from lsgd.check.observation import Rule
 from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
@@ -121,9 +122,11 @@ RULES = {
         "5.1",
         "lr 0.1 for 256 images",
         # 0.0125 for 32 images has the paper's ratio, but not the lr at the start of its warmup.
-        lambda found: found[1:] == (256,) and close(found[0], 0.1),
+        lambda found: found[1:] == (256,) and math.isclose(found[0], 0.1),
     ),
-    "scaling": Rule("2.1", "twice the minibatch, twice the lr", lambda ratio: close(ratio, 2)),
+    "scaling": Rule(
+        "2.1", "twice the minibatch, twice the lr", lambda ratio: math.isclose(ratio, 2)
+    ),
     "warmup": Rule(
         "2.2",
         "gradual, every step, from the reference lr, over 5 epochs, and only above the reference",

@@ -7,7 +7,7 @@ recipe does not have the steps of the small one, so no rule checks them; data an
 
 import math
 
-from lsgd.check.learning_rate import Warmup, close
+from lsgd.check.learning_rate import Warmup
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
 from lsgd.check.step import Momentum
@@ -46,6 +46,6 @@ RULES = goyal2017.COMMON_RULES | {
         Momentum(9, nesterov=False, m=0.9, clip_norm=5.0),
     ),
     "label_smoothing": stated.label_smoothing("code", 0.0),
-    "scaling": Rule("code", "by the root", lambda ratio: close(ratio, math.sqrt(2))),
+    "scaling": Rule("code", "by the root", lambda ratio: math.isclose(ratio, math.sqrt(2))),
     "warmup": Rule("code", "none", _starts_full),
 }

@@ -7,7 +7,7 @@ Minibatch, epochs, warmup epochs and BN group size are free, and so is the lr of
 
 import math
 
-from lsgd.check.learning_rate import Parabola, Warmup, close
+from lsgd.check.learning_rate import Parabola, Warmup
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
 from lsgd.check.step import Lars, Momentum, WeightDecayGroups
@@ -82,7 +82,7 @@ OF_SGD = {
     "peak_lr": Rule(
         "rules",
         "a multiple of 0.001",
-        lambda lr: lr > 0.0005 and close(round(lr * 1000) / 1000, lr),
+        lambda lr: lr > 0.0005 and math.isclose(round(lr * 1000) / 1000, lr),
     ),
 }
 RULES = (
