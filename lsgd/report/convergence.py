@@ -87,7 +87,6 @@ def _verdict(judgement: Judgement) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Format a number of epochs as text, with signs for infinite and missing ones."""
     return NONE if math.isnan(value) else NEVER if math.isinf(value) else f"{value:.2f}"
 
 

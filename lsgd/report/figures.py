@@ -281,8 +281,6 @@ def _line(
 
 
 def _learning_rates(groups: list[RecipeRuns]) -> Figure:
-    """Draw the learning rate of each recipe by epoch."""
-
     def plot(axes: "Axes") -> None:
         for index, group in enumerate(groups):
             x, y = _lr_points(group)
@@ -302,8 +300,6 @@ def _learning_rates(groups: list[RecipeRuns]) -> Figure:
 
 
 def _noise_scales(noisy: list[tuple[RecipeRuns, list[tuple[int, float]]]]) -> Figure:
-    """Draw the gradient noise scale of each recipe by epoch, beside its minibatch size."""
-
     def plot(axes: "Axes") -> None:
         for index, (group, points) in enumerate(noisy):
             colour = COLOURS[index % len(COLOURS)]

@@ -34,7 +34,6 @@ def results_table(results: Path) -> str:
 
 
 def _table(metric: Metric, rows: list[list[str]]) -> str:
-    """Render the results table of one metric as Markdown."""
     number, published = metric.axis_label(metric.label), metric.axis_label("published")
     head = ["study", "run", number, "seeds", published, "verdict"]
     return markdown_table(head, [list(map(sanitize_for_page, row)) for row in rows])

@@ -66,7 +66,6 @@ def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
 
 
 def _recipe(group: RecipeRuns, verdict: Verdict) -> dict[str, Any]:
-    """Return the summary of one recipe's runs as JSON values."""
     sample, target = group.sample, target_of(group)
     never = sum(run.finished and math.isinf(run.final_metric) for run in group.repeats)
     return {
