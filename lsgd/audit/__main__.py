@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lsgd.audit.facts import AuditedJob, observe, script_recipe
+from lsgd.audit.facts import observe, script_recipe
+from lsgd.audit.job import AuditedJob
 from lsgd.audit.launched import EXAMPLE, run_watched
 from lsgd.audit.processes import ScriptProcess, one_job, read_records
 from lsgd.check.observation import Observation, RuleResult

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lsgd.audit.__main__ import notes
-from lsgd.audit.facts import AuditedJob, observe
+from lsgd.audit.facts import observe
+from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import ScriptProcess
 from lsgd.audit.watch.gradient import GradientWatch
 from lsgd.audit.watch.record import Pass, Record

@@ -9,7 +9,9 @@ import pytest
 from helpers.audited import UPDATES, deviations, watched
 
 from lsgd.audit.__main__ import notes
-from lsgd.audit.facts import AuditedJob, observe, observe_gradient, script_recipe
+from lsgd.audit.facts import observe, script_recipe
+from lsgd.audit.gradients import observe_gradient
+from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import ScriptProcess, one_job
 from lsgd.audit.watch.data import DataWatch
 from lsgd.audit.watch.record import Record

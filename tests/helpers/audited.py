@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.launching import HELPERS, fork_command
-from lsgd.audit.facts import AuditedJob, observe, script_recipe
+from lsgd.audit.facts import observe, script_recipe
+from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import read_records
 from lsgd.check.observation import RuleResult
 from lsgd.check.papers import apply_script_rules
