@@ -118,7 +118,7 @@ def _momentum(recipe: Recipe) -> Observation:
     rule = recipe.optim
     if rule.name != "sgd":
         return Observation("momentum", f"{rule.name}, not momentum SGD", None)
-    run = f"as equation ({_equation(rule)}), {_lookahead(rule)}, m = {rule.momentum:g}"
+    run = _in_words(rule)
     if rule.clip_norm is not None:
         run += f", of gradients shortened to norm {rule.clip_norm:g}"
     found = Momentum(_equation(rule), rule.nesterov, rule.momentum, rule.clip_norm)
@@ -127,18 +127,12 @@ def _momentum(recipe: Recipe) -> Observation:
 
 def _lars(learner: Learner) -> Observation:
     rule, kinds = learner.recipe.optim, _adapted_kinds(learner)
-    run = f"as equation ({_equation(rule)}), {_lookahead(rule)}, m = {rule.momentum:g}, "
-    run += f"trust {rule.trust:g}, eps {rule.eps:g}, of {' and '.join(sorted(kinds, reverse=True))}"
+    run = f"{_in_words(rule)}, trust {rule.trust:g}, eps {rule.eps:g}, of "
+    run += " and ".join(sorted(kinds, reverse=True))
     if rule.ratio_decay is not None:
         run += f", with decay {rule.ratio_decay:g} in the ratio"
     found = Lars(
-        _equation(rule),
-        rule.nesterov,
-        rule.momentum,
-        rule.trust,
-        rule.eps,
-        kinds,
-        rule.ratio_decay,
+        _equation(rule), rule.nesterov, rule.momentum, rule.trust, rule.eps, kinds, rule.ratio_decay
     )
     return Observation("lars", run, found)
 
@@ -179,8 +173,9 @@ def _equation(rule: Optim) -> int:
     return 9 if rule.momentum_correction else rule.equation
 
 
-def _lookahead(rule: Optim) -> str:
-    return "Nesterov" if rule.nesterov else "not Nesterov"
+def _in_words(rule: Optim) -> str:
+    lookahead = "Nesterov" if rule.nesterov else "not Nesterov"
+    return f"as equation ({_equation(rule)}), {lookahead}, m = {rule.momentum:g}"
 
 
 @dataclass(frozen=True)

@@ -44,15 +44,13 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | {"lr_curve": stated.no_row(SGD | LARS)}
 
 
-RULES = (
-    goyal2017.rules_for_section(
+RULES = {
+    **goyal2017.rules_for_section(
         "code", "data", "augmentation", "resize", "evaluation_crop", "fc_init", "batchnorm_decay"
-    )
-    | stated.RESNET50_V15
-    | stated.BATCHNORM
-    | {
-        "last_gamma": stated.last_gamma("code", 0.0),
-        "precision": stated.precision("code", "bfloat16"),
-        "epochs": stated.epochs("table", 91),
-    }
-)
+    ),
+    **stated.RESNET50_V15,
+    **stated.BATCHNORM,
+    "last_gamma": stated.last_gamma("code", 0.0),
+    "precision": stated.precision("code", "bfloat16"),
+    "epochs": stated.epochs("table", 91),
+}

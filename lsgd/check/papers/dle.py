@@ -48,15 +48,13 @@ def _per_epoch(lr: float) -> stated.LrRule:
     return rule
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop")
-    | stated.RESNET50_V15
-    | stated.FAN_IN
-    | {
-        "resize": stated.resize("code", "bilinear"),
-        "last_gamma": stated.last_gamma("code", 1.0),
-        "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.875),
-        "label_smoothing": stated.label_smoothing("code", 0.1),
-        "epochs": Rule("code", "50 or 90", lambda found: found.count in (50, 90) and found.whole),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop"),
+    **stated.RESNET50_V15,
+    **stated.FAN_IN,
+    "resize": stated.resize("code", "bilinear"),
+    "last_gamma": stated.last_gamma("code", 1.0),
+    "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.875),
+    "label_smoothing": stated.label_smoothing("code", 0.1),
+    "epochs": Rule("code", "50 or 90", lambda found: found.count in (50, 90) and found.whole),
+}

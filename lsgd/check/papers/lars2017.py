@@ -40,9 +40,7 @@ def _ends_at_0(decay: Parabola | None) -> bool:
 
 RULES = goyal2017.rules_for_section("table", "data") | {
     "augmentation": Rule(
-        "table",
-        "crops of varied area and aspect, and flips",
-        lambda windows: windows is not None,
+        "table", "crops of varied area and aspect, and flips", lambda windows: windows is not None
     ),
     "model": Rule("table", "ResNet-50", bool),
     "weight_decay": stated.weight_decay("paper", 5e-4, biases=True),

@@ -33,22 +33,20 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 SHARED = ("data", "augmentation", "evaluation_crop", "model", "conv_init", "stride")
-RULES = (
-    goyal2017.rules_for_section("code", *SHARED, "batchnorm_decay")
-    | stated.FC_OF_PYTORCH
-    | {
-        "resize": stated.resize("code", "bilinear"),
-        "colour": stated.colour_as_stored("code"),
-        "last_gamma": stated.last_gamma("code", 1.0),
-        "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
-        # lsgd cannot scale an update after the momentum, so no run can follow this rule.
-        "lars": Rule.unmet(
-            "code",
-            "lr and ratio behind the momentum, m = 0.9; ratios of at most 50, decayed gradients of "
-            "-10 to 10",
-        ),
-        "label_smoothing": stated.smoothing_over_others("code"),
-        "decay": lars2017.RULES["decay"],
-        "epochs": stated.epochs("table", 90),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", *SHARED, "batchnorm_decay"),
+    **stated.FC_OF_PYTORCH,
+    "resize": stated.resize("code", "bilinear"),
+    "colour": stated.colour_as_stored("code"),
+    "last_gamma": stated.last_gamma("code", 1.0),
+    "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
+    # lsgd cannot scale an update after the momentum, so no run can follow this rule.
+    "lars": Rule.unmet(
+        "code",
+        "lr and ratio behind the momentum, m = 0.9; ratios of at most 50, decayed gradients of "
+        "-10 to 10",
+    ),
+    "label_smoothing": stated.smoothing_over_others("code"),
+    "decay": lars2017.RULES["decay"],
+    "epochs": stated.epochs("table", 90),
+}

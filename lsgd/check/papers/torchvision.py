@@ -40,22 +40,20 @@ def _per_epoch(epochs: NDArray[np.float64], last: float) -> Curve:
     return stated.by_cosine(0.5, 5, start=0.005)(np.floor(epochs), last)
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop", "conv_init")
-    | stated.RESNET50_V15
-    | stated.BATCHNORM
-    | stated.FC_OF_PYTORCH
-    | {
-        "resize": stated.resize("code", "bilinear"),
-        "colour": stated.colour_as_stored("code"),
-        "last_gamma": stated.last_gamma("code", 1.0),
-        "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
-        "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
-        "batchnorm_decay": stated.batchnorm_decay("code", 1e-4),
-        "label_smoothing": stated.label_smoothing("code", 0.0),
-        "epochs": stated.epochs("code", 90),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop", "conv_init"),
+    **stated.RESNET50_V15,
+    **stated.BATCHNORM,
+    **stated.FC_OF_PYTORCH,
+    "resize": stated.resize("code", "bilinear"),
+    "colour": stated.colour_as_stored("code"),
+    "last_gamma": stated.last_gamma("code", 1.0),
+    "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
+    "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
+    "batchnorm_decay": stated.batchnorm_decay("code", 1e-4),
+    "label_smoothing": stated.label_smoothing("code", 0.0),
+    "epochs": stated.epochs("code", 90),
+}
 
 MORE = ("trivial_augment", "erasing")
 V2 = {
