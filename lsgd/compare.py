@@ -26,7 +26,7 @@ from lsgd.job.command import Parser, number_type, run_alone
 from lsgd.recipe import differing_fields
 from lsgd.run.read import NotARunError, Run, read_run
 from lsgd.run.rows import MEASURED, Row, RowReader, depends_on_hardware
-from lsgd.tables import markdown_table
+from lsgd.tables import format_count, markdown_table
 
 LAST_STEP_KEYS = {"epoch", "lr", "gradient_norm", "loss_scale", "skipped_steps"}
 """The values of a train row that describe its last step alone; others are means over its steps."""
@@ -88,7 +88,8 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
     """
     rows, last_step, largest = 0, 0, 0.0
     lone: tuple[dict[str, None], ...] = ({}, {})
-    for first, second in common_rows(*map(_rows_of, runs)):
+    both = (compared_rows(RowReader(run.path / "metrics.jsonl"), run.path) for run in runs)
+    for first, second in common_rows(*both):
         row, other = first.row, second.row
         for found, own, others in ((lone[0], row, other), (lone[1], other, row)):
             found |= {key: None for key in own if key not in others and not is_not_compared(key)}
@@ -128,10 +129,6 @@ class ComparedRow(NamedTuple):
     row: Row
     begin: int | None
     """The first step that the means of a train row cover; None for other rows."""
-
-
-def _rows_of(run: Run) -> Iterator[ComparedRow]:
-    return compared_rows(RowReader(run.path / "metrics.jsonl"), run.path)
 
 
 def compared_rows(rows: Iterable[Row], folder: Path) -> Iterator[ComparedRow]:
@@ -201,7 +198,7 @@ def recipes_report(runs: tuple[Run, Run]) -> str:
     fields = differing_fields((runs[0].recipe, runs[1].recipe))
     if not fields:
         return "The recipes are the same."
-    differ = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+    differ = format_count(len(fields), "field")
     decides = {True: "what is computed", False: "how fast and where"}
     rows = [[field.key, *map(_short, field.values), decides[field.trajectory]] for field in fields]
     table = markdown_table(["field", *(str(run.path) for run in runs), "decides"], rows)

@@ -11,10 +11,10 @@ from lsgd.launch.sbatch_options import time_limit
 from lsgd.override_syntax import format_override
 from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe import Recipe
-from lsgd.report.formatting import format_count
 from lsgd.report.groups import RecipeRuns
 from lsgd.report.speed import examples_per_second
 from lsgd.run.remaining import duration
+from lsgd.tables import format_count
 
 LIMIT = 300.0
 """The time limit for timing a step, in seconds."""

@@ -77,6 +77,15 @@ def wrapped_row(widths: tuple[int, int, int], first: str, second: str, text: str
     )
 
 
+def format_count(number: int, noun: str, plural: str = "") -> str:
+    """Format a number with its noun, in the plural except for 1.
+
+    >>> format_count(1, "run"), format_count(2000, "process", "processes")
+    ('1 run', '2,000 processes')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def _numbers(cells: Sequence[str]) -> bool:
     values = [cell for cell in cells if cell not in ("", "–")]
     return bool(values) and all(cell[0].isdigit() or cell[0] in "+−-." for cell in values)

@@ -55,7 +55,8 @@ def _bound(
     compiled: bool,
 ) -> float | None:
     # The imports are here, since a process that only starts slices does not need torch.
-    from lsgd.plan.bound import GPUS, step_time_bound
+    from lsgd.job.gpus import GPUS
+    from lsgd.plan.bound import step_time_bound
     from lsgd.profile.traffic import count_traffic
 
     known = next((each for each in GPUS if each.name.split()[0] in gpu), None)

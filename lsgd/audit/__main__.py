@@ -6,14 +6,16 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lsgd.audit.facts import AuditedJob, PlacedObservation, observe, script_recipe
+from lsgd.audit.facts import observe, script_recipe
+from lsgd.audit.job import AuditedJob
 from lsgd.audit.launched import EXAMPLE, run_watched
 from lsgd.audit.processes import ScriptProcess, one_job, read_records
-from lsgd.check.observation import RuleResult
+from lsgd.check.observation import Observation, RuleResult
 from lsgd.check.papers import PAPERS, apply_script_rules
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from, run_alone
@@ -59,31 +61,14 @@ def audit(command: Sequence[str], paper: str, *, max_updates: int | None, as_jso
         records = read_records(Path(folder))
     trained = _watched(records, code, command, limits)
     job = AuditedJob(one_job(trained))
-    facts = observe(job)
-    results = apply_script_rules(paper, script_recipe(job), [each.observation for each in facts])
-    asked = [
-        (result, fact) for result, fact in zip(results, facts, strict=True) if result is not None
-    ]
-    others = [
-        fact
-        for result, fact in zip(results, facts, strict=True)
-        if result is None and fact.observation.rule not in UNSEEN
-    ]
-    seen = {result.rule for result, _ in asked}
-    unasked = sorted(PAPERS[paper].rules(script_recipe(job)).keys() - seen)
-    failures = [line["text"] for each in job.processes for line in each.of_kind("failure")]
-    remarks = notes(job, failures)
+    report = AuditReport.of_job(job, paper)
     if len(trained) > len(job.processes):
-        remarks.append(
+        report.notes.append(
             f"{len(job.processes)} of {len(trained)} processes that trained are of the training "
             "that is asked; the others share no process group with it"
         )
-    is_followed = all(result.is_followed for result, _ in asked)
-    if as_json:
-        print(json.dumps(_as_json(job, paper, asked, others, unasked, remarks), indent=2))
-    else:
-        print(_report(job, paper, asked, others, unasked, remarks))
-    return 0 if is_followed else 1
+    print(json.dumps(report.as_json(), indent=2) if as_json else report)
+    return 1 if report.deviations else 0
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
@@ -174,75 +159,87 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
     return remarks
 
 
-def _report(
-    job: AuditedJob,
-    paper: str,
-    asked: Sequence[tuple[RuleResult, PlacedObservation]],
-    others: Sequence[PlacedObservation],
-    unasked: Sequence[str],
-    notes: Sequence[str],
-) -> str:
-    """Format the results as a table, its deviations with the rule and the line of the script."""
-    module = PAPERS[paper]
-    lines = [job.summary(), f"asked by the rules of {module.TITLE}", ""]
-    lines.append(_row("rule", "section", "this script", ""))
-    for result, fact in asked:
-        verdict = "same" if result.is_followed else "deviation"
-        lines.append(_row(result.rule, result.section, result.run, verdict))
-        if not result.is_followed:
-            lines.append(_row("", "", f"rule: {result.paper}", ""))
-            if fact.place:
-                lines.append(_row("", "", f"at {_short(fact.place)}", ""))
-    lines += [_row(each.observation.rule, "–", each.observation.run, "no rule") for each in others]
-    deviations = [result.rule for result, _ in asked if not result.is_followed]
-    lines.append("")
-    if unasked:
-        text = f"rules for which nothing was seen: {', '.join(unasked)}"
-        lines += [textwrap.fill(text, 100), ""]
-    lines += [textwrap.fill(note, 100) for note in notes]
-    if deviations:
-        text = f"the script deviates from {len(deviations)} of {len(asked)} rules: "
-        lines.append(textwrap.fill(text + ", ".join(deviations), 100))
-    else:
-        lines.append(f"the script follows all {len(asked)} rules for which something was seen")
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class AuditReport:
+    """The observations of a script's job, compared with the rules of a paper."""
+
+    job: AuditedJob
+    paper: str
+    asked: list[RuleResult]
+    """The results of all rules for which something was seen."""
+    others: list[Observation]
+    """The observations without a rule."""
+    unasked: list[str]
+    """The rules for which nothing was seen."""
+    notes: list[str]
+
+    @classmethod
+    def of_job(cls, job: AuditedJob, paper: str) -> "AuditReport":
+        """Apply the rules of a paper to the observations of a job."""
+        facts, recipe = observe(job), script_recipe(job)
+        asked = apply_script_rules(paper, recipe, facts)
+        names = {each.rule for each in asked}
+        others = [each for each in facts if each.rule not in names | UNSEEN]
+        unasked = sorted(PAPERS[paper].rules(recipe).keys() - names)
+        failures = [line["text"] for each in job.processes for line in each.of_kind("failure")]
+        return cls(job, paper, asked, others, unasked, notes(job, failures))
+
+    @property
+    def deviations(self) -> list[str]:
+        """The rules from which the script deviates."""
+        return [each.rule for each in self.asked if not each.is_followed]
+
+    def __str__(self) -> str:
+        title = f"asked by the rules of {PAPERS[self.paper].TITLE}"
+        lines = [self.job.summary(), title, "", _row("rule", "section", "this script", "")]
+        for result in self.asked:
+            verdict = "same" if result.is_followed else "deviation"
+            lines.append(_row(result.rule, result.section, result.run, verdict))
+            if not result.is_followed:
+                lines.append(_row("", "", f"rule: {result.paper}", ""))
+                if result.place:
+                    lines.append(_row("", "", f"at {_short(result.place)}", ""))
+        lines += [*(_row(each.rule, "–", each.run, "no rule") for each in self.others), ""]
+        if self.unasked:
+            text = f"rules for which nothing was seen: {', '.join(self.unasked)}"
+            lines += [textwrap.fill(text, 100), ""]
+        lines += [textwrap.fill(note, 100) for note in self.notes]
+        if self.deviations:
+            text = f"the script deviates from {len(self.deviations)} of {len(self.asked)} rules: "
+            lines.append(textwrap.fill(text + ", ".join(self.deviations), 100))
+        else:
+            count = len(self.asked)
+            lines.append(f"the script follows all {count} rules for which something was seen")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the same as values for JSON."""
+        return {
+            "rules": self.paper,
+            "processes": len(self.job.processes),
+            "updates": self.job.updates,
+            "minibatch": self.job.minibatch,
+            "micro_batches": self.job.micro_batches,
+            "worker_batch": self.job.worker_batch,
+            "facts": [
+                {
+                    "rule": each.rule, "seen": each.run, "paper": each.paper,
+                    "section": each.section, "is_followed": each.is_followed, "place": each.place,
+                }
+                for each in self.asked
+            ],
+            "facts_without_rule": [
+                {"rule": each.rule, "seen": each.run, "place": each.place} for each in self.others
+            ],
+            "not_seen": self.unasked,
+            "notes": self.notes,
+        }  # fmt: skip
 
 
 def _short(place: str) -> str:
     path, _, line = place.rpartition(":")
     near = os.path.relpath(path)
     return f"{path if near.startswith('..') else near}:{line}"
-
-
-def _as_json(
-    job: AuditedJob,
-    paper: str,
-    asked: Sequence[tuple[RuleResult, PlacedObservation]],
-    others: Sequence[PlacedObservation],
-    unasked: Sequence[str],
-    notes: Sequence[str],
-) -> dict[str, Any]:
-    return {
-        "rules": paper,
-        "processes": len(job.processes),
-        "updates": job.updates,
-        "minibatch": job.minibatch,
-        "micro_batches": job.micro_batches,
-        "worker_batch": job.worker_batch,
-        "facts": [
-            {
-                "rule": result.rule, "seen": result.run, "paper": result.paper,
-                "section": result.section, "is_followed": result.is_followed, "place": fact.place,
-            }
-            for result, fact in asked
-        ],
-        "facts_without_rule": [
-            {"rule": each.observation.rule, "seen": each.observation.run, "place": each.place}
-            for each in others
-        ],
-        "not_seen": list(unasked),
-        "notes": list(notes),
-    }  # fmt: skip
 
 
 def _audit(parser: Parser, argv: Sequence[str]) -> int:

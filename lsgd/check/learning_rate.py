@@ -4,6 +4,7 @@ A recipe for small data has its own reference, such as 0.1 for 64 images. That i
 other observations are relative to this reference: twice the minibatch has twice the lr, and so on.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -41,7 +42,7 @@ class LrCurve:
     def rises(self, start: float, full: float, epochs: float) -> bool:
         """Return whether the lr rises linearly from `start` to `full` in the first `epochs`."""
         if not epochs:
-            return close(float(self.lrs[0]), full)
+            return math.isclose(float(self.lrs[0]), full)
         rising = self.epochs <= epochs  # a step behind them may already be in the decay
         ramp = start + (full - start) * self.epochs[rising] / epochs
         return np.allclose(self.lrs[rising], ramp, rtol=1e-9)
@@ -56,7 +57,7 @@ def observe(learner: Learner) -> list[Observation]:
         _reference(learner),
         _scaling(recipe),
         _warmup(recipe, run),
-        _peak(curve),
+        Observation("peak_lr", f"lr {curve.max():.5g} at most", float(curve.max())),
         _drops(recipe, curve),
         _decay(curve),
         _whole_curve(recipe, run),
@@ -158,10 +159,6 @@ def _drops(recipe: Recipe, curve: Curve) -> Observation:
     if recipe.schedule.decay != "steps":
         run = f"{recipe.schedule.decay} from lr {curve[arrival]:.5g} to {curve[-1]:.3g}, no drops"
     return Observation("drops", run, (epochs, by_ten))
-
-
-def _peak(curve: Curve) -> Observation:
-    return Observation("peak_lr", f"lr {curve.max():.5g} at most", float(curve.max()))
 
 
 @dataclass(frozen=True)
@@ -269,8 +266,3 @@ def _like(recipe: Recipe, batch: int) -> Recipe:
 def _full(recipe: Recipe, batch: int) -> float:
     """Return the highest learning rate of a run of this recipe with another minibatch size."""
     return float(_curve(_like(recipe, batch)).max())
-
-
-def close(a: float, b: float) -> bool:
-    """Return whether two numbers agree to nine digits."""
-    return abs(a - b) <= 1e-9 * abs(b)

@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from lsgd.check.observation import Observation
 from lsgd.learner import Learner
 from lsgd.models.blurpool import BlurredConv2d, BlurredMaxPool2d
 from lsgd.models.preactivation_resnet import PreActivationBottleneck
+from lsgd.tables import format_count
 from lsgd.vision import models
 
 BLOCKS = (models.resnet.Bottleneck, models.resnet.BasicBlock, PreActivationBottleneck)
@@ -23,10 +25,9 @@ def observe(learner: Learner) -> list[Observation]:
         _model(learner),
         *([_stride(model)] if _blocks(model) else []),
         _blurpool(model),
-        _conv_init(model),
-        *([_fc_init(model)] if _linear(model) else []),
+        *observe_weights(_initial_weights(model, nn.Conv2d), _initial_weights(model, nn.Linear)),
         *([_last_gamma(model)] if _last_norms(model) else []),
-        *([_other_gammas(model), _batchnorm_eps(model)] if _norms(model.modules()) else []),
+        *([_other_gammas(model), _batchnorm_eps(model)] if norms_of(model.modules()) else []),
     ]
 
 
@@ -74,32 +75,66 @@ def _blurpool(model: nn.Module) -> Observation:
     return Observation("blurpool", run, (convs, pools))
 
 
-def _conv_init(model: nn.Module) -> Observation:
-    """Observe how convolutions, and linear layers other than the last, are initialised."""
-    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
-    linear = _linear(model)[:-1]
-    layers: list[nn.Conv2d | nn.Linear] = [*convs, *linear]
-    sides = ("out", "in")
-    side = next((s for s in sides if all(_is_he(layer.weight, s) for layer in layers)), None)
-    biased = any(layer.bias is not None and layer.bias.any() for layer in layers)
-    return Observation(
+@dataclass(frozen=True)
+class InitialWeights:
+    """Statistics of the initial weights of a layer, of a recipe's network or a script's."""
+
+    shape: Sequence[int]
+    """The shape of the weights: (out, in, …)."""
+    mean: float
+    std: float
+    has_bias: bool
+    """Whether the layer has a bias that is not 0."""
+    place: str = ""
+    """The line of the script that makes the layer."""
+
+    def are_normal(self, std: float) -> bool:
+        """Return whether mean and spread are within five standard errors of N(0, std²)."""
+        count = math.prod(self.shape)
+        is_centred = abs(self.mean) < 5 * std / math.sqrt(count)
+        return is_centred and abs(self.std / std - 1) < 5 / math.sqrt(2 * count)
+
+    def are_he(self, side: str) -> bool:
+        """Return whether they have He's initialisation, by fan "in" or fan "out"."""
+        fan = self.shape[("out", "in").index(side)] * math.prod(self.shape[2:])
+        return self.are_normal(math.sqrt(2 / fan))
+
+
+def _initial_weights(model: nn.Module, kind: type[nn.Module]) -> Iterator[InitialWeights]:
+    for layer in model.modules():
+        if isinstance(layer, kind):
+            weight, bias = layer.get_parameter("weight").detach().double(), layer.bias
+            mean, std = weight.mean().item(), weight.std().item()
+            has_bias = isinstance(bias, Tensor) and bool(bias.any())
+            yield InitialWeights(weight.shape, mean, std, has_bias)
+
+
+def observe_weights(
+    convolutions: Iterable[InitialWeights], linear: Iterable[InitialWeights]
+) -> Iterator[Observation]:
+    """Observe how layers are initialised; the last linear layer, if any, computes the logits."""
+    convolutions, linear = [*convolutions], [*linear]
+    drawn = [*convolutions, *linear[:-1]]
+    side = next((s for s in ("out", "in") if all(each.are_he(s) for each in drawn)), None)
+    others = [each for each in drawn if not any(map(each.are_he, ("out", "in")))]
+    biased = [each for each in drawn if each.has_bias]
+    yield Observation(
         "conv_init",
-        f"{len(convs)} convolutions {f'and {len(linear)} linear layers ' if linear else ''}"
-        + (f"as N(0, 2 / fan {side})" if side else "otherwise")
+        format_count(len(convolutions), "convolution")
+        + (f" and {format_count(len(linear) - 1, 'linear layer')}" if linear[:-1] else "")
+        + (f" as N(0, 2 / fan {side})" if side else " otherwise")
         + (", biases not 0" if biased else ""),
         None if biased else side,
+        next((each.place for each in (*others, *biased, *drawn)), ""),
     )
-
-
-def _fc_init(model: nn.Module) -> Observation:
-    head = _linear(model)[-1]
-    weights, biased = head.weight, head.bias is not None and bool(head.bias.any())
-    bias = "and a bias that is not 0" if biased else "and bias 0"
-    return Observation(
-        "fc_init",
-        f"standard deviation {weights.std():.2g}, mean {weights.mean():.1g}, {bias}",
-        0.01 if _is_normal(weights, 0.01) and not biased else None,
-    )
+    for head in linear[-1:]:
+        yield Observation(
+            "fc_init",
+            f"standard deviation {head.std:.2g}, mean {head.mean:.1g}, and "
+            + ("a bias that is not 0" if head.has_bias else "bias 0"),
+            0.01 if head.are_normal(0.01) and not head.has_bias else None,
+            head.place,
+        )
 
 
 def _last_gamma(model: nn.Module) -> Observation:
@@ -116,7 +151,7 @@ def _gamma(norm: nn.Module) -> Tensor:
 
 
 def _other_gammas(model: nn.Module) -> Observation:
-    last, norms = _last_norms(model), _norms(model.modules())
+    last, norms = _last_norms(model), norms_of(model.modules())
     others = [m for m in norms if all(m is not each for each in last)]
     return Observation(
         "other_gammas",
@@ -133,49 +168,23 @@ def _last_norms(model: nn.Module) -> list[nn.Module]:
     """
     if (paths := getattr(model, "last_norms", None)) is not None:
         return [model.get_submodule(path) for path in paths]
-    return [_norms(block.children())[-1] for block in _blocks(model)]
+    return [norms_of(block.children())[-1] for block in _blocks(model)]
 
 
 def _batchnorm_eps(model: nn.Module) -> Observation:
-    found = {norm.eps for norm in _norms(model.modules())}
+    found = {norm.eps for norm in norms_of(model.modules())}
     return Observation("batchnorm_eps", " and ".join(f"{eps:g}" for eps in sorted(found)), found)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
     # Blocks of timm are recognised by their method zero_init_last.
     known = [m for m in model.modules() if isinstance(m, BLOCKS) or hasattr(m, "zero_init_last")]
-    return [block for block in known if _norms(block.children())]
+    return [block for block in known if norms_of(block.children())]
 
 
-def _norms(modules: Iterable[nn.Module]) -> list[nn.modules.batchnorm._BatchNorm]:
+def norms_of(modules: Iterable[nn.Module]) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Return the BN layers among these modules."""
     return [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-
-
-def _linear(model: nn.Module) -> list[nn.Linear]:
-    """Return the linear layers of a network; the last one computes the logits."""
-    return [m for m in model.modules() if isinstance(m, nn.Linear)]
-
-
-def _is_he(weight: Tensor, side: str) -> bool:
-    """Return whether a weight (out, in, …) has He's initialisation, by its fan in or fan out."""
-    return _is_normal(weight, he_std(weight.shape, side))
-
-
-def he_std(shape: Sequence[int], side: str) -> float:
-    """Return the standard deviation of He's initialisation of a weight of shape (out, in, …)."""
-    fan = shape[("out", "in").index(side)] * math.prod(shape[2:])
-    return math.sqrt(2 / fan)
-
-
-def _is_normal(weight: Tensor, std: float) -> bool:
-    weight = weight.detach().double()
-    return is_normal_sample(weight.mean().item(), weight.std().item(), weight.numel(), std)
-
-
-def is_normal_sample(mean: float, spread: float, count: int, std: float) -> bool:
-    """Return whether a sample's mean and spread are within five standard errors of N(0, std²)."""
-    centred = abs(mean) < 5 * std / math.sqrt(count)
-    return centred and abs(spread / std - 1) < 5 / math.sqrt(2 * count)
 
 
 def _values(tensors: list[Tensor]) -> str:

@@ -15,6 +15,8 @@ class Observation:
     """The description of the run's behaviour."""
     value: Any
     """The value that rules evaluate."""
+    place: str = ""
+    """The line of a training script that causes it, as file:line; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,20 @@ class Rule:
     holds: Callable[[Any], bool]
     """A predicate on the value of an observation: whether the run meets the requirement."""
 
+    @classmethod
+    def equals(cls, section: str, paper: str, value: object) -> "Rule":
+        """Return the rule that an observation has this value."""
+        return cls(section, paper, lambda found: found == value)
+
+    @classmethod
+    def unmet(cls, section: str, paper: str) -> "Rule":
+        """Return a rule that no run meets: lsgd lacks the setting, or the source the run."""
+        return cls(section, paper, lambda _: False)
+
     def apply(self, fact: Observation) -> "RuleResult":
         """Apply this rule of a paper to an observation of a run and return the result."""
-        return RuleResult(
-            fact.rule, self.section, self.paper, fact.run, bool(self.holds(fact.value))
-        )
+        followed = bool(self.holds(fact.value))
+        return RuleResult(fact.rule, self.section, self.paper, fact.run, followed, fact.place)
 
 
 @dataclass(frozen=True)
@@ -49,3 +60,5 @@ class RuleResult:
     """The description of what this run does."""
     is_followed: bool
     """Whether the run follows the rule."""
+    place: str = ""
+    """The place of the observation."""

@@ -18,13 +18,7 @@ def observe(learner: Learner) -> list[Observation]:
         _worker_batch(first),
         _tail(recipe, first, last),
         _evaluation_epochs(recipe),
-        _averaging(recipe),
-        _growth(recipe),
-        _phases(recipe),
-        _image_sizes(recipe),
-        _mirror(recipe),
-        _balance(recipe),
-        _mixing(recipe),
+        *observe_settings(recipe),
         _metric(learner),
     ]
 
@@ -62,55 +56,43 @@ def _evaluation_epochs(recipe: Recipe) -> Observation:
     return Observation("evaluation_epochs", f"after {run}", gaps)
 
 
-def _averaging(recipe: Recipe) -> Observation:
-    name = recipe.averaging.name
-    run = "none" if name == "none" else f"averaging={name}: evaluations are of averages"
-    return Observation("averaging", run, name)
-
-
-def _phases(recipe: Recipe) -> Observation:
-    """Observe the epoch, the workers and the images of a worker from which a minibatch holds."""
-    phases = [(stage.epoch, stage.workers, stage.worker_batch) for stage in recipe.stages]
-    run = ", ".join(f"{k} x {n} from {epoch}" for epoch, k, n in phases)
-    return Observation("phases", f"{run}, in epochs", phases)
-
-
-def _image_sizes(recipe: Recipe) -> Observation:
-    """Observe the sizes of training images, each with the first epoch that has it."""
+def observe_settings(recipe: Recipe) -> list[Observation]:
+    """Observe the settings that change images, minibatches or evaluations during a run."""
+    averaging, balance, stages = recipe.averaging.name, recipe.data.balance, recipe.stages
+    sizes = [stage.batch_size for stage in stages]
+    grown = [f", {stage.batch_size} from epoch {stage.epoch}" for stage in stages[1:]]
+    phases = [(stage.epoch, stage.workers, stage.worker_batch) for stage in stages]
+    shown = ", ".join(f"{k} x {n} from {epoch}" for epoch, k, n in phases)
     changes = [*recipe.size_changes]
-    shown = ", ".join(f"{size} from {epoch}" for epoch, size in changes[:3])
-    return Observation(
-        "image_sizes", f"{shown}{', …' * (len(changes) > 3)}, in pixels and epochs", changes
-    )
-
-
-def _mirror(recipe: Recipe) -> Observation:
+    sides = ", ".join(f"{side} from {epoch}" for epoch, side in changes[:3])
+    sides += ", …" * (len(changes) > 3)
     mirrors = recipe.evaluation.mirror
-    run = "logits are the mean with those of the mirror image" if mirrors else "none"
-    return Observation("mirror", run, mirrors)
-
-
-def _balance(recipe: Recipe) -> Observation:
-    run = {
+    balances = {
         "none": "none",
         "weights": "data.balance=weights: the loss of an image is weighted by its class",
         "sampler": "data.balance=sampler: images are drawn with replacement, by class",
     }
-    how = recipe.data.balance
-    return Observation("balance", run[how], how)
-
-
-def _mixing(recipe: Recipe) -> Observation:
-    """Observe by which methods training images are mixed with each other."""
     alphas = {"mixup": recipe.data.mixup, "CutMix": recipe.data.cutmix}
-    used = [f"{name} of alpha {alpha:g}" for name, alpha in alphas.items() if alpha]
-    return Observation("mixing", " or ".join(used) or "none", (*alphas.values(),))
-
-
-def _growth(recipe: Recipe) -> Observation:
-    sizes = [stage.batch_size for stage in recipe.stages]
-    grown = [f", {stage.batch_size} from epoch {stage.epoch}" for stage in recipe.stages[1:]]
-    return Observation("batch_growth", f"{sizes[0]} images in a step" + "".join(grown), sizes)
+    mixed = " or ".join(f"{name} of alpha {alpha:g}" for name, alpha in alphas.items() if alpha)
+    return [
+        Observation(
+            "averaging",
+            "none"
+            if averaging == "none"
+            else f"averaging={averaging}: evaluations are of averages",
+            averaging,
+        ),
+        Observation("batch_growth", f"{sizes[0]} images in a step" + "".join(grown), sizes),
+        Observation("phases", f"{shown}, in epochs", phases),
+        Observation("image_sizes", f"{sides}, in pixels and epochs", changes),
+        Observation(
+            "mirror",
+            "logits are the mean with those of the mirror image" if mirrors else "none",
+            mirrors,
+        ),
+        Observation("balance", balances[balance], balance),
+        Observation("mixing", mixed or "none", (*alphas.values(),)),
+    ]
 
 
 def _metric(learner: Learner) -> Observation:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from lsgd.check.network import norms_of
 from lsgd.check.observation import Observation
 from lsgd.learner import Learner
 from lsgd.models import DTYPES
@@ -22,7 +23,7 @@ def observe(learner: Learner) -> list[Observation]:
     Observations of BN are left out for a network without BN.
     """
     recipe = learner.recipe
-    has_norms = bool(_norms(learner))
+    has_norms = bool(norms_of(learner.model.modules()))
     return [
         _weight_decay(learner),
         *([_batchnorm_decay(learner)] if has_norms else []),
@@ -30,7 +31,7 @@ def observe(learner: Learner) -> list[Observation]:
         *([_lars(learner)] if recipe.optim.name == "lars" else []),
         *(_lamb(learner) if recipe.optim.name == "lamb" else []),
         *([_rmsprop_warmup(recipe.optim)] if recipe.optim.name == "rmsprop_warmup" else []),
-        _smoothing(recipe),
+        observe_smoothing(recipe.label_smoothing),
         _loss(recipe),
         *([_running_average(learner)] if has_norms else []),
         _precision(learner),
@@ -101,13 +102,11 @@ def _decays(learner: Learner) -> dict[nn.Parameter, float]:
     }
 
 
-def _norms(learner: Learner) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [m for m in learner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-
-
 def _of_norms(learner: Learner) -> set[nn.Parameter]:
     """Return the parameters gamma and beta of all BN layers of a learner's network."""
-    return {p for module in _norms(learner) for p in module.parameters(recurse=False)}
+    return {
+        p for module in norms_of(learner.model.modules()) for p in module.parameters(recurse=False)
+    }
 
 
 def _by_value(decays: Sequence[float]) -> str:
@@ -119,7 +118,7 @@ def _momentum(recipe: Recipe) -> Observation:
     rule = recipe.optim
     if rule.name != "sgd":
         return Observation("momentum", f"{rule.name}, not momentum SGD", None)
-    run = f"as equation ({_equation(rule)}), {_lookahead(rule)}, m = {rule.momentum:g}"
+    run = _in_words(rule)
     if rule.clip_norm is not None:
         run += f", of gradients shortened to norm {rule.clip_norm:g}"
     found = Momentum(_equation(rule), rule.nesterov, rule.momentum, rule.clip_norm)
@@ -128,18 +127,12 @@ def _momentum(recipe: Recipe) -> Observation:
 
 def _lars(learner: Learner) -> Observation:
     rule, kinds = learner.recipe.optim, _adapted_kinds(learner)
-    run = f"as equation ({_equation(rule)}), {_lookahead(rule)}, m = {rule.momentum:g}, "
-    run += f"trust {rule.trust:g}, eps {rule.eps:g}, of {' and '.join(sorted(kinds, reverse=True))}"
+    run = f"{_in_words(rule)}, trust {rule.trust:g}, eps {rule.eps:g}, of "
+    run += " and ".join(sorted(kinds, reverse=True))
     if rule.ratio_decay is not None:
         run += f", with decay {rule.ratio_decay:g} in the ratio"
     found = Lars(
-        _equation(rule),
-        rule.nesterov,
-        rule.momentum,
-        rule.trust,
-        rule.eps,
-        kinds,
-        rule.ratio_decay,
+        _equation(rule), rule.nesterov, rule.momentum, rule.trust, rule.eps, kinds, rule.ratio_decay
     )
     return Observation("lars", run, found)
 
@@ -160,16 +153,16 @@ def _lamb(learner: Learner) -> list[Observation]:
     corrected = "with" if rule.bias_correction else "without"
     run = f"beta {rule.momentum:g} and {rule.beta2:g}, eps {rule.eps:g}, {corrected} bias "
     run += f"correction, of {' and '.join(sorted(kinds, reverse=True)) or 'no tensor'}"
-    found = LambSettings((rule.momentum, rule.beta2), rule.eps, rule.bias_correction, kinds)
+    found = rule.momentum, rule.beta2, rule.eps, rule.bias_correction, kinds
     limit = rule.clip_norm
     clipped = "none" if limit is None else f"the mean of all workers, to norm {limit:g}"
     return [Observation("lamb", run, found), Observation("clip_norm", clipped, limit)]
 
 
 def _rmsprop_warmup(rule: Optim) -> Observation:
-    found = RMSpropWarmupSettings(
+    found = (
         rule.momentum, rule.beta2, rule.eps, rule.rms_lr, rule.beta_center, rule.beta_period
-    )
+    )  # fmt: skip
     run = f"mu {rule.momentum:g} and {rule.beta2:g}, eps {rule.eps:g}, lr {rule.rms_lr:g} of "
     run += f"RMSprop, center {rule.beta_center:g} and period {rule.beta_period:g} epochs"
     return Observation("rmsprop_warmup", run, found)
@@ -180,8 +173,9 @@ def _equation(rule: Optim) -> int:
     return 9 if rule.momentum_correction else rule.equation
 
 
-def _lookahead(rule: Optim) -> str:
-    return "Nesterov" if rule.nesterov else "not Nesterov"
+def _in_words(rule: Optim) -> str:
+    lookahead = "Nesterov" if rule.nesterov else "not Nesterov"
+    return f"as equation ({_equation(rule)}), {lookahead}, m = {rule.momentum:g}"
 
 
 @dataclass(frozen=True)
@@ -210,33 +204,10 @@ class Lars:
     """The weight decay in the denominator of the ratio; None for that of the weights."""
 
 
-@dataclass(frozen=True)
-class LambSettings:
-    """The update rule of LAMB that a recipe has."""
-
-    betas: tuple[float, float]
-    eps: float
-    bias_correction: bool
-    adapts: frozenset[str]
-    """The kinds of tensors whose update is scaled: weights, biases, norms."""
-
-
-@dataclass(frozen=True)
-class RMSpropWarmupSettings:
-    """The change from RMSprop to momentum SGD that a recipe has."""
-
-    mu1: float
-    mu2: float
-    eps: float
-    rms_lr: float
-    center: float
-    period: float
-
-
-def _smoothing(recipe: Recipe) -> Observation:
-    share = recipe.label_smoothing
+def observe_smoothing(share: float, place: str = "") -> Observation:
+    """Observe the share of a label that is spread over all classes."""
     run = f"{share:g} of a label is spread over all classes" if share else "none"
-    return Observation("label_smoothing", run, share)
+    return Observation("label_smoothing", run, share, place)
 
 
 def _loss(recipe: Recipe) -> Observation:

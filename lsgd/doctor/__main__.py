@@ -78,10 +78,8 @@ def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[CheckItem]:
         yield from _safely("run folder", machine.run_folder)
         return
     torch = answers["torch"].result()
-    yield software.torch(torch)
-    yield software.torchvision(answers["torchvision"].result())
-    yield software.recipes(answers["recipes"].result())
-    yield software.tensorboard(answers["tensorboard"].result())
+    for name in ("torch", "torchvision", "recipes", "tensorboard"):
+        yield software.required(name, answers[name].result())
     yield from _safely("run folder", machine.run_folder)
     yield from _safely("cores", lambda: [machine.cores(cpu_quota())])
     yield from _safely("GPU driver", lambda: machine.gpus(torch, machine.nvidia(limit)))

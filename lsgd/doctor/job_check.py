@@ -298,11 +298,9 @@ def read_rate(recipe: Recipe, share: int) -> float | None:
             if sys.platform == "linux":  # drop what an earlier run has left in memory
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while chunk := file.read(2**20):
-                read += len(chunk)
-                if read >= READ_MB * 10**6 or time.perf_counter() - begin > READ_SECONDS:
-                    break
-        if read >= READ_MB * 10**6 or time.perf_counter() - begin > READ_SECONDS:
-            break
+                read, seconds = read + len(chunk), time.perf_counter() - begin
+                if read >= READ_MB * 10**6 or seconds > READ_SECONDS:
+                    return read / 1e6 / seconds
     return read / 1e6 / (time.perf_counter() - begin) if read else None
 
 

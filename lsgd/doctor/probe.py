@@ -290,20 +290,12 @@ def time_all_reduce(
 
 
 PROBES: dict[str, Callable[..., Iterator[Facts]]] = {
-    "torch": torch_,
-    "torchvision": torchvision,
-    "tensorboard": tensorboard,
-    "setuptools": setuptools,
-    "horovod": horovod,
-    "apex": apex,
-    "compiler": compiler,
-    "dali": dali,
-    "recipes": recipes,
-    "data": data,
-    "memory": memory,
-    "network": network,
-    "all_reduce": all_reduce,
-}
+    probe.__name__.rstrip("_"): probe
+    for probe in (
+        torch_, torchvision, tensorboard, setuptools, horovod, apex, compiler, dali, recipes, data,
+        memory, network, all_reduce,
+    )
+}  # fmt: skip
 
 
 def _write(path: Path, facts: Facts) -> None:

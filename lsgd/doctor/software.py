@@ -4,8 +4,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from lsgd import installation
 from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult
@@ -23,44 +22,30 @@ def python() -> CheckItem:
     return CheckItem("Python", FAIL, finding, fix, required=True)
 
 
-def _required(
-    name: str, answer: ProbeResult, finding: Callable[[dict[str, Any]], str], fix: str = ""
-) -> CheckItem:
-    """Check that something works which every run needs; by default, installing lsgd mends it."""
+def required(name: str, answer: ProbeResult) -> CheckItem:
+    """Check that a library works which every run needs, or that Hydra composes a recipe.
+
+    Torchvision has to load as lsgd loads it. Without a fix of its own, installing lsgd mends it.
+    """
+    facts = answer.facts
     if answer.failure_reason:
-        fix = fix or installation.install_command()
+        fix = installation.install_command()
+        if name == "tensorboard":
+            newer = installation.pip_command("install", "tensorboard>=2.21")
+            fix = f"{newer}, since older ones need a setuptools older than 82"
         return CheckItem(name, FAIL, answer.failure_reason, fix, required=True)
-    return CheckItem(name, PASS, finding(answer.facts), required=True)
-
-
-def torch(answer: ProbeResult) -> CheckItem:
-    """Check that torch loads, and report its build."""
-
-    def build(facts: dict[str, Any]) -> str:
-        cuda = "a CPU build" if facts["cuda"] is None else f"a build for CUDA {facts['cuda']}"
-        return f"{facts['version']}, {cuda}"
-
-    return _required("torch", answer, build)
-
-
-def torchvision(answer: ProbeResult) -> CheckItem:
-    """Check that torchvision loads as lsgd loads it; every model needs it."""
-    stand_in = ", loads beside this torch through lsgd.vision"
-    return _required(
-        "torchvision", answer, lambda facts: facts["version"] + stand_in * facts["stood_in"]
-    )
-
-
-def tensorboard(answer: ProbeResult) -> CheckItem:
-    """Check that TensorBoard curves can be written."""
-    newer = installation.pip_command("install", "tensorboard>=2.21")
-    fix = f"{newer}, since older ones need a setuptools older than 82"
-    return _required("tensorboard", answer, lambda facts: str(facts["version"]), fix)
-
-
-def recipes(answer: ProbeResult) -> CheckItem:
-    """Check that Hydra can compose a recipe of lsgd."""
-    return _required("recipes", answer, lambda facts: f"{facts['recipes']}, composed by Hydra")
+    match name:
+        case "torch":
+            cuda = "a CPU build" if facts["cuda"] is None else f"a build for CUDA {facts['cuda']}"
+            found = f"{facts['version']}, {cuda}"
+        case "torchvision":
+            stand_in = ", loads beside this torch through lsgd.vision"
+            found = facts["version"] + stand_in * facts["stood_in"]
+        case "recipes":
+            found = f"{facts['recipes']}, composed by Hydra"
+        case _:
+            found = facts["version"]
+    return CheckItem(name, PASS, found, required=True)
 
 
 def setuptools(answer: ProbeResult, *, horovod: ProbeResult) -> CheckItem:

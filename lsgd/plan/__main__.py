@@ -11,7 +11,7 @@ from lsgd import paths
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.files import create_output_folder
-from lsgd.job.command import positive_number, run_command
+from lsgd.job.command import integer_from, positive_number, run_command
 from lsgd.plan import measured_step, paper
 from lsgd.plan.allreduce import ALGORITHMS
 from lsgd.plan.gradients import gradient_buckets
@@ -27,7 +27,8 @@ from lsgd.plan.table import (
     report,
     write_plan,
 )
-from lsgd.plan.target import find_points, find_target_plans, target_report
+from lsgd.plan.target import find_points, target_report
+from lsgd.plan.time_to_target import plan_to_target
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_constant_batch, check_supported, check_world_size
 from lsgd.recipe.published_points import PublishedPoints
@@ -117,7 +118,7 @@ def plan(argv: Sequence[str]) -> None:
         if points is None:
             text, drawn = _of_the_recipe(machine, recipe, sizes["nodes"], gpus)
         else:
-            found = find_target_plans(machine, recipe, points, gpus)
+            found = plan_to_target(machine, recipe, points.pruned, gpus)
             text = target_report(
                 machine,
                 recipe,
@@ -181,9 +182,9 @@ def split_cluster_size(argv: Sequence[str]) -> tuple[Sizes, list[str]]:
             continue
         if key in sizes:
             raise UsageError(f"{key}= is given twice; write it once")
-        if (size := whole_number(value)) is None:
+        if not re.fullmatch("[0-9]{1,9}", value) or not int(value):
             raise UsageError(f"{word} is not a whole number above 0; write for example {key}=8")
-        sizes[key] = size
+        sizes[key] = int(value)
     return sizes, arguments
 
 
@@ -228,7 +229,9 @@ def _command_line() -> RecipeParser:
         metavar="ALGORITHM",
         help="hierarchical, halving-doubling, ring or gloo (default: the preset's)",
     )
-    line.add_argument("--concurrent", type=_count, default=1, metavar="C", help=argparse.SUPPRESS)
+    line.add_argument(
+        "--concurrent", type=integer_from(1), default=1, metavar="C", help=argparse.SUPPRESS
+    )
     line.add_argument(
         "--fused",
         action=argparse.BooleanOptionalAction,
@@ -279,17 +282,6 @@ def _measured(recipe: Recipe, options: argparse.Namespace) -> MeasuredStep:
         f"except for the paper's step of {known}; add --images-per-second X, or --run FOLDER of "
         "a short run on one GPU"
     )
-
-
-def _count(text: str) -> int:
-    if (value := whole_number(text)) is None:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-    return value
-
-
-def whole_number(text: str) -> int | None:
-    """Parse a text as a whole number above 0 of at most nine digits, or return None."""
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) and int(text) else None
 
 
 if __name__ == "__main__":

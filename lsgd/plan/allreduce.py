@@ -5,7 +5,7 @@ of them contributes, a latency of a message in seconds (alpha), B bandwidth in b
 direction (1 / beta). Arithmetic is assumed to take no time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 
@@ -152,17 +152,16 @@ def hierarchical(size: float, servers: int, gpus: int, cluster: GpuServers) -> C
     return inside + halving_doubling(size, servers, cluster.network) + inside
 
 
-def flat_ring(size: float, servers: int, gpus: int, cluster: GpuServers) -> Cost:
-    """Return the modelled time of an all-reduce by one ring through the GPUs of all servers.
+def flat(
+    sum_over: Callable[[float, int, NetworkLink], Cost],
+) -> Callable[[float, int, int, GpuServers], Cost]:
+    """Return the model of an all-reduce by one ring through the GPUs of all servers.
 
     The slowest link bounds it. The ring enters and leaves each server once.
     """
-    return ring(size, servers * gpus, cluster.network if servers > 1 else cluster.local)
-
-
-def flat_gloo_ring(size: float, servers: int, gpus: int, cluster: GpuServers) -> Cost:
-    """Return the modelled time of gloo's all-reduce by one ring through all processes."""
-    return gloo_ring(size, servers * gpus, cluster.network if servers > 1 else cluster.local)
+    return lambda size, servers, gpus, cluster: sum_over(
+        size, servers * gpus, cluster.network if servers > 1 else cluster.local
+    )
 
 
 def flat_halving_doubling(size: float, servers: int, gpus: int, cluster: GpuServers) -> Cost:
@@ -178,8 +177,8 @@ def flat_halving_doubling(size: float, servers: int, gpus: int, cluster: GpuServ
 ALGORITHMS = {
     "hierarchical": hierarchical,
     "halving-doubling": flat_halving_doubling,
-    "ring": flat_ring,
-    "gloo": flat_gloo_ring,
+    "ring": flat(ring),
+    "gloo": flat(gloo_ring),
 }
 """The all-reduce algorithms, by their name on the command line."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from lsgd.job.gpus import GPUS as DATA_SHEETS
+from lsgd.job.gpus import GPUS, GpuDataSheet
 from lsgd.plan.hardware import Constant
 from lsgd.plan.processes import read_recipe_and_processes, tabulated_workers
 from lsgd.profile.traffic import (
@@ -28,31 +28,6 @@ An operator takes at least its bytes over the memory bandwidth, and at least its
 peak arithmetic. A step takes at least the sum over its operators, and at least the host's time to
 launch them. Neighbours that a compiler can fuse are fused. No real kernels reach this bound.
 """
-SHEET = "NVIDIA's data sheet, dense"
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU type with the memory bandwidth and peak arithmetic of its data sheet."""
-
-    name: str
-    bandwidth: Constant
-    """The memory bandwidth, TB/s."""
-    float32: Constant
-    """The peak of float32 matrix products, TFLOP/s."""
-    lower: Constant
-    """The peak of bfloat16 products, or of float16 without bfloat16 support, TFLOP/s."""
-
-
-GPUS = tuple(
-    Gpu(
-        sheet.name,
-        Constant(sheet.bandwidth, "TB/s", SHEET),
-        Constant(sheet.float32, "TFLOP/s", SHEET),
-        Constant(sheet.lower, "TFLOP/s", SHEET),
-    )
-    for sheet in DATA_SHEETS
-)
 LAUNCH = Constant(5, "µs", "assumed: the host time of eager torch for an operator")
 PUBLISHED = Constant(
     7100, "images/s", "H100, computed from MLPerf Training v4.0: 35 epochs in 13.163 min on 8 GPUs"
@@ -82,12 +57,12 @@ class StepTimeBound:
         return "memory" if self.memory >= self.arithmetic else "arithmetic"
 
 
-def step_time_bound(calls: Sequence[OperatorCall], gpu: Gpu) -> StepTimeBound:
+def step_time_bound(calls: Sequence[OperatorCall], gpu: GpuDataSheet) -> StepTimeBound:
     """Return the lower bound on the time of a training step's operator calls on a GPU."""
     memory = arithmetic = 0.0
     for call in calls:
-        peak = (gpu.lower if call.is_bfloat16 else gpu.float32).value * 1e12
-        moving, computing = call.bytes_moved / (gpu.bandwidth.value * 1e12), call.flops / peak
+        peak = (gpu.lower if call.is_bfloat16 else gpu.float32) * 1e12
+        moving, computing = call.bytes_moved / (gpu.bandwidth * 1e12), call.flops / peak
         if moving >= computing:
             memory += moving
         else:
@@ -164,7 +139,12 @@ def excess_traffic(title: str, calls: Sequence[OperatorCall], bare: Sequence[Ope
 
 def _sources() -> str:
     rows = [
-        [gpu.name, str(gpu.bandwidth), str(gpu.float32), str(gpu.lower), gpu.lower.source]
+        [
+            gpu.name,
+            f"{gpu.bandwidth:.4g} TB/s",
+            *(f"{peak:.4g} TFLOP/s" for peak in (gpu.float32, gpu.lower)),
+            "NVIDIA's data sheet, dense",
+        ]
         for gpu in GPUS
     ]
     head = ["GPU", "memory", "float32", "bfloat16, or float16", "source"]

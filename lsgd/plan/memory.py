@@ -54,8 +54,9 @@ def _sections(recipe: Recipe, processes: int) -> Iterator[str]:
         f"{recipe.summary()}\n{processes} process{'es' * (processes > 1)}, of which the first "
         f"hosts {hosted} of {recipe.workers} workers"
     )
+    workers = tabulated_workers(recipe, hosted)
     counted = {
-        precision: _counted(replace(recipe, precision=precision), hosted, processes)
+        precision: count_step(replace(recipe, precision=precision), workers, world_size=processes)
         for precision in dict.fromkeys([*TYPES, recipe.precision])
     }
     best = {
@@ -71,14 +72,14 @@ def _sections(recipe: Recipe, processes: int) -> Iterator[str]:
     rows = [
         [
             precision,
-            str(workers),
-            str(workers * recipe.worker_batch),
+            str(count),
+            str(count * recipe.worker_batch),
             *(_gb(size) for size in memory.by_category.values()),
             _gb(memory.total),
             _fits(memory),
         ]
         for precision, memories in counted.items()
-        for workers, memory in memories.items()
+        for count, memory in memories.items()
     ]
     parts = ["parameters", "gradients", "buckets", "optimizer", "activations"]
     head = ["precision", "workers per pass", "images", *parts, "all", ""]
@@ -88,14 +89,6 @@ def _sections(recipe: Recipe, processes: int) -> Iterator[str]:
         "state that workers carry along. The workspace of running kernels is not counted: a few "
         "percent on a CPU, and cuDNN's workspace on a GPU."
     )
-
-
-def _counted(recipe: Recipe, hosted: int, processes: int) -> dict[int, StepMemory]:
-    """Count the GPU memory of a training step by number of workers per micro-batch.
-
-    The numbers are 1, 2, 4, … and the recipe's own.
-    """
-    return count_step(recipe, tabulated_workers(recipe, hosted), world_size=processes)
 
 
 def max_workers_per_micro_batch(memories: dict[int, StepMemory], gigabytes: float) -> int:

@@ -14,8 +14,6 @@ from lsgd.plan.time_to_target import TargetPlan, fastest, steps_to
 from lsgd.recipe.published_points import DISPLAYED_LABELS, PublishedPoints
 from lsgd.rules.convergence import reference_at
 
-FORMATS = ("png", "svg")
-
 
 def draw(
     name: str, fixed: Sequence[RunEstimate], growing: Sequence[RunEstimate], workers: int
@@ -25,21 +23,10 @@ def draw(
     left, right = figure.subplots(1, 2)
     labels = {"one worker on each GPU": growing, f"{name}, {workers} workers": fixed}
     for (label, rows), marker in zip(labels.items(), "so", strict=True):
-        timed = [row for row in rows if row.hours is not None]
-        left.plot(
-            [row.step.gpus for row in timed],
-            [row.hours or 0.0 for row in timed],
-            marker=marker,
-            markersize=4,
-            label=label,
-        )
-        right.plot(
-            [row.step.gpus for row in rows],
-            [row.efficiency for row in rows],
-            marker=marker,
-            markersize=4,
-            label=label,
-        )
+        hours = {row.step.gpus: row.hours for row in rows if row.hours is not None}
+        left.plot([*hours], [*hours.values()], marker=marker, markersize=4, label=label)
+        shares = {row.step.gpus: row.efficiency for row in rows}
+        right.plot([*shares], [*shares.values()], marker=marker, markersize=4, label=label)
     _axes(left, "GPUs", "hours of the training steps")
     left.set_yscale("log")
     left.yaxis.set_major_formatter(lambda hours, _: f"{hours:g}")
@@ -126,9 +113,12 @@ def draw_arrivals(
 
 
 def _files(name: str, figure: Figure) -> dict[str, bytes]:
+    png, svg = BytesIO(), BytesIO()
     # The SVG keeps its text as text, and the salt makes the file reproducible.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        return {f"plan.{kind}": _saved(figure, kind) for kind in FORMATS}
+        figure.savefig(png, format="png", dpi=130, metadata={"Software": None})
+        figure.savefig(svg, format="svg", dpi=130, metadata={"Date": None})
+    return {"plan.png": png.getvalue(), "plan.svg": svg.getvalue()}
 
 
 def _axes(axes: Axes, of: str, what: str) -> None:
@@ -138,10 +128,3 @@ def _axes(axes: Axes, of: str, what: str) -> None:
     axes.set_ylabel(what)
     axes.grid(alpha=0.3)
     axes.legend()
-
-
-def _saved(figure: Figure, kind: str) -> bytes:
-    file = BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    figure.savefig(file, format=kind, dpi=130, metadata=metadata)
-    return file.getvalue()

@@ -7,7 +7,7 @@ from lsgd import config
 from lsgd.errors import UsageError
 from lsgd.plan.step import ModelledCluster
 from lsgd.plan.table import constants, duration, run_time
-from lsgd.plan.time_to_target import TargetPlan, cheapest, fastest, plan_to_target
+from lsgd.plan.time_to_target import TargetPlan, cheapest, fastest
 from lsgd.recipe import Recipe
 from lsgd.recipe.published_points import PublishedPoints, points_of_paper
 from lsgd.tables import markdown_table
@@ -48,24 +48,6 @@ def _checked(points: PublishedPoints, accuracy: float, recipe: Recipe) -> Publis
 
 def _network(points: PublishedPoints) -> str:
     return f"{points.model} on {points.data}"
-
-
-def find_target_plans(
-    machine: ModelledCluster, recipe: Recipe, points: PublishedPoints, gpus: int
-) -> list[TargetPlan]:
-    """Model the time to a target of every minibatch on every count of up to `gpus` GPUs.
-
-    Raises UsageError if no minibatch fits.
-    """
-    found = plan_to_target(machine, recipe, points.pruned, gpus)
-    if not found:
-        low, high = points.pruned[0].batch_size, points.pruned[-1].batch_size
-        raise UsageError(
-            f"no minibatch from {low} to {high} gives workers of "
-            f"worker_batch={recipe.worker_batch} to {machine.gpus_per_server} GPUs; "
-            "write a smaller worker_batch= or gpus="
-        )
-    return found
 
 
 def target_report(

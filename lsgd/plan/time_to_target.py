@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lsgd.errors import UsageError
 from lsgd.plan.step import ModelledCluster, StepTime
 from lsgd.plan.table import gpu_counts
 from lsgd.recipe import Recipe
@@ -60,7 +61,7 @@ def plan_to_target(
     """Model the time to a target of every minibatch on every count of up to `most` GPUs.
 
     Options that leave a GPU without a worker are omitted. Only the recipe's network, images,
-    precision and worker_batch are used.
+    precision and worker_batch are used. Raises UsageError if no minibatch fits.
     """
     found = []
     for reference in minibatches(pruned, recipe.worker_batch):
@@ -71,6 +72,12 @@ def plan_to_target(
             for gpus in gpu_counts(machine.gpus_per_server, most)
             if gpus <= min(most, sized.workers)
         ]
+    if not found:
+        raise UsageError(
+            f"no minibatch from {pruned[0].batch_size} to {pruned[-1].batch_size} gives workers of "
+            f"worker_batch={recipe.worker_batch} to {machine.gpus_per_server} GPUs; "
+            "write a smaller worker_batch= or gpus="
+        )
     return found
 
 

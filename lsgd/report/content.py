@@ -21,7 +21,6 @@ from lsgd.report.findings import Findings
 from lsgd.report.formatting import (
     NONE,
     format_batch_size,
-    format_count,
     format_final_metric,
     format_group,
     interval,
@@ -41,6 +40,7 @@ from lsgd.run.read import Run
 from lsgd.run.rows import Row
 from lsgd.run.tuned import SEARCHES
 from lsgd.run.verification import read_verification, rows_digest, verification_path
+from lsgd.tables import format_count
 
 
 def compose(
@@ -205,33 +205,27 @@ def _numbers(findings: Findings) -> list[Block]:
     """Return a report's main table, one row for each recipe, and the notes below it."""
     base, metric = findings.baseline, findings.metric
     published = any(target_of(group) for group in findings.groups)
-    head = ["recipe", metric.axis_label(metric.label)]
-    head += [metric.axis_label(metric.label_on(name)) for name in findings.other_evaluation_sets]
-    head += ["n"]
     apart = findings.study is not None and any(group.missing for group in findings.groups)
-    head += ["not finished yet"] if apart else []
-    head += ["against baseline (95 %)"] if base else []
-    head += [metric.axis_label("paper")] if published else []
-    head += ["paper, difference"] if published and base else []
-    head += ["verdict"] if published else []
     rows = []
     for group, verdict in zip(findings.groups, findings.verdicts, strict=True):
         recipe, n = group.recipe, str(len(group.runs))
-        row = [
-            group.label,
-            format_group(group),
-            *(_on(group, name) for name in findings.other_evaluation_sets),
-            f"{n} of {len(group.seeds)}" if group.seeds else n,
-        ]
-        row += [_without_end(group)] if apart else []
-        row += [_against(group, base)] if base else []
-        row += _paper(group, base, verdict) if published else []
-        sizes = " → ".join(str(stage.batch_size) for stage in recipe.stages)
-        steps = " → ".join(str(stage.steps_per_epoch) for stage in recipe.stages)
-        row += [sizes, f"{recipe.scaled_lr:g}", steps]
+        row = {"recipe": group.label, metric.axis_label(metric.label): format_group(group)}
+        for name in findings.other_evaluation_sets:
+            row[metric.axis_label(metric.label_on(name))] = _on(group, name)
+        row["n"] = f"{n} of {len(group.seeds)}" if group.seeds else n
+        if apart:
+            row["not finished yet"] = _without_end(group)
+        if base:
+            row["against baseline (95 %)"] = _against(group, base)
+        if published:
+            row |= _paper(group, base, verdict)
+        row["kn"] = " → ".join(str(stage.batch_size) for stage in recipe.stages)
+        row["lr"] = f"{recipe.scaled_lr:g}"
+        row["steps per epoch"] = " → ".join(str(stage.steps_per_epoch) for stage in recipe.stages)
         rows.append(row)
-    head += ["kn", "lr", "steps per epoch"]
-    return [Table(head, rows), *_notes(findings)] if rows else []
+    if not rows:
+        return []
+    return [Table([*rows[0]], [[*row.values()] for row in rows]), *_notes(findings)]
 
 
 def _without_end(group: RecipeRuns) -> str:
@@ -278,19 +272,19 @@ def _against(group: RecipeRuns, base: RecipeRuns) -> str:
     return interval(welch_difference(group.sample, base.sample))
 
 
-def _paper(group: RecipeRuns, base: RecipeRuns | None, verdict: Verdict) -> list[str]:
+def _paper(group: RecipeRuns, base: RecipeRuns | None, verdict: Verdict) -> dict[str, str]:
     """Return the table cells that compare a recipe's metric with its published number."""
     target, its = target_of(group), target_of(base) if base else None
-    if target is None:
-        number = NONE
-    else:
+    number = NONE
+    if target:
         number = f"{target.value:.2f}" + (f" ± {target.std:.2f}" if target.std else "")
-    cells = [number]
+    cells = {group.metric.axis_label("paper"): number}
     if base:
-        apart = target and its and group is not base
-        cells.append(signed(target.value - its.value) if target and its and apart else NONE)
-    word = verdict.outcome
-    return [*cells, f"{word}, {interval(verdict.difference)}" if verdict.difference else word]
+        cells["paper, difference"] = NONE
+        if target and its and group is not base:
+            cells["paper, difference"] = signed(target.value - its.value)
+    gap = f", {interval(verdict.difference)}" if verdict.difference else ""
+    return cells | {"verdict": verdict.outcome + gap}
 
 
 def _notes(findings: Findings) -> list[Block]:
@@ -531,5 +525,5 @@ def _machine(start: Row) -> str:
     host = f" (host {start['host']})" if "host" in start else ""
     keys = ("lsgd", "commit", "torch", "numpy")
     versions = [f"{key} {start[key]}" for key in keys if start.get(key)]
-    many = "1 process" if processes == 1 else f"{processes} processes"
+    many = format_count(processes, "process", "processes")
     return f"{many}, {hardware}{host}; {', '.join(versions)}"

@@ -87,7 +87,6 @@ def _verdict(judgement: Judgement) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Format a number of epochs as text, with signs for infinite and missing ones."""
     return NONE if math.isnan(value) else NEVER if math.isinf(value) else f"{value:.2f}"
 
 
@@ -101,8 +100,7 @@ def _rules(points: PublishedPoints) -> list[str]:
         f"{len(points.judged)} points those count that no other shows to be slow: {sizes}. "
         "Between two of them mean and standard deviation lie on a straight line.",
         f"A submission has {SUBMISSION_RUNS} runs. What is compared is the olympic mean, without "
-        "the "
-        f"best and the worst run. {NEVER} is a run that never reached the target; one may.",
+        f"the best and the worst run. {NEVER} is a run that never reached the target; one may.",
         "At least: the smallest olympic mean that a one-sided t test (p = 0.05, equal variances) "
         "does not tell from the reference. A submission that is faster than the reference, but "
         "not than that, passes with a time multiplied by reference / own mean. A slower one "
@@ -121,7 +119,6 @@ def _late(recipes: Sequence[ConvergedRuns], points: PublishedPoints) -> list[str
     grids = {each.grid: each.label for each in recipes if each.grid.every > points.grid.every}
     return [
         f"{label} is evaluated {grid}: its epochs are up to {grid.max_delay} late, and it passes "
-        "the "
-        f"more easily for that; the reference was evaluated {points.grid}."
+        f"the more easily for that; the reference was evaluated {points.grid}."
         for grid, label in grids.items()
     ]

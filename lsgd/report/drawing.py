@@ -2,8 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,38 +48,29 @@ class Figure:
         return svg.replace(INK, "currentColor").replace(f"fill: {GROUND}", "fill: none")
 
 
-@contextmanager
-def _canvas(name: str, *, height: float = 3.0) -> Iterator[tuple["Canvas", "Axes"]]:
-    """Create an empty matplotlib figure whose report style applies within this context."""
-    import matplotlib
-    from matplotlib.figure import Figure as Canvas
-
-    style: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.titlesize": 9,
-        "legend.fontsize": 8,
-        "legend.frameon": False,
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.grid": True,
-        "grid.color": GREY,
-        "grid.alpha": 0.25,
-        "grid.linewidth": 0.5,
-        "lines.linewidth": 1.6,
-        "figure.facecolor": GROUND,
-        "axes.facecolor": "none",
-        "savefig.facecolor": GROUND,
-        "svg.fonttype": "none",  # keep text as text
-        "svg.hashsalt": name,  # equal findings make equal files
-        "text.color": INK,
-        "axes.edgecolor": INK,
-        "axes.labelcolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-    }
-    with matplotlib.rc_context(style):
-        canvas = Canvas(figsize=(4.4, height), layout="constrained")
-        yield canvas, canvas.add_subplot()
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.grid": True,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.6,
+    "figure.facecolor": GROUND,
+    "axes.facecolor": "none",
+    "savefig.facecolor": GROUND,
+    "svg.fonttype": "none",  # keep text as text
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+"""The settings of matplotlib for all figures of a report."""
 
 
 def draw_figure(
@@ -91,10 +81,15 @@ def draw_figure(
     The width is 4.4 inches. Characters of `name` that do not belong in a file name are replaced by
     dashes.
     """
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+
     name = re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
+    style = STYLE | {"svg.hashsalt": name}  # equal findings make equal files
     # The axis margin overflows for numbers near the largest float.
-    with _canvas(name, height=height) as (canvas, axes), np.errstate(over="ignore"):
-        plot(axes)
+    with matplotlib.rc_context(style), np.errstate(over="ignore"):
+        canvas = Canvas(figsize=(4.4, height), layout="constrained")
+        plot(canvas.add_subplot())
         _take_literally(canvas)
         svg, png = io.StringIO(), io.BytesIO()
         canvas.savefig(svg, format="svg", metadata={"Date": None})

@@ -239,10 +239,7 @@ def _curve(name: str, group: RecipeRuns, baseline: RecipeRuns | None, metric: Me
             x, y = zip(*sorted(target.curve.items()), strict=True)
             axes.plot(x, y, color=RED, marker="o", ms=4, ls="", label="published")
         axes.set_ylim(0, metric.base_metric.upper_bound)
-        axes.set_xlim(left=0)
-        axes.set_xlabel("epochs")
-        axes.set_ylabel(metric.base_metric.axis_label(metric.base_metric.label))
-        axes.figure.legend(loc="outside lower center", ncols=2)
+        _label_by_epoch(axes, metric.base_metric.axis_label(metric.base_metric.label))
 
     against = f" against {baseline.label}" if baseline else ""
     return draw_figure(
@@ -252,6 +249,13 @@ def _curve(name: str, group: RecipeRuns, baseline: RecipeRuns | None, metric: Me
         plot,
         height=2.7,
     )
+
+
+def _label_by_epoch(axes: "Axes", label: str) -> None:
+    axes.set_xlim(left=0)
+    axes.set_xlabel("epochs")
+    axes.set_ylabel(label)
+    axes.figure.legend(loc="outside lower center", ncols=2)
 
 
 def _line(
@@ -277,19 +281,14 @@ def _line(
 
 
 def _learning_rates(groups: list[RecipeRuns]) -> Figure:
-    """Draw the learning rate of each recipe by epoch."""
-
     def plot(axes: "Axes") -> None:
         for index, group in enumerate(groups):
             x, y = _lr_points(group)
             style = DASHES[index % len(DASHES)]
             axes.plot(x, y, label=group.label, color=COLOURS[index % len(COLOURS)], ls=style)
         axes.set_yscale("log")
-        axes.set_xlim(left=0)
-        axes.set_xlabel("epochs")
-        axes.set_ylabel("learning rate")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.figure.legend(loc="outside lower center", ncols=2)
+        _label_by_epoch(axes, "learning rate")
 
     return draw_figure(
         "lr",
@@ -301,8 +300,6 @@ def _learning_rates(groups: list[RecipeRuns]) -> Figure:
 
 
 def _noise_scales(noisy: list[tuple[RecipeRuns, list[tuple[int, float]]]]) -> Figure:
-    """Draw the gradient noise scale of each recipe by epoch, beside its minibatch size."""
-
     def plot(axes: "Axes") -> None:
         for index, (group, points) in enumerate(noisy):
             colour = COLOURS[index % len(COLOURS)]
@@ -314,10 +311,7 @@ def _noise_scales(noisy: list[tuple[RecipeRuns, list[tuple[int, float]]]]) -> Fi
                 draw = axes.axhline if len(stages) == 1 else axes.hlines
                 draw(stage.batch_size, *span, color=colour, ls=":", lw=1)
         axes.set_yscale("log")
-        axes.set_xlim(left=0)
-        axes.set_xlabel("epochs")
-        axes.set_ylabel("noise scale, examples")
-        axes.figure.legend(loc="outside lower center", ncols=2)
+        _label_by_epoch(axes, "noise scale, examples")
 
     return draw_figure(
         "noise-scale",

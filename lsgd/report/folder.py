@@ -68,9 +68,10 @@ def report(
 
     written = _copies(findings) | page_files(composed, drawn)
     numbers = summary.summarise(findings, made_by, provenance.version())
+    listed = json.dumps(numbers | {"files": sorted(written)}, indent=1, allow_nan=False)
     # The summary is first, so that after a kill the next report knows which files it may replace.
     # The README.md is last: if it is new, so are the other files.
-    _replace(out, earlier, {REPORT: _json(numbers | {"files": sorted(written)}), **written})
+    _replace(out, earlier, {REPORT: f"{listed}\n".encode(), **written})
     return out
 
 
@@ -181,7 +182,3 @@ def _copies(findings: Findings) -> dict[str, files.FileContent]:
     firsts = [names[run.path] for group in findings.groups for run in group.runs[:1]]
     shown = {f"arms/{name}.yaml": configurations[name] for name in firsts}
     return {run_archive.FILE: partial(run_archive.pack, copies), **shown} if copies else {}
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, indent=1, allow_nan=False).encode() + b"\n"

@@ -5,6 +5,7 @@ import math
 from lsgd.report.groups import RecipeRuns
 from lsgd.report.welch import Difference, SampleStats
 from lsgd.run.read import Run
+from lsgd.tables import format_count
 
 NONE = "–"
 """The sign for a missing value."""
@@ -53,11 +54,6 @@ def interval(gap: Difference) -> str:
 def percent(share: float) -> str:
     """Format a confidence level as text, such as 95 % or 98.5 %."""
     return f"{100 * share:.3g} %"
-
-
-def format_count(number: int, noun: str) -> str:
-    """Format a number with its noun, in the plural except for 1."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def steps(group: RecipeRuns) -> str:

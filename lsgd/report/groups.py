@@ -48,25 +48,26 @@ class RecipeRuns:
         """The runs that count: the first of each seed, or all of them."""
         return [*self.runs, *self.repeats] if self.counts_repeats else self.runs
 
-    def by_seed(self, value: Callable[[Run], float | None]) -> dict[int, float]:
-        """Return a value of each seed, the mean over its runs that count and have a finite one."""
+    def _sample(self, value: Callable[[Run], float | None]) -> SampleStats | None:
+        """Return the statistics of a value over the seeds; None if no run has a finite one.
+
+        The value of a seed is the mean over its runs that count.
+        """
         values: dict[int, list[float]] = {}
         for run in self.counted:
             number = value(run)
             if number is not None and math.isfinite(number):
                 values.setdefault(run.recipe.seed, []).append(number)
-        return {seed: statistics.fmean(numbers) for seed, numbers in values.items()}
+        return sample_stats([*map(statistics.fmean, values.values())]) if values else None
 
     @property
     def sample(self) -> SampleStats | None:
         """The statistics of the finished runs' finite final metrics; None if there are none."""
-        known = self.by_seed(lambda run: run.final_metric if run.finished else None)
-        return sample_stats([*known.values()]) if known else None
+        return self._sample(lambda run: run.final_metric if run.finished else None)
 
     def sample_on(self, evaluation_set: str) -> SampleStats | None:
         """Return the statistics of the finished runs' metrics on an evaluation set, or None."""
-        known = self.by_seed(lambda run: run.number_on(evaluation_set) if run.finished else None)
-        return sample_stats([*known.values()]) if known else None
+        return self._sample(lambda run: run.number_on(evaluation_set) if run.finished else None)
 
     @property
     def claim_sample(self) -> SampleStats | None:
@@ -79,8 +80,7 @@ class RecipeRuns:
             known = run.finished and math.isfinite(run.final_metric)
             return run.final_metric if known else self.chance_level
 
-        known = self.by_seed(number)
-        return sample_stats([*known.values()]) if known else None
+        return self._sample(number)
 
     @property
     def chance_level(self) -> float:

@@ -91,7 +91,6 @@ def render(content: Content) -> str:
 
 
 def _block(block: Block) -> str:
-    """Render a block of a report, such as a table, as HTML."""
     match block:
         case Table():
             head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in block.head)
@@ -119,7 +118,6 @@ def _block(block: Block) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    """Render a figure of a report as HTML, with the SVG inline."""
     svg = figure.inline.replace("<svg ", f'<svg role="img" aria-label="{_plain(figure.alt)}" ', 1)
     return f"<figure>{svg}<figcaption>{_plain(figure.title)}</figcaption></figure>"
 
@@ -135,5 +133,4 @@ def _plain(text: str) -> str:
 
 
 def _within(tag: str, name: str, inner: str) -> str:
-    """Return an HTML element of a given tag and class around HTML content."""
     return f'<{tag} class="{name}">{inner}</{tag}>'

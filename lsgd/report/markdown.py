@@ -20,7 +20,6 @@ def _text(text: str) -> str:
 
 
 def _block(block: Block) -> str:
-    """Render a block of a report, such as a table, as Markdown."""
     match block:
         case Table():
             head, *rows = [list(map(_text, row)) for row in (block.head, *block.rows)]

@@ -6,10 +6,10 @@ from typing import Any
 from lsgd import files
 from lsgd.errors import UsageError
 from lsgd.report.claims import FAILS, HOLDS, OPEN
-from lsgd.report.formatting import NONE, format_count
+from lsgd.report.formatting import NONE
 from lsgd.rules.metric import TOP1, Metric, metric_by_name
 from lsgd.sanitizing import sanitize_for_page
-from lsgd.tables import escape_markdown, markdown_table
+from lsgd.tables import escape_markdown, format_count, markdown_table
 from lsgd.untrusted_files import parse_json, read_bounded
 
 BEGIN, END = "<!-- results, by make results -->", "<!-- end of results -->"
@@ -34,7 +34,6 @@ def results_table(results: Path) -> str:
 
 
 def _table(metric: Metric, rows: list[list[str]]) -> str:
-    """Render the results table of one metric as Markdown."""
     number, published = metric.axis_label(metric.label), metric.axis_label("published")
     head = ["study", "run", number, "seeds", published, "verdict"]
     return markdown_table(head, [list(map(sanitize_for_page, row)) for row in rows])

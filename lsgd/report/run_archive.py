@@ -50,7 +50,6 @@ def unpack(archive: Path) -> Path:
 
 @cache
 def _unpacked(archive: Path) -> "tempfile.TemporaryDirectory[str]":
-    """Unpack an archive of runs into a temporary folder, once for each path."""
     folder = tempfile.TemporaryDirectory(prefix=f"lsgd-{archive.parent.name}-")
     unread = MOST
     try:

@@ -89,23 +89,14 @@ def _measured(
     """Return a speed of each epoch of a recipe's runs, by hardware and number of processes."""
     measured: dict[tuple[str, int], list[float]] = {}
     for run in (*group.runs, *group.repeats):
-        for where, value in _epochs(run, speed):
-            measured.setdefault(where, []).append(value)
+        where = "unknown hardware", 1
+        for row in run.rows:
+            if row["kind"] == "start":
+                hardware, processes = hardware_and_processes(row)
+                where = f"{hardware}; {_execution(run.recipe)}", processes
+            if row["kind"] == "epoch" and (value := speed(run, row)):
+                measured.setdefault(where, []).append(value)
     return measured
-
-
-def _epochs(
-    run: Run, speed: Callable[[Run, Row], float | None]
-) -> list[tuple[tuple[str, int], float]]:
-    """Return hardware, number of processes and a speed of each epoch of a run."""
-    where, speeds = ("unknown hardware", 1), list[tuple[tuple[str, int], float]]()
-    for row in run.rows:
-        if row["kind"] == "start":
-            hardware, processes = hardware_and_processes(row)
-            where = f"{hardware}; {_execution(run.recipe)}", processes
-        if row["kind"] == "epoch" and (value := speed(run, row)):
-            speeds.append((where, value))
-    return speeds
 
 
 def is_cpu(hardware: str) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from lsgd.report.content import title_of
@@ -67,8 +66,8 @@ def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
 
 
 def _recipe(group: RecipeRuns, verdict: Verdict) -> dict[str, Any]:
-    """Return the summary of one recipe's runs as JSON values."""
     sample, target = group.sample, target_of(group)
+    never = sum(run.finished and math.isinf(run.final_metric) for run in group.repeats)
     return {
         "recipe": group.recipe.name,
         "label": group.label,
@@ -82,7 +81,7 @@ def _recipe(group: RecipeRuns, verdict: Verdict) -> dict[str, Any]:
         "mean": sample.mean if sample else None,
         "std": sample.std if sample and sample.n > 1 else None,
         "repeats": [_number(run) for run in group.repeats],
-        **({"repeats_never": never} if (never := _never_reached(group.repeats)) else {}),
+        **({"repeats_never": never} if never else {}),
         # Older summaries have no such key, and their repeats do not count.
         **({"counts_repeats": True} if group.counts_repeats else {}),
         "published": (
@@ -99,11 +98,6 @@ def _recipe(group: RecipeRuns, verdict: Verdict) -> dict[str, Any]:
 def _number(run: Run) -> float | None:
     """Return the final metric of a run; None if it diverged or never reached its target."""
     return run.final_metric if run.finished and math.isfinite(run.final_metric) else None
-
-
-def _never_reached(runs: Sequence[Run]) -> int:
-    """Return the number of finished runs that never reached their target."""
-    return sum(run.finished and math.isinf(run.final_metric) for run in runs)
 
 
 def _difference(gap: Difference | None) -> dict[str, float | None] | None:

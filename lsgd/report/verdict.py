@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from lsgd.recipe import Recipe, Target
 from lsgd.report.groups import RecipeRuns, differences, format_change
 from lsgd.report.welch import Difference, SampleStats, welch_difference
+from lsgd.tables import format_count
 
 PAPER_RUNS = 5
 """The number of runs behind each of the paper's numbers (Goyal et al. 2017, section 5.1)."""
@@ -67,7 +68,7 @@ def _of_the_runs(group: RecipeRuns, target: Target) -> list[str]:
     n = len(group.runs)
     reasons = []
     if n < PAPER_RUNS:
-        seeds = "1 seed" if n == 1 else f"{n} seeds"
+        seeds = format_count(n, "seed")
         reasons.append(f"{seeds}, not {PAPER_RUNS}" if n else "no finished run")
     if group.diverged:
         reasons.append(f"{group.diverged} of {len(group.counted)} diverged")

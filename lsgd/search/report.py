@@ -12,13 +12,14 @@ from lsgd.recipe.search import Value
 from lsgd.report.blocks import Block, Content, Figures, Section, Table
 from lsgd.report.drawing import COLOURS, GREY, Figure, draw_figure
 from lsgd.report.folder import page_files
-from lsgd.report.formatting import NONE, format_count, mean_and_std
+from lsgd.report.formatting import NONE, mean_and_std
 from lsgd.report.welch import sample_stats
 from lsgd.rules.metric import Metric
 from lsgd.run.remaining import duration
 from lsgd.search.record import SearchRecord
 from lsgd.search.space import format_values
 from lsgd.search.trial import FAILED, FINISHED, PRUNED, STATES, Trial, best_trial, has_number
+from lsgd.tables import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,7 +28,6 @@ from lsgd.launch.submission import (
     submitted_job,
 )
 from lsgd.planned import PlannedRun, RunLauncher, has_ended
-from lsgd.report.formatting import format_count
 from lsgd.report.groups import RecipeRuns
 from lsgd.run.remaining import duration
 from lsgd.search.backends import JobStepBackend, JobStepLauncher
@@ -43,6 +42,7 @@ from lsgd.search.controller import (
 from lsgd.search.folder import hold_lock
 from lsgd.search.trial import FINISHED, RUNNING, Trial, best_trial
 from lsgd.supervise import catch_stop_signals
+from lsgd.tables import format_count
 
 if TYPE_CHECKING:
     from lsgd.search.optuna_study import OptunaStudy

@@ -48,7 +48,6 @@ from lsgd.planned import PlannedRun, has_ended, limit_threads, print_jobs
 from lsgd.report.claims import OPEN, Decision
 from lsgd.report.findings import Findings
 from lsgd.report.folder import check_libraries
-from lsgd.report.formatting import format_count
 from lsgd.report.groups import most_seeds
 from lsgd.report.look_record import (
     note_added_seeds,
@@ -65,6 +64,7 @@ from lsgd.study.run_queue import RunQueue
 from lsgd.study.seeds import next_seeds, seed_order
 from lsgd.study.slurm_jobs import job_arrays, report_script, submit_arrays
 from lsgd.supervise import catch_stop_signals
+from lsgd.tables import format_count
 
 
 def run_study(argv: Sequence[str]) -> int:

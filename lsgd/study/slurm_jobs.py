@@ -18,7 +18,7 @@ from lsgd.launch.submission import (
     sbatch,
 )
 from lsgd.planned import PlannedRun, RunLauncher
-from lsgd.report.formatting import format_count
+from lsgd.tables import format_count
 
 
 @dataclass(frozen=True)

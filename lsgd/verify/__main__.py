@@ -27,7 +27,7 @@ import secrets
 import sys
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cache, partial
@@ -79,9 +79,9 @@ from lsgd.verify.evidence import (
 from lsgd.verify.progress import Progress, Work, work_of_place
 from lsgd.verify.reexecution import (
     ExecutedSteps,
+    Execution,
     compare_steps,
     draw_places,
-    execute,
     norm_rounding,
     perturb,
     restore,
@@ -126,36 +126,31 @@ def verify(
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
         records.check_loader(run, inputs.name, evidence)
         start = read_start_weights(recipe, comm)
-        files = _check_files(run, listed, recipe, workload, data, here, evidence)
-        files.keep_common(comm)
-        saved_at = files.saved_at
-        recipe, _ = resolve_auto_fields(recipe, files.timed, comm, device)
-        drawn = draw_places(saved_at, places, drawn_seed) if files.are_in_order else []
-        last_steps = {place: min(place + steps, files.made_steps) for place in drawn}
-        if not evidence.mismatches:
-            _require_comparison(run, files, last_steps)
+        checked = _CheckedRun(run, evidence, steps)
+        checked.check_files(listed, recipe, workload, data, here)
+        checked.keep_common(comm)
+        recipe, _ = resolve_auto_fields(recipe, checked.timed, comm, device)
+        checked.draw_places(places, drawn_seed)
+        last_steps = checked.last_steps
         progress = Progress(
             {place: work_of_place(recipe, place, last) for place, last in last_steps.items()},
             partial(print, flush=True) if comm.rank == 0 else None,
         )
         if comm.rank == 0:
-            print(_plan(run, recipe, drawn, steps, evidence, drawn_seed, progress.all), flush=True)
+            print(checked.plan(recipe, drawn_seed, progress.all), flush=True)
         new = partial(Learner, recipe, comm, device, data, start.tensors)
         executed, rows = set[int](), list[Row]()
-        for place, last in last_steps.items():
-            ours = _verify_place(new, inputs, run, files, place, last, evidence, progress)
-            if ours is not None:
+        for place in last_steps:
+            if ours := checked.execute(new, inputs, place, progress):
                 executed |= set(range(ours.first, ours.last))
                 rows += ours.rows
         records.check_keys(run, rows, workload.evaluation_sets, evidence)
-        _note_distances(files, last_steps, steps, evidence)
-        _require_confirmation(run, evidence)
+        checked.note_distances()
+        checked.require_confirmation()
         if comm.rank:
             return None
         machine = f"{describe(comm, device, threads=recipe.threads)}; {inputs.name}"
-        return _verification(
-            run, rows_sha256, files, evidence, drawn_seed, steps, drawn, executed, machine
-        )
+        return checked.verdict(rows_sha256, drawn_seed, len(executed), machine)
 
 
 def _agree(comm: Comm, run: Run, seed: int | None) -> tuple[Run, list[Path], str, int]:
@@ -172,111 +167,6 @@ def _agree(comm: Comm, run: Run, seed: int | None) -> tuple[Run, list[Path], str
             rows_digest(run.path, len(run.rows)),
             secrets.randbelow(10**6) if seed is None else seed,
         ),
-    )
-
-
-def _require_confirmation(run: Run, evidence: Evidence) -> None:
-    """Raise UsageError if no value was computed again, and none differs."""
-    if not evidence.recomputed and not evidence.mismatches:
-        raise UsageError(
-            f"no value of {run.path} could be compared with one that was computed again, so "
-            "nothing is confirmed; write --steps N to reach its next row or checkpoint"
-        )
-
-
-@dataclass
-class _CheckedFiles:
-    """The rows and checkpoints of a run folder, after they were compared with each other."""
-
-    are_in_order: bool
-    """Whether the rows are in the order of the run's steps."""
-    names: list[str] = field(default_factory=list)
-    """The names of the checkpoints that can be read."""
-    saved_at: defaultdict[int, list[Path]] = field(default_factory=lambda: defaultdict(list))
-    """The checkpoints that belong to the run, by step."""
-    timed: dict[str, Any] = field(default_factory=dict)
-    """The values that lsgd.autotune had chosen, by the last of these checkpoints."""
-    made_steps: int = 0
-    """The number of steps that the run has made, by its rows and checkpoints."""
-    diverged_by_step: int | None = None
-    """The number of steps by which the run states that it diverged; None if it does not."""
-
-    def keep_common(self, comm: Comm) -> None:
-        """Drop the checkpoints that another process has not read, as the run has deleted them."""
-        common = set.intersection(*map(set, comm.gather_objects([*self.saved_at])))
-        for step in self.saved_at.keys() - common:
-            del self.saved_at[step]
-
-
-def _check_files(
-    run: Run,
-    listed: Sequence[Path],
-    recipe: Recipe,
-    workload: Workload,
-    data: Digests,
-    here: dict[str, str],
-    evidence: Evidence,
-) -> _CheckedFiles:
-    """Compare a run's files with its recipe and each other, without executing a step.
-
-    Raises UsageError if a checkpoint was trained on other data.
-    """
-    records.check_fingerprint(run, evidence)
-    records.check_versions(run, here, evidence)
-    records.check_metric(run, workload.metric.name, evidence)
-    files = _CheckedFiles(records.check_rows(recipe, run.rows, evidence))
-    order_of = cache(lambda epoch: order_hash(workload.example_order(epoch)))
-    for path, saved in read_checkpoints(listed, evidence):
-        if is_newer_than_rows(saved, run):
-            evidence.note(f"{path.name} is newer than the rows that were read, and is left out")
-            continue
-        if not all(isinstance(each, str) for item in saved.data.items() for each in item):
-            evidence.differ(f"{path.name}: its digests of the data are not texts")
-            continue
-        check_same_data(saved.data, data)
-        files.names.append(path.name)
-        if records.check_checkpoint(path, saved, run, order_of, evidence):
-            files.saved_at[saved.step].append(path)
-            files.timed = kept_values(saved.recipe)
-    files.diverged_by_step = records.check_divergence(run, files.saved_at, evidence)
-    steps = [row["step"] for row in run.rows]
-    files.made_steps = max([0, *steps, *files.saved_at, files.diverged_by_step or 0])
-    if not files.names:
-        evidence.note("no checkpoint is there, so that only the start is executed again")
-    return files
-
-
-def _verification(
-    run: Run,
-    rows_sha256: str,
-    files: _CheckedFiles,
-    evidence: Evidence,
-    seed: int,
-    steps: int,
-    places: list[int],
-    executed: Collection[int],
-    machine: str,
-) -> RunVerification:
-    """Return the verdict on a run, by the evidence of its files and of the executed steps."""
-    return RunVerification(
-        fingerprint=run.recipe.fingerprint,
-        rows_sha256=rows_sha256,
-        checkpoints=files.names,
-        seed=seed,
-        steps=steps,
-        places=places,
-        tolerance=evidence.tolerance,
-        executed_steps=len(executed),
-        made_steps=files.made_steps,
-        compared=dict(evidence.compared),
-        unresolved=dict(evidence.unresolved),
-        largest_difference=evidence.largest_difference,
-        mismatches=evidence.mismatches,
-        notes=evidence.notes,
-        machine=machine,
-        host=platform.node(),
-        time=datetime.now().astimezone().isoformat(timespec="seconds"),
-        lsgd=provenance.version(),
     )
 
 
@@ -306,124 +196,214 @@ def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
     return recipe
 
 
-def _verify_place(
-    new_learner: Callable[[], Learner],
-    inputs: Inputs,
-    run: Run,
-    files: _CheckedFiles,
-    place: int,
-    last: int,
-    evidence: Evidence,
-    progress: Progress,
-) -> ExecutedSteps | None:
-    """Execute steps of the run again, from a place to before step `last`, and compare them.
+@dataclass
+class _CheckedRun:
+    """A run whose files were compared with each other, and whose steps are executed again."""
 
-    Returns None if the checkpoint of the place cannot be restored.
-    """
-    saved_at = files.saved_at
-    # A run that diverged as it saved is found to only by a save.
-    kept = {*saved_at, files.diverged_by_step or 0}
-    logged = {row["step"] for row in run.rows if row["kind"] == "train"}
-    executed: list[ExecutedSteps] = []
-    for number, is_perturbed in enumerate((True, False)):
-        learner = new_learner()
-        if place:
-            path = saved_at[place][0]
-            saved = load(path)
-            if not all(learner.comm.gather_objects(saved is not None)) or saved is None:
-                note_deleted(path, evidence)
-                return None
-            try:
-                restore(learner, saved, path.name, None if is_perturbed else evidence)
-            except UsageError:
-                raise
-            except Exception as error:  # any type, since the file may have anything
-                why = (str(error) or repr(error)).splitlines()[0]
-                evidence.differ(f"{path.name}: it cannot be restored ({why:.200})")
-                return None
-        if is_perturbed:
-            perturb(learner, evidence.norm_rounding)
-        progress.start_execution(place, number)
-        executed.append(execute(learner, inputs, last, logged, kept, progress))
-    perturbed, ours = executed
-    compare_steps(run, learner.recipe, saved_at, ours, perturbed, evidence)
-    return ours
+    run: Run
+    evidence: Evidence
+    steps: int
+    """The largest number of steps that are executed again at each place."""
+    are_rows_in_order: bool = False
+    """Whether the rows are in the order of the run's steps."""
+    names: list[str] = field(default_factory=list)
+    """The names of the checkpoints that can be read."""
+    saved_at: defaultdict[int, list[Path]] = field(default_factory=lambda: defaultdict(list))
+    """The checkpoints that belong to the run, by step."""
+    timed: dict[str, Any] = field(default_factory=dict)
+    """The values that lsgd.autotune had chosen, by the last of these checkpoints."""
+    made_steps: int = 0
+    """The number of steps that the run has made, by its rows and checkpoints."""
+    diverged_by_step: int | None = None
+    """The number of steps by which the run states that it diverged; None if it does not."""
+    last_steps: dict[int, int] = field(default_factory=dict)
+    """The step before which execution ends, by the place after which it begins."""
 
+    def check_files(
+        self,
+        listed: Sequence[Path],
+        recipe: Recipe,
+        workload: Workload,
+        data: Digests,
+        here: dict[str, str],
+    ) -> None:
+        """Compare the run's files with its recipe and each other, without executing a step.
 
-def _require_comparison(run: Run, files: _CheckedFiles, last_steps: Mapping[int, int]) -> None:
-    """Raise UsageError if no executed step would reach a row, an evaluation or a checkpoint.
+        Raises UsageError if a checkpoint was trained on other data.
+        """
+        run, evidence = self.run, self.evidence
+        records.check_fingerprint(run, evidence)
+        records.check_versions(run, here, evidence)
+        records.check_metric(run, workload.metric.name, evidence)
+        self.are_rows_in_order = records.check_rows(recipe, run.rows, evidence)
+        order_of = cache(lambda epoch: order_hash(workload.example_order(epoch)))
+        for path, saved in read_checkpoints(listed, evidence):
+            if is_newer_than_rows(saved, run):
+                evidence.note(f"{path.name} is newer than the rows that were read, and is left out")
+                continue
+            if not all(isinstance(each, str) for item in saved.data.items() for each in item):
+                evidence.differ(f"{path.name}: its digests of the data are not texts")
+                continue
+            check_same_data(saved.data, data)
+            self.names.append(path.name)
+            if records.check_checkpoint(path, saved, run, order_of, evidence):
+                self.saved_at[saved.step].append(path)
+                self.timed = kept_values(saved.recipe)
+        self.diverged_by_step = records.check_divergence(run, self.saved_at, evidence)
+        steps = [row["step"] for row in run.rows]
+        self.made_steps = max([0, *steps, *self.saved_at, self.diverged_by_step or 0])
+        if not self.names:
+            evidence.note("no checkpoint is there, so that only the start is executed again")
 
-    `last_steps` has, for each place, the step before which execution ends.
-    """
-    rows = [row for row in run.rows if row["kind"] in MEASURED]
-    ends = {files.diverged_by_step or 0} - {0}
-    known = sorted({row["step"] for row in rows} | files.saved_at.keys() | ends)
-    newest = max(known, default=0)
-    following = {place: known[bisect(known, place)] for place in last_steps if place < newest}
-    is_reached = any(step <= last_steps[place] for place, step in following.items())
-    is_evaluated = any(
-        row["kind"] in ("epoch", "evaluation") and row["step"] in last_steps for row in rows
-    )
-    if following and not is_reached and not is_evaluated:
-        needed = min(step - place for place, step in following.items())
-        raise UsageError(
-            f"{run.path} has no row and no checkpoint of the steps that would be executed again; "
-            f"write --steps {needed} to reach its next one"
+    def keep_common(self, comm: Comm) -> None:
+        """Drop the checkpoints that another process has not read, as the run has deleted them."""
+        common = set.intersection(*map(set, comm.gather_objects([*self.saved_at])))
+        for step in self.saved_at.keys() - common:
+            del self.saved_at[step]
+
+    def draw_places(self, count: int, seed: int) -> None:
+        """Draw the places after which steps are executed again; none if the rows have no order.
+
+        Raises UsageError if no executed step would reach a row, an evaluation or a checkpoint.
+        """
+        places = draw_places(self.saved_at, count, seed) if self.are_rows_in_order else []
+        self.last_steps = {place: min(place + self.steps, self.made_steps) for place in places}
+        if not self.evidence.mismatches:
+            self._require_comparison()
+
+    def _require_comparison(self) -> None:
+        """Raise UsageError if no executed step would reach a row, an evaluation or a checkpoint."""
+        run, last_steps = self.run, self.last_steps
+        rows = [row for row in run.rows if row["kind"] in MEASURED]
+        ends = {self.diverged_by_step or 0} - {0}
+        known = sorted({row["step"] for row in rows} | self.saved_at.keys() | ends)
+        newest = max(known, default=0)
+        following = {place: known[bisect(known, place)] for place in last_steps if place < newest}
+        is_reached = any(step <= last_steps[place] for place, step in following.items())
+        is_evaluated = any(
+            row["kind"] in ("epoch", "evaluation") and row["step"] in last_steps for row in rows
         )
+        if following and not is_reached and not is_evaluated:
+            needed = min(step - place for place, step in following.items())
+            raise UsageError(
+                f"{run.path} has no row and no checkpoint of the steps that would be executed "
+                f"again; write --steps {needed} to reach its next one"
+            )
 
-
-def _plan(
-    run: Run,
-    recipe: Recipe,
-    drawn: Sequence[int],
-    steps: int,
-    evidence: Evidence,
-    seed: int,
-    work: Work,
-) -> str:
-    """Return the lines that state, before any step, what is executed and what is allowed."""
-    head = f"{run.path}: {recipe.name}, fingerprint {recipe.fingerprint[:12]}, {run.state}\n"
-    if not drawn:
-        return f"{head}no step is executed again, as the rows are not in the order of steps"
-    after = ", ".join("the start" if place == 0 else f"step {place}" for place in drawn)
-    text = (
-        f"{head}up to {steps} steps are executed again after {after} (seed {seed}), each twice: "
-        f"{work.steps} steps and {work.evaluations} evaluations\n"
-        f"allowed: a relative difference of {evidence.tolerance:g} ({recipe.precision}) in losses, "
-        f"norms and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or "
-        f"{COUNTED_LEAST}; in addition {ROUNDING_FACTOR:g} times what rounding changes, measured "
-        "by a second execution whose parameters differ in their last bits"
-    )
-    if evidence.norm_rounding:
-        text += (
-            f", and, in gradient norms, {ROUNDING_FACTOR:g} times that of their sum in older "
-            f"versions, {evidence.norm_rounding:.1g}"
+    def plan(self, recipe: Recipe, seed: int, work: Work) -> str:
+        """Return the lines that state, before any step, what is executed and what is allowed."""
+        run, evidence = self.run, self.evidence
+        head = f"{run.path}: {recipe.name}, fingerprint {recipe.fingerprint[:12]}, {run.state}\n"
+        if not self.last_steps:
+            return f"{head}no step is executed again, as the rows are not in the order of steps"
+        after = ", ".join(
+            "the start" if place == 0 else f"step {place}" for place in self.last_steps
         )
-    return text
-
-
-def _note_distances(
-    files: _CheckedFiles, last_steps: Mapping[int, int], steps: int, evidence: Evidence
-) -> None:
-    """Note the checkpoints and the divergence that no executed step reached.
-
-    The tensors of these checkpoints are not confirmed.
-    """
-    far = [
-        step
-        for step in sorted(files.saved_at)
-        if not any(place < step <= place + steps for place in last_steps)
-    ]
-    if far:
-        evidence.note(
-            f"the tensors of the checkpoints of steps {', '.join(map(str, far[:9]))} were not "
-            f"computed again, as no place is within {steps} steps before; write --steps N"
+        text = (
+            f"{head}up to {self.steps} steps are executed again after {after} (seed {seed}), each "
+            f"twice: {work.steps} steps and {work.evaluations} evaluations\n"
+            f"allowed: a relative difference of {evidence.tolerance:g} ({recipe.precision}) in "
+            f"losses, norms and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or "
+            f"{COUNTED_LEAST}; in addition {ROUNDING_FACTOR:g} times what rounding changes, "
+            "measured by a second execution whose parameters differ in their last bits"
         )
-    end = files.diverged_by_step
-    if end is not None and last_steps and end not in last_steps.values():
-        evidence.note(
-            f"the divergence by step {end} was not executed again; write --steps "
-            f"{end - max(last_steps, default=0)}"
+        if evidence.norm_rounding:
+            text += (
+                f", and, in gradient norms, {ROUNDING_FACTOR:g} times that of their sum in older "
+                f"versions, {evidence.norm_rounding:.1g}"
+            )
+        return text
+
+    def execute(
+        self, new_learner: Callable[[], Learner], inputs: Inputs, place: int, progress: Progress
+    ) -> ExecutedSteps | None:
+        """Execute the steps of the run after a place again, and compare them.
+
+        Returns None if the checkpoint of the place cannot be restored.
+        """
+        run, evidence, saved_at = self.run, self.evidence, self.saved_at
+        last = self.last_steps[place]
+        # A run that diverged as it saved is found to only by a save.
+        kept = {*saved_at, self.diverged_by_step or 0}
+        logged = {row["step"] for row in run.rows if row["kind"] == "train"}
+        executed: list[ExecutedSteps] = []
+        for number, is_perturbed in enumerate((True, False)):
+            learner = new_learner()
+            if place:
+                path = saved_at[place][0]
+                saved = load(path)
+                if not all(learner.comm.gather_objects(saved is not None)) or saved is None:
+                    note_deleted(path, evidence)
+                    return None
+                try:
+                    restore(learner, saved, path.name, None if is_perturbed else evidence)
+                except UsageError:
+                    raise
+                except Exception as error:  # any type, since the file may have anything
+                    why = (str(error) or repr(error)).splitlines()[0]
+                    evidence.differ(f"{path.name}: it cannot be restored ({why:.200})")
+                    return None
+            if is_perturbed:
+                perturb(learner, evidence.norm_rounding)
+            progress.start_execution(place, number)
+            executed.append(Execution(learner, inputs, last, logged, kept, progress).run())
+        perturbed, ours = executed
+        compare_steps(run, learner.recipe, saved_at, ours, perturbed, evidence)
+        return ours
+
+    def note_distances(self) -> None:
+        """Note the checkpoints and the divergence that no executed step reached.
+
+        The tensors of these checkpoints are not confirmed.
+        """
+        last_steps, steps = self.last_steps, self.steps
+        far = [
+            step
+            for step in sorted(self.saved_at)
+            if not any(place < step <= place + steps for place in last_steps)
+        ]
+        if far:
+            self.evidence.note(
+                f"the tensors of the checkpoints of steps {', '.join(map(str, far[:9]))} were not "
+                f"computed again, as no place is within {steps} steps before; write --steps N"
+            )
+        end = self.diverged_by_step
+        if end is not None and last_steps and end not in last_steps.values():
+            self.evidence.note(
+                f"the divergence by step {end} was not executed again; write --steps "
+                f"{end - max(last_steps, default=0)}"
+            )
+
+    def require_confirmation(self) -> None:
+        """Raise UsageError if no value was computed again, and none differs."""
+        if not self.evidence.recomputed and not self.evidence.mismatches:
+            raise UsageError(
+                f"no value of {self.run.path} could be compared with one that was computed again, "
+                "so nothing is confirmed; write --steps N to reach its next row or checkpoint"
+            )
+
+    def verdict(self, rows_sha256: str, seed: int, executed: int, machine: str) -> RunVerification:
+        """Return the verdict on the run, by the evidence of its files and of the executed steps."""
+        evidence = self.evidence
+        return RunVerification(
+            fingerprint=self.run.recipe.fingerprint,
+            rows_sha256=rows_sha256,
+            checkpoints=self.names,
+            seed=seed,
+            steps=self.steps,
+            places=[*self.last_steps],
+            tolerance=evidence.tolerance,
+            executed_steps=executed,
+            made_steps=self.made_steps,
+            compared=dict(evidence.compared),
+            unresolved=dict(evidence.unresolved),
+            largest_difference=evidence.largest_difference,
+            mismatches=evidence.mismatches,
+            notes=evidence.notes,
+            machine=machine,
+            host=platform.node(),
+            time=datetime.now().astimezone().isoformat(timespec="seconds"),
+            lsgd=provenance.version(),
         )
 
 

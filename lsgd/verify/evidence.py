@@ -88,8 +88,7 @@ class Evidence:
         `rounding` is the relative effect of rounding on it. A value that was not finite is None.
         """
         if written is None and computed is None:
-            self.compared[kind] += 1
-            self.recomputed += 1
+            self._confirm(kind)
             return
         found = f"{kind} is {_short(written)}, computed again {_short(computed)}"
         difference = relative_difference(written, computed, SMALL)
@@ -110,8 +109,7 @@ class Evidence:
         allowed to differ in any case if this is larger, as an error of 0 has no relative one.
         """
         if written is None and computed is None:
-            self.compared[kind] += 1
-            self.recomputed += 1
+            self._confirm(kind)
             return
         relative = ROUNDING_FACTOR * rounding
         points = 100 * max(COUNTED_LEAST, COUNTED_SHARE * examples) / examples
@@ -125,8 +123,7 @@ class Evidence:
         elif relative > UNRESOLVED:
             self.unresolved[kind] += 1
         else:
-            self.compared[kind] += 1
-            self.recomputed += 1
+            self._confirm(kind)
 
     def tensors(
         self, kind: str, where: str, written: Any, computed: Any, perturbed: Any, key: str = ""
@@ -162,6 +159,10 @@ class Evidence:
             case _:
                 self.differ(f"{where}: {kind} {key} is of another form")
 
+    def _confirm(self, kind: str) -> None:
+        self.compared[kind] += 1
+        self.recomputed += 1
+
     def _allowed(self, rounding: float) -> float:
         return self.tolerance + ROUNDING_FACTOR * rounding
 
@@ -174,8 +175,7 @@ class Evidence:
         elif allowed > UNRESOLVED:
             self.unresolved[kind] += 1
         else:
-            self.compared[kind] += 1
-            self.recomputed += 1
+            self._confirm(kind)
             self.largest_difference = max(self.largest_difference, difference)
 
 

@@ -145,51 +145,48 @@ class ExecutedSteps:
     """The number of steps by which the execution diverged, which ended it; None if it did not."""
 
 
-def execute(
-    learner: Learner,
-    inputs: Inputs,
-    last: int,
-    logged: Collection[int],
-    kept: Collection[int],
-    progress: Progress,
-) -> ExecutedSteps:
-    """Execute the steps of a run from the learner's next step to before step `last`.
-
-    Rows are made after the steps in `logged`, and states are kept after those in `kept`. A restored
-    model is evaluated first where the run was, as after the executed steps. All processes of a
-    job make the same calls.
-    """
-    done = ExecutedSteps(learner.next_step, learner.next_step, [_row("start", learner.next_step)])
-    execution = _Execution(learner, inputs, last, logged, kept, progress, done)
-    try:
-        execution.evaluate_restored()
-        for epoch, steps in learner.remaining_epochs():
-            if steps and steps[0] >= last:
-                break
-            execution.execute_epoch(epoch, steps)
-    except DivergedError as error:
-        done.diverged_by_step = steps_until_divergence(str(error))
-        assert done.diverged_by_step is not None
-    done.last = learner.next_step
-    return done
-
-
 def _row(kind: str, step: int, **values: Any) -> Row:
     # The gradient norm of a step that float16 skips is not finite.
     return {"kind": kind, "step": step} | {key: to_writable(each) for key, each in values.items()}
 
 
-@dataclass(frozen=True)
-class _Execution:
-    """An execution of steps by a learner, with the arguments of `execute` and what is done."""
+class Execution:
+    """An execution of the steps of a run, from the learner's next step to before step `last`.
 
-    learner: Learner
-    inputs: Inputs
-    last: int
-    logged: Collection[int]
-    kept: Collection[int]
-    progress: Progress
-    done: ExecutedSteps
+    Rows are made after the steps in `logged`, and states are kept after those in `kept`.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        inputs: Inputs,
+        last: int,
+        logged: Collection[int],
+        kept: Collection[int],
+        progress: Progress,
+    ) -> None:
+        self.learner, self.inputs, self.progress = learner, inputs, progress
+        self.last, self.logged, self.kept = last, logged, kept
+        first = learner.next_step
+        self.done = ExecutedSteps(first, first, [_row("start", first)])
+
+    def run(self) -> ExecutedSteps:
+        """Execute the steps and return their results; all processes of a job call it together.
+
+        A restored model is evaluated first where the run was, as after the executed steps.
+        """
+        learner, done = self.learner, self.done
+        try:
+            self.evaluate_restored()
+            for epoch, steps in learner.remaining_epochs():
+                if steps and steps[0] >= self.last:
+                    break
+                self.execute_epoch(epoch, steps)
+        except DivergedError as error:
+            done.diverged_by_step = steps_until_divergence(str(error))
+            assert done.diverged_by_step is not None
+        done.last = learner.next_step
+        return done
 
     def evaluate_restored(self) -> None:
         """Evaluate a restored model where the run was evaluated after the same step."""

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from lsgd.audit.__main__ import notes
-from lsgd.audit.facts import AuditedJob, PlacedObservation, observe
+from lsgd.audit.facts import observe
+from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import ScriptProcess
 from lsgd.audit.watch.gradient import GradientWatch
 from lsgd.audit.watch.record import Pass, Record
 from lsgd.audit.watch.update import CHANGING, UpdateWatch
+from lsgd.check.observation import Observation
 from lsgd.check.step import Momentum
 
 Group = tuple[dict[str, int], dict[str, Any]]
@@ -46,9 +48,9 @@ def job(
     return AuditedJob([ScriptProcess([*lines, optimizer, *updates])])
 
 
-def fact(job: AuditedJob, rule: str) -> PlacedObservation:
+def fact(job: AuditedJob, rule: str) -> Observation:
     """The observation of a job for a rule."""
-    [found] = [each for each in observe(job) if each.observation.rule == rule]
+    [found] = [each for each in observe(job) if each.rule == rule]
     return found
 
 
@@ -102,7 +104,7 @@ def test_the_order_of_a_batch_that_was_only_looked_at_is_not_compared() -> None:
     found = job(look, epoch(2, ORDER), epoch(3, ORDER, updates=4))
     assert [each.epoch for each in found.first.training] == [2, 3]
     shuffling = fact(found, "shuffling")
-    assert shuffling.observation.run == "epoch 2 has the order of epoch 1"
+    assert shuffling.run == "epoch 2 has the order of epoch 1"
     assert shuffling.place == "train.py:3"
 
 
@@ -111,19 +113,19 @@ def test_the_lr_is_that_of_the_group_with_the_most_weights() -> None:
     biases = ({"biases": 3, "norms": 4}, SGD | {"lr": 0.05})
     weights = ({"weights": 4}, SGD)
     found = job(groups=[biases, weights])
-    reference = fact(found, "reference_lr").observation
+    reference = fact(found, "reference_lr")
     assert reference.value == (0.1, 256, 0.05)
     assert reference.run == "lr 0.1 for 256 images; other groups: lr 0.05"
-    assert fact(found, "peak_lr").observation.run == "lr 0.1 at most; other groups: lr 0.05"
+    assert fact(found, "peak_lr").run == "lr 0.1 at most; other groups: lr 0.05"
     others = [({"others": 9}, SGD | {"lr": 0.5}), ({}, SGD | {"lr": 7.0})]
-    assert fact(job(groups=[*others, weights]), "reference_lr").observation.value == (0.1, 256)
+    assert fact(job(groups=[*others, weights]), "reference_lr").value == (0.1, 256)
 
 
 def test_another_lr_is_seen_before_the_peak_is_known() -> None:
     """A group has a tenth of the lr, in a warmup by hand."""
     groups = [({"weights": 2}, SGD | {"lr": lr}) for lr in (0.01, 0.001)]
     updates = [{"lr": [lr, lr / 10]} for lr in (0.01, 0.02, 0.03)]
-    value = fact(job(groups=groups, updates=updates), "reference_lr").observation.value
+    value = fact(job(groups=groups, updates=updates), "reference_lr").value
     assert value == pytest.approx((0.03, 256, 0.003))
 
 
@@ -134,7 +136,7 @@ def test_updates_of_another_optimizer_have_no_lr_of_these_groups() -> None:
     updates = [none, {"lr": [0.1]}, {"lr": [0.1, 0.2]}, {"lr": [0.1, 0.2]}]
     found = job(groups=groups, updates=updates)
     assert found.setting("lr", 1) == [0.4, 0.2, 0.2]
-    assert fact(found, "reference_lr").observation.value == (0.4, 256, 0.1, 0.2)
+    assert fact(found, "reference_lr").value == (0.4, 256, 0.1, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_updates_of_another_optimizer_have_no_lr_of_these_groups() -> None:
 )
 def test_momenta_of_all_groups(other: dict[str, Any], says: str) -> None:
     found = job(groups=[({"biases": 1}, SGD | other), ({"weights": 2}, SGD)])
-    momentum = fact(found, "momentum").observation
+    momentum = fact(found, "momentum")
     assert momentum.run == says
     is_followed = momentum.value == Momentum(9, nesterov=True, m=0.9, clip_norm=None)
     assert is_followed is not bool(other)
@@ -187,13 +189,13 @@ def updated(dtype: torch.dtype, momenta: list[float]) -> AuditedJob:
 
 def test_the_equation_is_that_of_the_group_of_the_sampled_weight() -> None:
     says = "SGD as equation (9), Nesterov, m = 0.9; other groups: m = 0.5"
-    assert fact(updated(torch.float32, [0.9] * 4), "momentum").observation.run == says
+    assert fact(updated(torch.float32, [0.9] * 4), "momentum").run == says
 
 
 def test_a_momentum_that_changes() -> None:
     """OneCycleLR changes it unless it is told not to."""
     says = "SGD as equation (9), Nesterov, momentum changes from 0.95 to 0.85; other groups: m = "
-    momentum = fact(updated(torch.float32, [0.95, 0.9, 0.85, 0.9]), "momentum").observation
+    momentum = fact(updated(torch.float32, [0.95, 0.9, 0.85, 0.9]), "momentum")
     assert momentum.run == says + "0.5"
     assert momentum.value != Momentum(9, nesterov=True, m=0.95, clip_norm=None)
 
@@ -202,12 +204,12 @@ def test_a_momentum_that_changes() -> None:
 def test_weights_of_16_bits_do_not_show_the_equation(dtype: torch.dtype) -> None:
     """The settings say it, as for weights that cannot be sampled."""
     says = "SGD as equation (9), Nesterov, m = 0.5; other groups: m = 0.9"
-    assert fact(updated(dtype, [0.9] * 4), "momentum").observation.run == says
+    assert fact(updated(dtype, [0.9] * 4), "momentum").run == says
 
 
 def test_a_weight_decay_that_changes() -> None:
     updates = [{"weight_decay": [decay]} for decay in (1e-4, 2e-4)]
-    run = fact(job(updates=updates), "weight_decay").observation.run
+    run = fact(job(updates=updates), "weight_decay").run
     assert run == "0.0002 on weights (2), 0.0001 on weights (2)"
 
 
@@ -246,7 +248,7 @@ def test_the_smoothing_of_class_probabilities_is_not_known(
 )
 def test_batches_that_a_script_keeps(updated: int, at_end: int, run: str, is_noted: bool) -> None:
     found = job(epoch(1, ORDER, trained=updated, updated=updated, updated_at_end=at_end))
-    runs = [each.observation.run for each in observe(found) if each.observation.rule == "shuffling"]
+    runs = [each.run for each in observe(found) if each.rule == "shuffling"]
     assert runs == ([run] if run else [])
     assert any("kept of its DataLoader" in each for each in notes(found, [])) == is_noted
 

@@ -9,7 +9,9 @@ import pytest
 from helpers.audited import UPDATES, deviations, watched
 
 from lsgd.audit.__main__ import notes
-from lsgd.audit.facts import AuditedJob, observe, observe_gradient, script_recipe
+from lsgd.audit.facts import observe, script_recipe
+from lsgd.audit.gradients import observe_gradient
+from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import ScriptProcess, one_job
 from lsgd.audit.watch.data import DataWatch
 from lsgd.audit.watch.record import Record
@@ -161,7 +163,7 @@ def test_gradients_of_two_processes(difference: float, is_exchanged: bool) -> No
     )
     [fact] = observe_gradient(job)
     is_mistake = not is_exchanged and difference > 0.1
-    assert fact.observation.value is not is_mistake
+    assert fact.value is not is_mistake
 
 
 def test_of_several_trainings_one_is_asked() -> None:
@@ -297,9 +299,9 @@ def test_of_several_evaluations_of_the_gradient_the_last_counts(style: str) -> N
 def test_every_paper_can_be_asked(paper: str) -> None:
     """A script with BN over 32 images and no LARS follows no paper of LARS."""
     job = _job()
-    facts = [each.observation for each in observe(job)]
+    facts = observe(job)
     results = apply_script_rules(paper, replace(script_recipe(job), paper=paper), facts)
-    broken = {each.rule for each in results if each is not None and not each.is_followed}
+    broken = {each.rule for each in results if not each.is_followed}
     of_lars = ("lars2017", "nado2021", "nus", "fujitsu")
     assert ("lars" in broken) == (paper in of_lars)
 

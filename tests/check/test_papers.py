@@ -229,9 +229,8 @@ def test_the_images_of_a_worker_where_they_are_known(words: tuple[str, ...], rul
 )
 def test_sizes_and_phases_are_those_of_the_source(run: str, word: str, rule: str) -> None:
     asked = [compose_recipe(*RUNS[run], *words) for words in ((), (word,))]
-    kinds = (sampling._phases, sampling._image_sizes, sampling._mirror)
     own, other = (
-        {each.rule for each in check.apply_rules(recipe, [kind(recipe) for kind in kinds])
+        {each.rule for each in check.apply_rules(recipe, sampling.observe_settings(recipe))
          if not each.is_followed}
         for recipe in asked
     )  # fmt: skip
@@ -256,11 +255,7 @@ def test_extras_that_a_source_does_not_have_are_named(run: str, extra: str) -> N
     paper = PAPERS[compose_recipe(*RUNS[run]).paper]
     asked = compose_recipe(*RUNS[run], EXTRAS[extra])
     facts = [
-        sampling._mixing(asked),
-        sampling._growth(asked),
-        sampling._phases(asked),
-        sampling._image_sizes(asked),
-        sampling._mirror(asked),
+        *sampling.observe_settings(asked),
         step._loss(asked),
         Observation("blurpool", "all of ResNet-50", (52 * (extra == "blurpool"), 1)),
     ]

@@ -99,8 +99,7 @@ def findings(name: str) -> list[RuleResult]:
         for fact in (
             sampling._worker_batch(next(iter(strategy.tasks(0, [0]))).micro_batches),
             sampling._evaluation_epochs(recipe),
-            sampling._phases(recipe),
-            sampling._image_sizes(recipe),
+            *sampling.observe_settings(recipe),
         )
     }
     last = [own.get(fact.rule, fact) for fact in last]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.launching import HELPERS, fork_command
-from lsgd.audit.facts import AuditedJob, PlacedObservation, observe, script_recipe
+from lsgd.audit.facts import observe, script_recipe
+from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import read_records
 from lsgd.check.observation import RuleResult
 from lsgd.check.papers import apply_script_rules
@@ -24,20 +25,18 @@ def deviations(
 ) -> dict[str, tuple[str, int]]:  # fmt: skip
     """Return what was seen and the line, for each rule from which a script deviates."""
     return {
-        result.rule: (result.run, int(fact.place.rpartition(":")[2] or 0))
-        for result, fact in results(script, words, processes, paper, epochs)
+        result.rule: (result.run, int(result.place.rpartition(":")[2] or 0))
+        for result in results(script, words, processes, paper, epochs)
         if not result.is_followed
     }
 
 
 def results(
     script: Path, words: Sequence[str], processes: int, paper: str = "goyal2017", epochs: int = 2
-) -> list[tuple[RuleResult, PlacedObservation]]:
+) -> list[RuleResult]:
     """Return the results of a paper's rules for a script, which forks run."""
     job = watched(script, words, processes, epochs)
-    facts = observe(job)
-    found = apply_script_rules(paper, script_recipe(job), [each.observation for each in facts])
-    return [(one, fact) for one, fact in zip(found, facts, strict=True) if one is not None]
+    return apply_script_rules(paper, script_recipe(job), observe(job))
 
 
 def watched(script: Path, words: Sequence[str], processes: int, epochs: int = 2) -> AuditedJob:

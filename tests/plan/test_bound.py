@@ -3,13 +3,13 @@
 import pytest
 from helpers.usage_errors import usage_error
 
+from lsgd.job.gpus import GPUS, GpuDataSheet
 from lsgd.plan import bound
 from lsgd.plan.__main__ import main
-from lsgd.plan.bound import GPUS, LAUNCH, Gpu, excess_traffic
-from lsgd.plan.hardware import Constant
+from lsgd.plan.bound import LAUNCH, excess_traffic
 from lsgd.profile.traffic import OperatorCall, StepTraffic
 
-GPU = Gpu("G", Constant(1, "TB/s", ""), Constant(2, "TFLOP/s", ""), Constant(4, "TFLOP/s", ""))
+GPU = GpuDataSheet("G", "G", bandwidth=1, float32=2, tf32=None, lower=4)
 
 
 def call(name: str, moved: float, flops: float = 0, *, lower: bool = False) -> OperatorCall:

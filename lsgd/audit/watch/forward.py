@@ -44,8 +44,8 @@ class ForwardWatch:
         record.add_costly_hook(
             lambda: modules.register_module_forward_hook(self.after, always_call=True)
         )
-        self.see = record.guard(self._see)  # type: ignore[method-assign]
-        self.see_scalar = record.guard(self._see_scalar)  # type: ignore[method-assign]
+        self._see = record.guard(self._see)  # type: ignore[method-assign]
+        self._see_scalar = record.guard(self._see_scalar)  # type: ignore[method-assign]
         record.wrap(torch.autograd, "backward", before=self._begin_backward)
         record.observe_calls = self._observe
         record.wrap(
@@ -100,7 +100,7 @@ class ForwardWatch:
         if torch.compiler.is_compiling():
             return
         self.losses.append(self.record.losses)
-        self.see(module, inputs)
+        self._see(module, inputs)
 
     def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Leave a module that has been called."""
@@ -108,13 +108,7 @@ class ForwardWatch:
             return
         is_new = self.losses.pop() == self.record.losses
         if is_new and isinstance(output, torch.Tensor) and not output.dim():
-            self.see_scalar(module, inputs, output)
-
-    def see(self, module: nn.Module, inputs: Any) -> None:
-        """Observe a call of a module, without ever raising."""
-
-    def see_scalar(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        """Observe a number that a module returns, without ever raising."""
+            self._see_scalar(module, inputs, output)
 
     def _see_scalar(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if not self.record.in_backward and not self._is_network(module):

@@ -212,17 +212,12 @@ class UpdateWatch:
             # It is not known which parameters a group has, unless it has all.
             for group in groups:
                 group["counts"] = dict(Counter(kinds.values())) if len(groups) == 1 else {}
-        left = [
+        untouched = sorted(
             name
             for name, each in model.named_parameters()
-            if id(each) not in seen and id(each) in kinds
-        ]
-        frozen = [
-            name
-            for name, each in model.named_parameters()
-            if not each.requires_grad and id(each) in kinds
-        ]
-        self.untouched = {"count": len({*left, *frozen}), "names": sorted({*left, *frozen})[:5]}
+            if id(each) in kinds and (id(each) not in seen or not each.requires_grad)
+        )
+        self.untouched = {"count": len(untouched), "names": untouched[:5]}
         return groups
 
     def _after(self, optimizer: Any, *_: Any) -> None:

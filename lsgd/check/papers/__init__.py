@@ -55,17 +55,17 @@ def apply_rules(recipe: Recipe, facts: list[Observation]) -> list[RuleResult]:
     The results are in the order of the observations. Rules without one are left out: a dataset that
     is not resized has no resize filter.
     """
-    rules = rules_of(recipe)
-    return [rules[fact.rule].apply(fact) for fact in facts if fact.rule in rules]
+    return _apply(rules_of(recipe), facts)
 
 
-def apply_script_rules(
-    paper: str, recipe: Recipe, facts: list[Observation]
-) -> list[RuleResult | None]:
+def apply_script_rules(paper: str, recipe: Recipe, facts: list[Observation]) -> list[RuleResult]:
     """Apply a paper's rules, and those of any script, to the observations of a training script.
 
     `recipe` has the script's minibatch, optimizer and reference. The results are in the order of
-    the observations, None where neither has a rule.
+    the observations, without those for which neither has a rule.
     """
-    rules = PAPERS[paper].rules(recipe) | SCRIPT_RULES
-    return [rules[fact.rule].apply(fact) if fact.rule in rules else None for fact in facts]
+    return _apply(PAPERS[paper].rules(recipe) | SCRIPT_RULES, facts)
+
+
+def _apply(rules: dict[str, Rule], facts: list[Observation]) -> list[RuleResult]:
+    return [rules[fact.rule].apply(fact) for fact in facts if fact.rule in rules]

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from lsgd.check.learning_rate import Curve
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
-from lsgd.check.step import RMSpropWarmupSettings
 from lsgd.recipe import Recipe
 
 TITLE = "Akiba et al. 2017, second-hand"
@@ -35,15 +34,13 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 RULES = goyal2017.rules_for_section("notes", "data", "model", "epochs", "worker_batch") | {
-    "rmsprop_warmup": Rule(
+    "rmsprop_warmup": Rule.equals(
         "notes, code",
         "mu 0.9 and 0.99, eps 1e-8, lr 3e-4 of RMSprop, center 10 and period 5 epochs",
-        lambda found: found == RMSpropWarmupSettings(0.9, 0.99, 1e-8, 3e-4, 10, 5),
+        (0.9, 0.99, 1e-8, 3e-4, 10, 5),
     ),
-    "running_average": Rule(
-        "notes",
-        "none: the statistics of the last step, the mean over workers",
-        lambda m: m == 0,
+    "running_average": Rule.equals(
+        "notes", "none: the statistics of the last step, the mean over workers", 0
     ),
     "gradient_compression": Rule("notes", "fp16 between processes", bool),
 }

@@ -24,14 +24,12 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | {"lr_curve": stated.lr_curve("code", text, curve)}
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data")
-    | stated.RESNET50
-    | {
-        "last_gamma": stated.last_gamma("code", 0.0),
-        "momentum": stated.sgd("code", equation=9, nesterov=False, m=M),
-        "weight_decay": stated.decay_of_weights("code", WD),
-        "label_smoothing": stated.label_smoothing("code", 0.2),
-        "epochs": stated.steps("code", STEPS),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data"),
+    **stated.RESNET50,
+    "last_gamma": stated.last_gamma("code", 0.0),
+    "momentum": stated.sgd("code", equation=9, nesterov=False, m=M),
+    "weight_decay": stated.decay_of_weights("code", WD),
+    "label_smoothing": stated.label_smoothing("code", 0.2),
+    "epochs": stated.steps("code", STEPS),
+}

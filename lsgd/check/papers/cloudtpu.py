@@ -38,22 +38,19 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         return RULES | {
             "lr_curve": stated.lr_curve("table", text, curve),
             "lars": stated.lars("code", equation=10, m=0.9, trust=0.001, eps=0.0),
-            "weight_decay": Rule("code", "1e-4 by LARS, and as much by the loss", lambda _: False),
+            "weight_decay": Rule.unmet("code", "1e-4 by LARS, and as much by the loss"),
             "label_smoothing": stated.label_smoothing("table", 0.1),
         }
     return RULES | {"lr_curve": stated.no_row(SGD | LARS)}
 
 
-RULES = (
-    goyal2017.rules_for_section(
-        "code", "data", "augmentation", "resize", "evaluation_crop", "fc_init"
-    )
-    | stated.RESNET50_V15
-    | stated.BATCHNORM
-    | {
-        "last_gamma": stated.last_gamma("code", 0.0),
-        "batchnorm_decay": stated.no_batchnorm_decay("code"),
-        "precision": stated.precision("code", "bfloat16"),
-        "epochs": stated.epochs("table", 91),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section(
+        "code", "data", "augmentation", "resize", "evaluation_crop", "fc_init", "batchnorm_decay"
+    ),
+    **stated.RESNET50_V15,
+    **stated.BATCHNORM,
+    "last_gamma": stated.last_gamma("code", 0.0),
+    "precision": stated.precision("code", "bfloat16"),
+    "epochs": stated.epochs("table", 91),
+}

@@ -55,26 +55,26 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of DIU's code, with the phases of its run on as many GPUs."""
     if recipe.workers not in MACHINES:
         known = ", ".join(map(str, MACHINES))
-        return RULES | {"phases": Rule("train", f"there are runs on {known} GPUs", lambda _: False)}
+        return RULES | {"phases": Rule.unmet("train", f"there are runs on {known} GPUs")}
     end, rows = MACHINES[recipe.workers]
     phases = [TrainingPhase(*row) for row in rows]
     minibatches = [(p.epoch, recipe.workers, p.n) for p in phases]
     sizes = _changes([(phase.epoch, phase.side) for phase in phases])
     crops = [(epoch, side, int(side * 1.14), 128 * (side == 288)) for epoch, side in sizes]
     return RULES | {
-        "phases": Rule(
+        "phases": Rule.equals(
             "train",
             "minibatches "
             + ", ".join(f"{k * n} from {epoch}" for epoch, k, n in minibatches[:3])
             + ", …",
-            lambda found: found == _changes(minibatches),
+            _changes(minibatches),
         ),
-        "evaluation_crop": Rule(
+        "evaluation_crop": Rule.equals(
             "code",
             "short side 1.14 times the size, and rectangles of 128 images in the last phase",
-            lambda found: found == crops,
+            crops,
         ),
-        "image_sizes": Rule("train", "128, then 224 and 288 pixels", lambda found: found == sizes),
+        "image_sizes": Rule.equals("train", "128, then 224 and 288 pixels", sizes),
         "lr_curve": stated.lr_curve(
             "train",
             f"from {phases[0].lr:g} to {phases[-1].last_lr:g}, linear in a phase, whose steps are "
@@ -105,23 +105,22 @@ def _linear_in_phases(phases: Sequence[TrainingPhase], k: int, end: int) -> stat
     return rule
 
 
-NETWORK = ("model", "stride", "conv_init", "fc_init", "last_gamma")
-RULES = goyal2017.rules_for_section("code", *NETWORK, "loss") | {
-    "data": Rule(
+SHARED = (
+    "model", "stride", "conv_init", "fc_init", "last_gamma", "batchnorm_decay", "loss",
+)  # fmt: skip
+RULES = goyal2017.rules_for_section("code", *SHARED) | {
+    "data": Rule.equals(
         "train",
         "all of ImageNet-1k, evaluated at 288 in the last phase",
-        lambda found: found == ("imagenet", 1_281_167, 50_000, 1000, 3, 288),
+        ("imagenet", 1_281_167, 50_000, 1000, 3, 288),
     ),
-    "augmentation": Rule(
-        "train", "area from 8 % on, from 8.7 % at 224 and 50 % at 288", lambda _: False
-    ),
+    "augmentation": Rule.unmet("train", "area from 8 % on, from 8.7 % at 224 and 50 % at 288"),
     "resize": stated.resize("code", "bilinear"),
     "colour": stated.colour_as_stored("code"),
     "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
-    "batchnorm_decay": stated.no_batchnorm_decay("code"),
     "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
     "tail": Rule("code", "a smaller last step", lambda is_dropped: not is_dropped),
     "label_smoothing": stated.label_smoothing("code", 0.0),
-    "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
+    "running_average": Rule.equals("code", "momentum 0.9", 0.9),
     "precision": stated.precision("code", "float16"),
 }

@@ -33,10 +33,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | {
         "lr_curve": stated.lr_curve("code", text, _per_epoch(lr)),
         "weight_decay": stated.weight_decay("code", DECAYS[size], biases=True),
-        "batchnorm_decay": Rule(
-            "code",
-            "that of weights for the BN of shortcuts, none for others",
-            lambda decays: decays == {0.0, DECAYS[size]},
+        "batchnorm_decay": Rule.equals(
+            "code", "that of weights for the BN of shortcuts, none for others", {0.0, DECAYS[size]}
         ),
     }
 
@@ -50,15 +48,13 @@ def _per_epoch(lr: float) -> stated.LrRule:
     return rule
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop")
-    | stated.RESNET50_V15
-    | stated.FAN_IN
-    | {
-        "resize": stated.resize("code", "bilinear"),
-        "last_gamma": stated.last_gamma("code", 1.0),
-        "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.875),
-        "label_smoothing": stated.label_smoothing("code", 0.1),
-        "epochs": Rule("code", "50 or 90", lambda found: found.count in (50, 90) and found.whole),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop"),
+    **stated.RESNET50_V15,
+    **stated.FAN_IN,
+    "resize": stated.resize("code", "bilinear"),
+    "last_gamma": stated.last_gamma("code", 1.0),
+    "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.875),
+    "label_smoothing": stated.label_smoothing("code", 0.1),
+    "epochs": Rule("code", "50 or 90", lambda found: found.count in (50, 90) and found.whole),
+}

@@ -16,16 +16,13 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | {"lr_curve": stated.lr_curve("code", text, stated.by_cosine(lr, 5))}
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data")
-    | stated.RESNET50
-    | stated.BATCHNORM
-    | {
-        "last_gamma": stated.last_gamma("code", 0.0),
-        "momentum": stated.sgd("code", equation=9, nesterov=True, m=0.9),
-        "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
-        "batchnorm_decay": stated.no_batchnorm_decay("code"),
-        "label_smoothing": stated.label_smoothing("code", 0.0),
-        "epochs": stated.epochs("code", 100),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data", "batchnorm_decay"),
+    **stated.RESNET50,
+    **stated.BATCHNORM,
+    "last_gamma": stated.last_gamma("code", 0.0),
+    "momentum": stated.sgd("code", equation=9, nesterov=True, m=0.9),
+    "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
+    "label_smoothing": stated.label_smoothing("code", 0.0),
+    "epochs": stated.epochs("code", 100),
+}

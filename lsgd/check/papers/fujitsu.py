@@ -24,21 +24,16 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | {"lr_curve": stated.lr_curve("code", text, curve, within=0.003)}
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data")
-    | stated.RESNET50
-    | stated.BATCHNORM
-    | {
-        "augmentation": stated.crops("code", (0.05, 0.9), (2 / 3, 3 / 2), epochs=85),
-        "last_gamma": stated.last_gamma("code", 1.0),
-        "weight_decay": stated.weight_decay("code", 5e-5, biases=False),
-        "batchnorm_decay": stated.no_batchnorm_decay("code"),
-        "lars": stated.lars(
-            "code", equation=10, m=0.96, trust=0.0025, eps=1e-9, ratio_decay=6.5e-4
-        ),
-        "label_smoothing": stated.smoothing_over_others("code"),
-        "precision": stated.precision("code", "float16"),
-        "epochs": stated.epochs("code", 90),
-        "worker_batch": stated.worker_batch("code", 42),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data", "batchnorm_decay"),
+    **stated.RESNET50,
+    **stated.BATCHNORM,
+    "augmentation": stated.crops("code", (0.05, 0.9), (2 / 3, 3 / 2), epochs=85),
+    "last_gamma": stated.last_gamma("code", 1.0),
+    "weight_decay": stated.weight_decay("code", 5e-5, biases=False),
+    "lars": stated.lars("code", equation=10, m=0.96, trust=0.0025, eps=1e-9, ratio_decay=6.5e-4),
+    "label_smoothing": stated.smoothing_over_others("code"),
+    "precision": stated.precision("code", "float16"),
+    "epochs": stated.epochs("code", 90),
+    "worker_batch": stated.worker_batch("code", 42),
+}

@@ -18,27 +18,21 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data")
-    | stated.RESNET50_V15
-    | {
-        "colour": Rule(
-            "code",
-            "jitter by 0.6 to 1.4, lighting of standard deviation 0.1",
-            lambda colour: colour == FB_RESNET_COLOURS,
-        ),
-        "last_gamma": stated.last_gamma("log", 0.0),
-        "momentum": stated.sgd("code", equation=9, nesterov=True, m=0.9),
-        "weight_decay": stated.weight_decay("log", 1e-4, biases=False),
-        "batchnorm_decay": stated.no_batchnorm_decay("log"),
-        "label_smoothing": stated.label_smoothing("log", 0.1),
-        "precision": stated.precision("log", "float16"),
-        "lr_curve": stated.lr_curve(
-            "log",
-            "from 0 to lr 0.4 over 5 epochs, then half a cosine to 0",
-            stated.by_cosine(0.4, 5),
-        ),
-        "epochs": stated.epochs("log", 120),
-        "worker_batch": stated.worker_batch("log", 128),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data"),
+    **stated.RESNET50_V15,
+    "colour": Rule.equals(
+        "code", "jitter by 0.6 to 1.4, lighting of standard deviation 0.1", FB_RESNET_COLOURS
+    ),
+    "last_gamma": stated.last_gamma("log", 0.0),
+    "momentum": stated.sgd("code", equation=9, nesterov=True, m=0.9),
+    "weight_decay": stated.weight_decay("log", 1e-4, biases=False),
+    "batchnorm_decay": stated.batchnorm_decay("log", 0.0),
+    "label_smoothing": stated.label_smoothing("log", 0.1),
+    "precision": stated.precision("log", "float16"),
+    "lr_curve": stated.lr_curve(
+        "log", "from 0 to lr 0.4 over 5 epochs, then half a cosine to 0", stated.by_cosine(0.4, 5)
+    ),
+    "epochs": stated.epochs("log", 120),
+    "worker_batch": stated.worker_batch("log", 128),
+}

@@ -1,9 +1,10 @@
 """Rules of Goyal et al. 2017 and of fb.resnet.torch, which section 5.1 cites ("as in [12]")."""
 
+import math
 from dataclasses import replace
 
 from lsgd.check.images import FB_RESNET_COLOURS, CropSamples
-from lsgd.check.learning_rate import RunLength, Warmup, close
+from lsgd.check.learning_rate import RunLength, Warmup
 from lsgd.check.observation import Rule
 from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
@@ -35,9 +36,7 @@ def rules_of_extras(recipe: Recipe) -> dict[str, Rule]:
     rules = {name: replace(RULES[name], section="any") for name in _used_extras(recipe)}
     if "image_sizes" in rules:
         side = recipe.data.image_size
-        rules["image_sizes"] = Rule(
-            "any", f"{side} x {side} in all epochs", lambda sizes: sizes == [(0, side)]
-        )
+        rules["image_sizes"] = Rule.equals("any", f"{side} x {side} in all epochs", [(0, side)])
     return rules
 
 
@@ -75,28 +74,22 @@ def _every_epoch(epochs: RunLength) -> bool:
 
 
 RULES = {
-    "data": Rule(
-        "5.1",
-        "all of ImageNet-1k at 224 x 224",
-        lambda found: found == ("imagenet", 1_281_167, 50_000, 1000, 3, 224),
+    "data": Rule.equals(
+        "5.1", "all of ImageNet-1k at 224 x 224", ("imagenet", 1_281_167, 50_000, 1000, 3, 224)
     ),
     "normalisation": Rule("5.1", "by the mean and standard deviation of each colour", bool),
     "augmentation": Rule("5.1, [12]", "area 8 to 100 %, aspect 3/4 to 4/3, flip 0.5", _is_cropped),
-    "resize": Rule("5.1, [12]", "bicubic", lambda filters: filters == {"bicubic"}),
-    "colour": Rule(
+    "resize": Rule.equals("5.1, [12]", "bicubic", {"bicubic"}),
+    "colour": Rule.equals(
         "[12]",
         "jitter by 0.6 to 1.4, lighting of standard deviation 0.1; named in fb.resnet.torch only",
-        lambda colour: colour == FB_RESNET_COLOURS,
+        FB_RESNET_COLOURS,
     ),
-    "evaluation_crop": Rule(
-        "[12]", "short side 256, centre 224", lambda ratio: ratio == augmentation.CROP_RATIO
-    ),
+    "evaluation_crop": Rule.equals("[12]", "short side 256, centre 224", augmentation.CROP_RATIO),
     "model": Rule("5.1", "ResNet-50, 161 tensors", bool),
-    "stride": Rule(
-        "5.1", "stride 2 in the 3 x 3 convolution of a block", lambda sizes: sizes == {(3, 3)}
-    ),
-    "conv_init": Rule("5.1", "He: N(0, 2 / fan out)", lambda side: side == "out"),
-    "fc_init": Rule("5.1", "N(0, 0.01²) and bias 0", lambda std: std == 0.01),
+    "stride": Rule.equals("5.1", "stride 2 in the 3 x 3 convolution of a block", {(3, 3)}),
+    "conv_init": Rule.equals("5.1", "He: N(0, 2 / fan out)", "out"),
+    "fc_init": Rule.equals("5.1", "N(0, 0.01²) and bias 0", 0.01),
     "last_gamma": Rule(
         "5.1", "0 in the last BN of each residual block", lambda gammas: not any(gammas)
     ),
@@ -112,18 +105,16 @@ RULES = {
     "batchnorm_decay": Rule(
         "5.1", "none on gamma and beta of any BN", lambda decays: not any(decays)
     ),
-    "momentum": Rule(
+    "momentum": Rule.equals(
         "3, 5.1",
         "equation (9), Nesterov, m = 0.9; a change of lr leaves the momentum as it is",
-        lambda momentum: momentum == Momentum(9, nesterov=True, m=0.9, clip_norm=None),
+        Momentum(9, nesterov=True, m=0.9, clip_norm=None),
     ),
-    "label_smoothing": Rule(
-        "5.1",
-        "none: the loss is the cross-entropy of the labels as they are",
-        lambda share: share == 0,
+    "label_smoothing": Rule.equals(
+        "5.1", "none: the loss is the cross-entropy of the labels as they are", 0
     ),
-    "running_average": Rule("5.1", "momentum 0.9, once per step", lambda m: m == 0.9),
-    "precision": Rule("4", "float32", lambda names: names == {"float32"}),
+    "running_average": Rule.equals("5.1", "momentum 0.9, once per step", 0.9),
+    "precision": Rule.equals("4", "float32", {"float32"}),
     "gradient_compression": Rule(
         "4", "none: gradients are summed as float32", lambda compresses: not compresses
     ),
@@ -131,40 +122,32 @@ RULES = {
         "5.1",
         "lr 0.1 for 256 images",
         # 0.0125 for 32 images has the paper's ratio, but not the lr at the start of its warmup.
-        lambda found: found[1:] == (256,) and close(found[0], 0.1),
+        lambda found: found[1:] == (256,) and math.isclose(found[0], 0.1),
     ),
-    "scaling": Rule("2.1", "twice the minibatch, twice the lr", lambda ratio: close(ratio, 2)),
+    "scaling": Rule(
+        "2.1", "twice the minibatch, twice the lr", lambda ratio: math.isclose(ratio, 2)
+    ),
     "warmup": Rule(
         "2.2",
         "gradual, every step, from the reference lr, over 5 epochs, and only above the reference",
         _warms_up,
     ),
-    "drops": Rule(
-        "5.1",
-        "lr divided by 10 at epochs 30, 60, 80",
-        lambda found: found == ([30, 60, 80], True),
-    ),
+    "drops": Rule.equals("5.1", "lr divided by 10 at epochs 30, 60, 80", ([30, 60, 80], True)),
     "epochs": Rule("5.1", "90, for every minibatch", _every_epoch),
-    "worker_batch": Rule("2.3, 5.1", "n = 32", lambda sizes: sizes == {32}),
+    "worker_batch": Rule.equals("2.3, 5.1", "n = 32", {32}),
     "tail": Rule("2.1", "every step has kn images", bool),
-    "averaging": Rule("5.1", "none: the weights of the last step", lambda name: name == "none"),
-    "balance": Rule(
-        "5.1",
-        "none: every image once per epoch, with weight 1",
-        lambda how: how == "none",
-    ),
+    "averaging": Rule.equals("5.1", "none: the weights of the last step", "none"),
+    "balance": Rule.equals("5.1", "none: every image once per epoch, with weight 1", "none"),
     "mixing": Rule(
         "5.1", "none: an image is one image of the dataset", lambda alphas: not any(alphas)
     ),
     "batch_growth": Rule("5.1", "one minibatch for the whole run", lambda sizes: len(sizes) == 1),
-    "image_sizes": Rule("5.1", "224 x 224 in all epochs", lambda sizes: sizes == [(0, 224)]),
-    "loss": Rule("5.1", "cross-entropy", lambda loss: loss == ("cross_entropy", "")),
-    "blurpool": Rule("5.1", "none", lambda counts: counts == (0, 0)),
+    "image_sizes": Rule.equals("5.1", "224 x 224 in all epochs", [(0, 224)]),
+    "loss": Rule.equals("5.1", "cross-entropy", ("cross_entropy", "")),
+    "blurpool": Rule.equals("5.1", "none", (0, 0)),
     "mirror": Rule("5.1", "none: one evaluation of each image", lambda mirrors: not mirrors),
-    "metric": Rule(
-        "5.1",
-        "median top-1 error of the last 5 epochs",
-        lambda run: run == "median top-1 error of the last 5 epochs",
+    "metric": Rule.equals(
+        "5.1", "median top-1 error of the last 5 epochs", "median top-1 error of the last 5 epochs"
     ),
 }
 

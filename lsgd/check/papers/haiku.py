@@ -26,17 +26,14 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     }
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data", "augmentation", "resize")
-    | stated.STRIDE
-    | stated.BATCHNORM
-    | {
-        "conv_init": Rule("code", "truncated normal of variance 1 / fan in", lambda _: False),
-        "fc_init": Rule("code", "0", lambda _: False),
-        "last_gamma": stated.last_gamma("code", 1.0),
-        "momentum": stated.sgd("code", equation=9, nesterov=True, m=0.9),
-        "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
-        "batchnorm_decay": stated.no_batchnorm_decay("code"),
-        "epochs": stated.epochs("code", 90),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data", "augmentation", "resize", "batchnorm_decay"),
+    **stated.STRIDE,
+    **stated.BATCHNORM,
+    "conv_init": Rule.unmet("code", "truncated normal of variance 1 / fan in"),
+    "fc_init": Rule.unmet("code", "0"),
+    "last_gamma": stated.last_gamma("code", 1.0),
+    "momentum": stated.sgd("code", equation=9, nesterov=True, m=0.9),
+    "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
+    "epochs": stated.epochs("code", 90),
+}

@@ -7,7 +7,7 @@ recipe does not have the steps of the small one, so no rule checks them; data an
 
 import math
 
-from lsgd.check.learning_rate import Warmup, close
+from lsgd.check.learning_rate import Warmup
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
 from lsgd.check.step import Momentum
@@ -36,16 +36,16 @@ def _starts_full(warmup: Warmup) -> bool:
 
 
 RULES = goyal2017.COMMON_RULES | {
-    "conv_init": Rule("code", "He: N(0, 2 / fan out)", lambda side: side == "out"),
+    "conv_init": Rule.equals("code", "He: N(0, 2 / fan out)", "out"),
     "last_gamma": stated.last_gamma("code", 1.0),
     "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
     "batchnorm_decay": stated.batchnorm_decay("code", 1e-4),
-    "momentum": Rule(
+    "momentum": Rule.equals(
         "code",
         "equation (9), m = 0.9, of gradients shortened to norm 5",
-        lambda found: found == Momentum(9, nesterov=False, m=0.9, clip_norm=5.0),
+        Momentum(9, nesterov=False, m=0.9, clip_norm=5.0),
     ),
     "label_smoothing": stated.label_smoothing("code", 0.0),
-    "scaling": Rule("code", "by the root", lambda ratio: close(ratio, math.sqrt(2))),
+    "scaling": Rule("code", "by the root", lambda ratio: math.isclose(ratio, math.sqrt(2))),
     "warmup": Rule("code", "none", _starts_full),
 }

@@ -24,12 +24,10 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | {"lr_curve": stated.lr_curve("code", text, curve)}
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data")
-    | stated.RESNET50
-    | {
-        "momentum": stated.sgd("code", equation=10, nesterov=False, m=0.9),
-        "weight_decay": stated.decay_of_weights("code", 1e-4),
-        "epochs": stated.epochs("code", 90),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data"),
+    **stated.RESNET50,
+    "momentum": stated.sgd("code", equation=10, nesterov=False, m=0.9),
+    "weight_decay": stated.decay_of_weights("code", 1e-4),
+    "epochs": stated.epochs("code", 90),
+}

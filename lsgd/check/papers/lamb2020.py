@@ -22,18 +22,18 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | {"lr_curve": stated.lr_curve("code", text, curve)}
 
 
-SHARED = ("data", "augmentation", "resize", "evaluation_crop", "model", "stride", "fc_init")
-RULES = goyal2017.rules_for_section("code", *SHARED, "last_gamma", "running_average") | {
+SHARED = (
+    "data", "augmentation", "resize", "evaluation_crop", "model", "stride", "fc_init", "last_gamma",
+    "batchnorm_decay", "running_average",
+)  # fmt: skip
+RULES = goyal2017.rules_for_section("code", *SHARED) | {
     "colour": stated.colour_as_stored("code"),
     # lsgd starts all convolutions as Goyal et al. 2017 do.
-    "conv_init": Rule("code", "N(0, 1 / fan in), cut at two deviations", lambda _: False),
+    "conv_init": Rule.unmet("code", "N(0, 1 / fan in), cut at two deviations"),
     "weight_decay": stated.weight_decay("code", 1.5, biases=True, decoupled=True),
-    "batchnorm_decay": stated.no_batchnorm_decay("code"),
     "lamb": stated.lamb("code", "weights", "biases", bias_correction=False),
     # A run of lsgd has no gradient of a worker that it could clip.
-    "clip_norm": Rule(
-        "code", "each core's own, to norm 1, before they are summed", lambda _: False
-    ),
+    "clip_norm": Rule.unmet("code", "each core's own, to norm 1, before they are summed"),
     "label_smoothing": stated.label_smoothing("code", 0.1),
     "precision": stated.precision("code", "bfloat16"),
     "epochs": stated.steps("code", STEPS),

@@ -3,7 +3,7 @@
 The paper does not state initialisation, BN group size or resizing.
 """
 
-from lsgd.check.learning_rate import Parabola, Warmup
+from lsgd.check.learning_rate import Parabola
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
 from lsgd.check.step import Lars
@@ -19,7 +19,7 @@ ALL = frozenset(["weights", "biases", "norms"])
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
     """Return the rules of the paper of LARS and of its table's row for the recipe's minibatch."""
-    return RULES | {"warmup": _warmup(recipe.batch_size), "decay": decay_to_0()}
+    return RULES | {"warmup": _warmup(recipe.batch_size)}
 
 
 def _warmup(batch_size: int) -> Rule:
@@ -27,38 +27,29 @@ def _warmup(batch_size: int) -> Rule:
     if row is None:
         return stated.no_row(TABLE)
     lr, epochs = row
-
-    def holds(warmup: Warmup) -> bool:
-        return warmup.own.rises(0.0, lr, epochs)
-
     over = f"to lr {lr} over {epochs} epochs" if epochs else f"none, at lr {lr} from the first step"
-    return Rule("table", over, holds)
+    return stated.warmup("table", over, lr, epochs)
 
 
-def decay_to_0() -> Rule:
-    """Return the rule for a polynomial lr decay of power 2 to 0 at the end of the run."""
-
-    def holds(decay: Parabola | None) -> bool:
-        if decay is None:
-            return False
-        return abs(decay.end) < 1e-7 and abs(decay.end_step - decay.steps) < 1e-3
-
-    return Rule("alg. 1", "by power 2 to 0 at the end of the run", holds)
+def _ends_at_0(decay: Parabola | None) -> bool:
+    """Return whether a decay of power 2 ends at 0, with the run."""
+    if decay is None:
+        return False
+    return abs(decay.end) < 1e-7 and abs(decay.end_step - decay.steps) < 1e-3
 
 
 RULES = goyal2017.rules_for_section("table", "data") | {
     "augmentation": Rule(
-        "table",
-        "crops of varied area and aspect, and flips",
-        lambda windows: windows is not None,
+        "table", "crops of varied area and aspect, and flips", lambda windows: windows is not None
     ),
     "model": Rule("table", "ResNet-50", bool),
     "weight_decay": stated.weight_decay("paper", 5e-4, biases=True),
     "batchnorm_decay": stated.batchnorm_decay("alg. 1", 5e-4),
-    "lars": Rule(
+    "lars": Rule.equals(
         "alg. 1",
         "as equation (10), m = 0.9, trust 0.001, no eps; no tensor is excluded",
-        lambda lars: lars == Lars(10, False, 0.9, 0.001, 0.0, ALL),
+        Lars(10, False, 0.9, 0.001, 0.0, ALL),
     ),
+    "decay": Rule("alg. 1", "by power 2 to 0 at the end of the run", _ends_at_0),
     "epochs": stated.epochs("table", 100),
 }

@@ -7,7 +7,7 @@ Minibatch, epochs, warmup epochs and BN group size are free, and so is the lr of
 
 import math
 
-from lsgd.check.learning_rate import Parabola, Warmup, close
+from lsgd.check.learning_rate import Parabola, Warmup
 from lsgd.check.observation import Rule
 from lsgd.check.papers import goyal2017, stated
 from lsgd.check.step import Lars, Momentum, WeightDecayGroups
@@ -82,30 +82,27 @@ OF_SGD = {
     "peak_lr": Rule(
         "rules",
         "a multiple of 0.001",
-        lambda lr: lr > 0.0005 and close(round(lr * 1000) / 1000, lr),
+        lambda lr: lr > 0.0005 and math.isclose(round(lr * 1000) / 1000, lr),
     ),
 }
-RULES = (
-    goyal2017.rules_for_section("rules", "data")
-    | goyal2017.rules_for_section("code", "fc_init")
-    | stated.RESNET50_V15
-    | stated.FAN_IN
-    | stated.BATCHNORM
-    | {
-        "augmentation": stated.crops("code", (0.05, 1.0), (3 / 4, 4 / 3)),
-        "resize": stated.resize("code", "bilinear"),
-        "colour": stated.colour_as_stored("code"),
-        "evaluation_crop": stated.evaluation_crop("code", 256),
-        "last_gamma": Rule(
-            "code",
-            "1 in the last BN of each block; 0 in Google's and by an option of NVIDIA's code",
-            lambda gammas: gammas in ({0.0}, {1.0}),
-        ),
-        "batchnorm_decay": stated.no_batchnorm_decay("code"),
-        "label_smoothing": Rule("rules", "none or 0.1", lambda share: share in (0, 0.1)),
-        "warmup": Rule("rules", "from 0, every step, over whole epochs", _rises_from_0),
-        "decay": Rule("rules", "by power 2 to lr 0.0001", _to_its_end),
-        "evaluation_epochs": stated.evaluated_every("rules", 4),
-        "metric": stated.epochs_to("rules", 24.1),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("rules", "data"),
+    **goyal2017.rules_for_section("code", "fc_init", "batchnorm_decay"),
+    **stated.RESNET50_V15,
+    **stated.FAN_IN,
+    **stated.BATCHNORM,
+    "augmentation": stated.crops("code", (0.05, 1.0), (3 / 4, 4 / 3)),
+    "resize": stated.resize("code", "bilinear"),
+    "colour": stated.colour_as_stored("code"),
+    "evaluation_crop": stated.evaluation_crop("code", 256),
+    "last_gamma": Rule(
+        "code",
+        "1 in the last BN of each block; 0 in Google's and by an option of NVIDIA's code",
+        lambda gammas: gammas in ({0.0}, {1.0}),
+    ),
+    "label_smoothing": Rule("rules", "none or 0.1", lambda share: share in (0, 0.1)),
+    "warmup": Rule("rules", "from 0, every step, over whole epochs", _rises_from_0),
+    "decay": Rule("rules", "by power 2 to lr 0.0001", _to_its_end),
+    "evaluation_epochs": Rule.equals("rules", "every 4 epochs", {4}),
+    "metric": stated.epochs_to("rules", 24.1),
+}

@@ -32,22 +32,18 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     }
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data")
-    | stated.RESNET50_V15
-    | stated.FAN_IN
-    | stated.BATCHNORM
-    | {
-        "augmentation": stated.crops("code", (0.05, 1.0), (3 / 4, 4 / 3)),
-        "last_gamma": stated.last_gamma("code", 1.0),
-        "momentum": stated.sgd("code", equation=10, nesterov=False, m=0.9),
-        "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
-        "batchnorm_decay": Rule(
-            "code", "1e-4 of gamma, as in stock MXNet", lambda decays: decays == {0.0, 1e-4}
-        ),
-        "label_smoothing": stated.label_smoothing("code", 0.0),
-        "precision": stated.precision("code", "float16"),
-        "evaluation_epochs": stated.evaluated_every("code", 4),
-        "metric": stated.epochs_to("code", 25.1),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data"),
+    **stated.RESNET50_V15,
+    **stated.FAN_IN,
+    **stated.BATCHNORM,
+    "augmentation": stated.crops("code", (0.05, 1.0), (3 / 4, 4 / 3)),
+    "last_gamma": stated.last_gamma("code", 1.0),
+    "momentum": stated.sgd("code", equation=10, nesterov=False, m=0.9),
+    "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
+    "batchnorm_decay": Rule.equals("code", "1e-4 of gamma, as in stock MXNet", {0.0, 1e-4}),
+    "label_smoothing": stated.label_smoothing("code", 0.0),
+    "precision": stated.precision("code", "float16"),
+    "evaluation_epochs": Rule.equals("code", "every 4 epochs", {4}),
+    "metric": stated.epochs_to("code", 25.1),
+}

@@ -56,9 +56,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         }
     elif row := GOOGLE.get((*size, decay)):
         own = _of_row(row, recipe.steps_per_epoch, equation=10) | {
-            "weight_decay": Rule(
-                "code", f"{decay:g} by LARS, and as much by the loss", lambda _: False
-            ),
+            "weight_decay": Rule.unmet("code", f"{decay:g} by LARS, and as much by the loss"),
             "last_gamma": stated.last_gamma("code", 0.0),
         }
     else:
@@ -78,14 +76,12 @@ def _of_row(row: Submission, steps_per_epoch: int, *, equation: int) -> dict[str
     }
 
 
-RULES = (
-    goyal2017.rules_for_section("rules", "data")
-    | stated.RESNET50_V15
-    | stated.BATCHNORM
-    | {name: mlperf.RULES[name] for name in ("augmentation", "batchnorm_decay")}
-    | {
-        "label_smoothing": stated.label_smoothing("code", 0.1),
-        "evaluation_epochs": stated.evaluated_every("rules", 4),
-        "metric": stated.epochs_to("rules", 24.1),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("rules", "data"),
+    **stated.RESNET50_V15,
+    **stated.BATCHNORM,
+    **{name: mlperf.RULES[name] for name in ("augmentation", "batchnorm_decay")},
+    "label_smoothing": stated.label_smoothing("code", 0.1),
+    "evaluation_epochs": Rule.equals("rules", "every 4 epochs", {4}),
+    "metric": stated.epochs_to("rules", 24.1),
+}

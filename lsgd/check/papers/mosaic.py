@@ -23,27 +23,25 @@ RULES = goyal2017.rules_for_section("mild", *SHARED) | {
     "resize": stated.resize("mild", "bilinear"),
     "colour": stated.colour_as_stored("mild"),
     "evaluation_crop": stated.evaluation_crop("mild", 232),
-    "image_sizes": Rule(
-        "composer", "of 176 pixels, resized by step to half of them at first", lambda _: False
+    "image_sizes": Rule.unmet(
+        "composer", "of 176 pixels, resized by step to half of them at first"
     ),
-    "blurpool": Rule(
-        "mild", "of 6 convolutions and of max-pooling", lambda counts: counts == (6, 1)
-    ),
-    "conv_init": Rule("composer", "He: N(0, 2 / fan in)", lambda side: side == "in"),
+    "blurpool": Rule.equals("mild", "of 6 convolutions and of max-pooling", (6, 1)),
+    "conv_init": Rule.equals("composer", "He: N(0, 2 / fan in)", "in"),
     "last_gamma": Rule("composer", "uniform in (0, 1)", lambda gammas: len(gammas) > 100),
     "other_gammas": Rule("composer", "uniform in (0, 1)", lambda are_1: not are_1),
     "weight_decay": stated.weight_decay("mild", 5e-4, biases=True, decoupled=True),
     "batchnorm_decay": stated.batchnorm_decay("mild", 5e-4),
     "momentum": stated.sgd("mild", equation=9, nesterov=False, m=0.875),
-    "loss": stated.binary_cross_entropy("mild"),
+    "loss": Rule.equals("mild", "binary cross-entropy, sum over classes", ("bce", "sum")),
     "label_smoothing": stated.label_smoothing("mild", 0.08),
-    "averaging": stated.exponential_average("mild"),
+    "averaging": Rule.equals("mild", "exponential", "ema"),
     "precision": stated.precision("mild", "float16"),
     "lr_curve": stated.lr_curve(
         "mild",
         "from 0 to 2.048 over 8 epochs, then half a cosine to 0 at epoch 36",
         stated.by_cosine(2.048, 8, until=EPOCHS),
     ),
-    "phases": stated.one_minibatch("mild", 8, 256),
+    "phases": Rule.equals("mild", "8 x 256 in all epochs", [(0, 8, 256)]),
     "epochs": stated.epochs("mild", EPOCHS),
 }

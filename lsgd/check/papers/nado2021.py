@@ -23,14 +23,12 @@ RULES = goyal2017.rules_for_section("paper", "data") | {
     "model": Rule("paper", "ResNet-50", bool),
     "last_gamma": stated.last_gamma("code", 0.0),
     "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
-    "batchnorm_decay": stated.no_batchnorm_decay("code"),
+    "batchnorm_decay": stated.batchnorm_decay("code", 0.0),
     "lars": stated.lars("code", equation=10, m=0.929, trust=0.001, eps=0.0),
     "label_smoothing": stated.label_smoothing("code", 0.1),
-    "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
+    "running_average": Rule.equals("code", "momentum 0.9", 0.9),
     "precision": stated.precision("code", "bfloat16"),
-    "warmup": Rule(
-        "code", "from 0 to lr 29 over 18 epochs", lambda warmup: warmup.own.rises(0.0, 29, 18)
-    ),
+    "warmup": stated.warmup("code", "from 0 to lr 29 over 18 epochs", 29, 18),
     "decay": Rule(
         "code",
         f"by power 2 to lr 0.0001 at step {STEPS}",

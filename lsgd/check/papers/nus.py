@@ -3,10 +3,8 @@
 import math
 from fractions import Fraction
 
-from lsgd.check.learning_rate import Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.papers import goyal2017, stated
-from lsgd.check.papers.lars2017 import decay_to_0
+from lsgd.check.papers import goyal2017, lars2017, stated
 from lsgd.recipe import Recipe
 
 TITLE = "NUS-HPC-AI-Lab, LARS-ImageNet-PyTorch"
@@ -27,37 +25,28 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         return RULES | {"warmup": stated.no_row(TABLE)}
     epochs, n = TABLE[batch_size]
     lr = 4 * math.sqrt(batch_size / 512)
-
-    def rises(warmup: Warmup) -> bool:
-        return warmup.own.rises(0.0, lr, float(epochs))
-
-    of_the_row = {
-        "warmup": Rule("table", f"from 0 to lr {lr:.3g} over {float(epochs):g} epochs", rises)
-    }
+    text = f"from 0 to lr {lr:.3g} over {float(epochs):g} epochs"
+    of_the_row = {"warmup": stated.warmup("table", text, lr, float(epochs))}
     if n:
         of_the_row["worker_batch"] = stated.worker_batch("table", n)
     return RULES | of_the_row
 
 
 SHARED = ("data", "augmentation", "evaluation_crop", "model", "conv_init", "stride")
-RULES = (
-    goyal2017.rules_for_section("code", *SHARED)
-    | stated.FC_OF_PYTORCH
-    | {
-        "resize": stated.resize("code", "bilinear"),
-        "colour": stated.colour_as_stored("code"),
-        "last_gamma": stated.last_gamma("code", 1.0),
-        "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
-        "batchnorm_decay": stated.no_batchnorm_decay("code"),
-        # lsgd cannot scale an update after the momentum, so no run can follow this rule.
-        "lars": Rule(
-            "code",
-            "lr and ratio behind the momentum, m = 0.9; ratios of at most 50, decayed gradients of "
-            "-10 to 10",
-            lambda _: False,
-        ),
-        "label_smoothing": stated.smoothing_over_others("code"),
-        "decay": decay_to_0(),
-        "epochs": stated.epochs("table", 90),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", *SHARED, "batchnorm_decay"),
+    **stated.FC_OF_PYTORCH,
+    "resize": stated.resize("code", "bilinear"),
+    "colour": stated.colour_as_stored("code"),
+    "last_gamma": stated.last_gamma("code", 1.0),
+    "weight_decay": stated.weight_decay("code", 1e-4, biases=False),
+    # lsgd cannot scale an update after the momentum, so no run can follow this rule.
+    "lars": Rule.unmet(
+        "code",
+        "lr and ratio behind the momentum, m = 0.9; ratios of at most 50, decayed gradients of "
+        "-10 to 10",
+    ),
+    "label_smoothing": stated.smoothing_over_others("code"),
+    "decay": lars2017.RULES["decay"],
+    "epochs": stated.epochs("table", 90),
+}

@@ -26,14 +26,12 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 SAME = ("resize", "colour", "last_gamma", "fc_init", "batchnorm_decay", "label_smoothing")
-RULES = (
-    goyal2017.rules_for_section("code", *nus.SHARED)
-    | {name: nus.RULES[name] for name in SAME}
-    | {
-        "weight_decay": stated.weight_decay("code", 1.5, biases=False, decoupled=True),
-        "lamb": stated.lamb("code", "weights", bias_correction=False),
-        "clip_norm": Rule("code", "the mean of all workers, to norm 1", lambda norm: norm == 1),
-        "epochs": stated.epochs("code", 90),
-        "worker_batch": stated.worker_batch("code", 64),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", *nus.SHARED),
+    **{name: nus.RULES[name] for name in SAME},
+    "weight_decay": stated.weight_decay("code", 1.5, biases=False, decoupled=True),
+    "lamb": stated.lamb("code", "weights", bias_correction=False),
+    "clip_norm": Rule.equals("code", "the mean of all workers, to norm 1", 1),
+    "epochs": stated.epochs("code", 90),
+    "worker_batch": stated.worker_batch("code", 64),
+}

@@ -18,32 +18,27 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data", "conv_init")
-    | stated.RESNET50_V15
-    | stated.BATCHNORM
-    | {
-        # Its magnitude is drawn anew for each operation, which torchvision's is not.
-        "augmentation": Rule(
-            "code", "area 8 to 100 %, flip 0.5, RandAugment of 2 and 6 ± 0.5", lambda _: False
-        ),
-        "mixing": stated.mixing("code", 0.1, 1.0),
-        "resize": stated.resize("code", "bicubic"),
-        "colour": stated.colour_as_stored("code"),
-        "evaluation_crop": stated.evaluation_crop("code", 236),
-        "fc_init": Rule("code", "not N(0, 0.01²)", lambda std: std != 0.01),
-        "last_gamma": stated.last_gamma("code", 1.0),
-        "loss": stated.binary_cross_entropy("code"),
-        "label_smoothing": stated.label_smoothing("code", 0.0),
-        "weight_decay": stated.weight_decay("code", 0.02, biases=False, decoupled=True),
-        "batchnorm_decay": stated.no_batchnorm_decay("code"),
-        "lamb": stated.lamb("code", "weights", bias_correction=True),
-        "lr_curve": stated.lr_curve(
-            "code",
-            "from 8e-7 to 0.008 over 5 epochs, then half a cosine to 1e-6",
-            stated.by_cosine(0.008, 5, start=8e-7, end=1e-6),
-        ),
-        "epochs": stated.epochs("code", 100),
-        "worker_batch": Rule("code", "BN over all 2,048 images", lambda sizes: sizes == {2048}),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data", "conv_init", "batchnorm_decay"),
+    **stated.RESNET50_V15,
+    **stated.BATCHNORM,
+    # Its magnitude is drawn anew for each operation, which torchvision's is not.
+    "augmentation": Rule.unmet("code", "area 8 to 100 %, flip 0.5, RandAugment of 2 and 6 ± 0.5"),
+    "mixing": Rule.equals("code", "mixup of 0.1 or CutMix of 1", (0.1, 1.0)),
+    "resize": stated.resize("code", "bicubic"),
+    "colour": stated.colour_as_stored("code"),
+    "evaluation_crop": stated.evaluation_crop("code", 236),
+    "fc_init": Rule("code", "not N(0, 0.01²)", lambda std: std != 0.01),
+    "last_gamma": stated.last_gamma("code", 1.0),
+    "loss": Rule.equals("code", "binary cross-entropy, sum over classes", ("bce", "sum")),
+    "label_smoothing": stated.label_smoothing("code", 0.0),
+    "weight_decay": stated.weight_decay("code", 0.02, biases=False, decoupled=True),
+    "lamb": stated.lamb("code", "weights", bias_correction=True),
+    "lr_curve": stated.lr_curve(
+        "code",
+        "from 8e-7 to 0.008 over 5 epochs, then half a cosine to 1e-6",
+        stated.by_cosine(0.008, 5, start=8e-7, end=1e-6),
+    ),
+    "epochs": stated.epochs("code", 100),
+    "worker_batch": Rule.equals("code", "BN over all 2,048 images", {2048}),
+}

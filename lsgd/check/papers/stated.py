@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.check.images import CropSamples
-from lsgd.check.learning_rate import Curve, LrCurve
+from lsgd.check.learning_rate import Curve, LrCurve, Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.step import LambSettings, Lars, Momentum, WeightDecayGroups
+from lsgd.check.step import Lars, Momentum, WeightDecayGroups
 
 LrRule = Callable[[NDArray[np.float64], float], Curve]
 """A function of the epochs at which the steps begin, and of the number of epochs of the run."""
@@ -81,18 +81,27 @@ def _warms_up(
     return np.where(epochs < warmup, start + (lr - start) * epochs / (warmup or 1), after)
 
 
+def warmup(section: str, text: str, lr: float, epochs: float) -> Rule:
+    """Return the rule that the lr rises linearly from 0 in the first epochs."""
+
+    def holds(found: Warmup) -> bool:
+        return found.own.rises(0.0, lr, epochs)
+
+    return Rule(section, text, holds)
+
+
 def no_row(batch_sizes: Iterable[int]) -> Rule:
     """Return the rule of a recipe whose minibatch has no row in its source; it never holds."""
     known = ", ".join(f"{each:,}" for each in batch_sizes)
-    return Rule("table", f"there are rows for {known} images", lambda _: False)
+    return Rule.unmet("table", f"there are rows for {known} images")
 
 
 def sgd(section: str, *, equation: int, nesterov: bool, m: float) -> Rule:
     """Return the rule for momentum SGD of this equation, without clipping."""
-    return Rule(
+    return Rule.equals(
         section,
         f"equation ({equation}), {'Nesterov' if nesterov else 'not Nesterov'}, m = {m:g}",
-        lambda found: found == Momentum(equation, nesterov, m, None),
+        Momentum(equation, nesterov, m, None),
     )
 
 
@@ -106,23 +115,21 @@ def lars(
     ratio_decay: float | None = None,
 ) -> Rule:
     """Return the rule for LARS of the weights without Nesterov; BN and biases are not scaled."""
-    expected = Lars(equation, False, m, trust, eps, frozenset(["weights"]), ratio_decay)
-    return Rule(
+    return Rule.equals(
         section,
         f"as equation ({equation}), m = {m:g}, trust {trust:g}, eps {eps:g}; BN and biases are not "
         "scaled" + (f"; decay {ratio_decay:g} in the ratio" if ratio_decay else ""),
-        lambda found: found == expected,
+        Lars(equation, False, m, trust, eps, frozenset(["weights"]), ratio_decay),
     )
 
 
 def lamb(section: str, *adapts: str, bias_correction: bool) -> Rule:
     """Return the rule for LAMB with its usual constants, which scales these kinds of tensors."""
-    expected = LambSettings((0.9, 0.999), 1e-6, bias_correction, frozenset(adapts))
-    return Rule(
+    return Rule.equals(
         section,
         f"beta 0.9 and 0.999, eps 1e-6, {'with' if bias_correction else 'without'} bias correction,"
         f" of {' and '.join(adapts)}",
-        lambda found: found == expected,
+        (0.9, 0.999, 1e-6, bias_correction, frozenset(adapts)),
     )
 
 
@@ -135,7 +142,7 @@ def weight_decay(section: str, decay: float, *, biases: bool, decoupled: bool = 
     groups = WeightDecayGroups(frozenset([decay]), of_biases, 0, decoupled)
     text = f"{decay:g} of weights and {'' if biases else 'not of '}the bias"
     text += ", in the update and not in the gradient" if decoupled else ""
-    return Rule(section, text, lambda found: found == groups)
+    return Rule.equals(section, text, groups)
 
 
 def decay_of_weights(section: str, decay: float) -> Rule:
@@ -144,26 +151,20 @@ def decay_of_weights(section: str, decay: float) -> Rule:
 
 
 def batchnorm_decay(section: str, decay: float) -> Rule:
-    """Return the rule that gamma and beta of BN decay like all tensors."""
-    return Rule(section, f"{decay:g}, as of all tensors", lambda decays: decays == {decay})
-
-
-def no_batchnorm_decay(section: str) -> Rule:
-    """Return the rule that gamma and beta of BN do not decay."""
-    return Rule(section, "none on gamma and beta of any BN", lambda decays: not any(decays))
+    """Return the rule that gamma and beta of BN decay like all tensors, or not at all."""
+    text = f"{decay:g}, as of all tensors" if decay else "none on gamma and beta of any BN"
+    return Rule.equals(section, text, {decay})
 
 
 def last_gamma(section: str, gamma: float) -> Rule:
     """Return the rule for the initial gamma of the last BN of each residual block."""
-    return Rule(
-        section, f"{gamma:g} in the last BN of each block", lambda gammas: gammas == {gamma}
-    )
+    return Rule.equals(section, f"{gamma:g} in the last BN of each block", {gamma})
 
 
 def label_smoothing(section: str, share: float) -> Rule:
     """Return the rule for the share of a label that is spread over all classes."""
     text = f"{share:g}" if share else "none"
-    return Rule(section, text, lambda found: found == share)
+    return Rule.equals(section, text, share)
 
 
 def smoothing_over_others(section: str) -> Rule:
@@ -175,36 +176,14 @@ def smoothing_over_others(section: str) -> Rule:
     )
 
 
-def binary_cross_entropy(section: str) -> Rule:
-    """Return the rule for the sum of the binary cross-entropies of all classes."""
-    text = "binary cross-entropy, sum over classes"
-    return Rule(section, text, lambda loss: loss == ("bce", "sum"))
-
-
-def mixing(section: str, mixup: float, cutmix: float) -> Rule:
-    """Return the rule for pairs of images that mixup or CutMix mixes, with these alphas."""
-    text = f"mixup of {mixup:g} or CutMix of {cutmix:g}"
-    return Rule(section, text, lambda alphas: alphas == (mixup, cutmix))
-
-
 def precision(section: str, name: str) -> Rule:
     """Return the rule for the number format of products, with parameters in float32."""
-    return Rule(section, name, lambda names: names == {name, "float32"})
+    return Rule.equals(section, name, {name, "float32"})
 
 
 def worker_batch(section: str, n: int) -> Rule:
     """Return the rule for the number of images per BN statistic."""
-    return Rule(section, f"BN over {n} images", lambda sizes: sizes == {n})
-
-
-def exponential_average(section: str) -> Rule:
-    """Return the rule that evaluations are of an exponential average of the weights."""
-    return Rule(section, "exponential", lambda name: name == "ema")
-
-
-def one_minibatch(section: str, k: int, n: int) -> Rule:
-    """Return the rule for k workers with n images each in all epochs."""
-    return Rule(section, f"{k} x {n} in all epochs", lambda phases: phases == [(0, k, n)])
+    return Rule.equals(section, f"BN over {n} images", {n})
 
 
 def steps(section: str, count: int) -> Rule:
@@ -215,11 +194,6 @@ def steps(section: str, count: int) -> Rule:
 def epochs(section: str, count: int) -> Rule:
     """Return the rule for the number of epochs of a run, each with all of its steps."""
     return Rule(section, f"{count}", lambda found: found.count == count and found.whole)
-
-
-def evaluated_every(section: str, interval: int) -> Rule:
-    """Return the rule for the number of epochs between two evaluations."""
-    return Rule(section, f"every {interval} epochs", lambda gaps: gaps == {interval})
 
 
 def epochs_to(section: str, error: float) -> Rule:
@@ -258,34 +232,26 @@ def crops(
 
 def resize(section: str, interpolation: str) -> Rule:
     """Return the rule for the interpolation by which images are resized."""
-    return Rule(section, interpolation, lambda filters: filters == {interpolation})
+    return Rule.equals(section, interpolation, {interpolation})
 
 
 def evaluation_crop(section: str, short_side: int) -> Rule:
     """Return the rule for the centre of 224 pixels of an image with this short side."""
-    return Rule(
-        section,
-        f"short side {short_side}, centre 224",
-        lambda ratio: ratio == 224 / short_side,
-    )
+    return Rule.equals(section, f"short side {short_side}, centre 224", 224 / short_side)
 
 
 def colour_as_stored(section: str) -> Rule:
     """Return the rule that the colours of training images are not changed."""
-    return Rule(section, "as stored", lambda colour: colour == "as stored")
+    return Rule.equals(section, "as stored", "as stored")
 
 
 BATCHNORM = {
-    "batchnorm_eps": Rule("code", "1e-05", lambda found: found == {1e-5}),
-    "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
+    "batchnorm_eps": Rule.equals("code", "1e-05", {1e-5}),
+    "running_average": Rule.equals("code", "momentum 0.9", 0.9),
 }
 """The rules for BN of momentum 0.9 and eps 1e-5."""
 STRIDE = {
-    "stride": Rule(
-        "code",
-        "v1.5: stride 2 in the 3 x 3 convolution of a block",
-        lambda sizes: sizes == {(3, 3)},
-    )
+    "stride": Rule.equals("code", "v1.5: stride 2 in the 3 x 3 convolution of a block", {(3, 3)})
 }
 """The rule for the stride of ResNet-50 v1.5."""
 RESNET50 = {"model": Rule("code", "ResNet-50", bool)}

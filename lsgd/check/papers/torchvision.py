@@ -40,32 +40,30 @@ def _per_epoch(epochs: NDArray[np.float64], last: float) -> Curve:
     return stated.by_cosine(0.5, 5, start=0.005)(np.floor(epochs), last)
 
 
-RULES = (
-    goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop", "conv_init")
-    | stated.RESNET50_V15
-    | stated.BATCHNORM
-    | stated.FC_OF_PYTORCH
-    | {
-        "resize": stated.resize("code", "bilinear"),
-        "colour": stated.colour_as_stored("code"),
-        "last_gamma": stated.last_gamma("code", 1.0),
-        "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
-        "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
-        "batchnorm_decay": stated.batchnorm_decay("code", 1e-4),
-        "label_smoothing": stated.label_smoothing("code", 0.0),
-        "epochs": stated.epochs("code", 90),
-    }
-)
+RULES = {
+    **goyal2017.rules_for_section("code", "data", "augmentation", "evaluation_crop", "conv_init"),
+    **stated.RESNET50_V15,
+    **stated.BATCHNORM,
+    **stated.FC_OF_PYTORCH,
+    "resize": stated.resize("code", "bilinear"),
+    "colour": stated.colour_as_stored("code"),
+    "last_gamma": stated.last_gamma("code", 1.0),
+    "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.9),
+    "weight_decay": stated.weight_decay("code", 1e-4, biases=True),
+    "batchnorm_decay": stated.batchnorm_decay("code", 1e-4),
+    "label_smoothing": stated.label_smoothing("code", 0.0),
+    "epochs": stated.epochs("code", 90),
+}
 
 MORE = ("trivial_augment", "erasing")
 V2 = {
     "augmentation": stated.crops("V2", (0.08, 1), (3 / 4, 4 / 3), more=MORE),
-    "mixing": stated.mixing("V2", 0.2, 1.0),
-    "image_sizes": Rule("V2", "176 in all epochs", lambda sizes: sizes == [(0, 176)]),
+    "mixing": Rule.equals("V2", "mixup of 0.2 or CutMix of 1", (0.2, 1.0)),
+    "image_sizes": Rule.equals("V2", "176 in all epochs", [(0, 176)]),
     "evaluation_crop": stated.evaluation_crop("V2", 232),
     "label_smoothing": stated.label_smoothing("V2", 0.1),
     "weight_decay": stated.weight_decay("V2", 2e-5, biases=True),
-    "batchnorm_decay": stated.no_batchnorm_decay("V2"),
-    "averaging": stated.exponential_average("V2"),
+    "batchnorm_decay": stated.batchnorm_decay("V2", 0.0),
+    "averaging": Rule.equals("V2", "exponential", "ema"),
     "epochs": stated.epochs("V2", V2_EPOCHS),
 }

@@ -1,0 +1,172 @@
+"""Observations of the examples of a training script: their order, random draws and evaluation."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from lsgd.audit.job import AuditedJob
+from lsgd.audit.processes import LoaderRecord
+from lsgd.check.observation import Observation
+from lsgd.tables import format_count
+
+
+def observe_worker_batch(job: AuditedJob) -> Iterator[Observation]:
+    """Observe the images of a forward pass, and the number of workers."""
+    k, n = len(job.processes) * job.micro_batches, job.worker_batch
+    place = job.first.training[0].made if job.first.training else job.first.updates[0]["place"]
+    yield Observation("worker_batch", f"n = {n} in each of k = {k} workers", {n}, place)
+
+
+def observe_tail(job: AuditedJob) -> Iterator[Observation]:
+    """Observe whether the last step of an epoch has as many images as the others."""
+    sizes = sorted({each for each in job.minibatch_sizes if each})  # 0: its passes were not seen
+    training = job.first.training
+    if not training or not (training[0].is_whole or len(sizes) > 1):
+        return
+    run = f"steps of {' and '.join(map(str, sizes))} images"
+    yield Observation("tail", run, len(sizes) == 1, training[0].made)
+
+
+def _epochs(job: AuditedJob) -> list[list[LoaderRecord]]:
+    """Return the records of each training epoch that all processes have begun."""
+    count = min(len(each.training) for each in job.processes)
+    return [[each.training[i] for each in job.processes] for i in range(count)]
+
+
+def observe_shuffling(job: AuditedJob) -> Iterator[Observation]:
+    """Observe whether each epoch is a permutation, divided among the processes."""
+    epochs = _epochs(job)
+    if not epochs or not all(each.order for each in epochs[0]):
+        return
+    first, count = epochs[0][0], len(job.processes)
+    kept = next((each for epoch in epochs for each in epoch if each.is_kept), None)
+    if kept is not None:
+        # A script that takes all batches before its first update may shuffle them itself.
+        if kept.updated_at_end < kept.updated:
+            run = "the batches of epoch 1 are kept and repeated, as by itertools.cycle"
+            yield Observation("shuffling", run, False, kept.place)
+        return
+    told = [line for each in job.processes for line in each.first("set_epochs").get("epochs", [])]
+    faults: list[tuple[str, str]] = []
+    for number, epoch in enumerate(epochs[1:], start=2):
+        shared = min(len(first.order), len(epoch[0].order))
+        if shared > 7 and first.order[:shared] == epoch[0].order[:shared] and not _in_order(first):
+            why = "; set_epoch is never called" if first.is_distributed and not told else ""
+            faults.append((f"epoch {number} has the order of epoch 1{why}", first.place))
+            break
+    if _in_order(first):
+        faults.append(("images are not in random order", first.made))
+    elif len(epochs) == 1 and first.is_distributed and not told:
+        faults.append(("set_epoch is not called before the first epoch", first.place))
+    faults += [(fault, first.made) for fault in _missing(epochs[0], count)]
+    run = "; ".join(fault for fault, _ in faults)
+    if not run:
+        seen = "a new permutation in each of 2 epochs" if len(epochs) > 1 else "a permutation"
+        run = f"{seen}, divided among {format_count(count, 'process', 'processes')}"
+    yield Observation("shuffling", run, not faults, faults[0][1] if faults else first.made)
+
+
+def _in_order(epoch: LoaderRecord) -> bool:
+    steps = np.diff(epoch.order)
+    return len(steps) > 7 and Counter(steps.tolist()).most_common(1)[0][1] > 0.5 * len(steps)
+
+
+def _missing(epoch: list[LoaderRecord], count: int) -> Iterator[str]:
+    """Yield how the images of an epoch differ from each image once, over its processes."""
+    length = epoch[0].length
+    if length is not None and epoch[0].batches is None:
+        # The sampler may have no end, and permute the images again and again.
+        epoch = [replace(each, order=each.order[: math.ceil(length / count)]) for each in epoch]
+    sets = [set(each.order) for each in epoch]
+    shared = sum(map(len, sets)) - len(set().union(*sets))
+    if count > 1 and shared >= count:
+        yield f"{shared} images of an epoch are in more than one process"
+    again = max(len(each.order) - len(own) for each, own in zip(epoch, sets, strict=True))
+    if again >= max(2, count):
+        yield f"{again} images of an epoch are repeated within a process"
+    if length is not None and all(each.is_whole for each in epoch) and not again:
+        never = length - len(set().union(*sets))
+        step = sum(max(each.sizes) for each in epoch)
+        if never >= step + count and shared < count:
+            yield f"{never} of {length} images are never seen in an epoch"
+
+
+def observe_random_streams(job: AuditedJob) -> Iterator[Observation]:
+    """Observe whether processes and data workers draw random numbers of their own."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    workers: set[str] = set()
+    for process in job.processes:
+        for line in process.streams:
+            who = f"process {process.rank}"
+            if line["worker"] is not None:
+                who += f" worker {line['worker']}"
+            workers |= {who} if line["drawn"] else set()
+            for name, state in line["drawn"].items():
+                owners.setdefault((name, state), []).append(who)
+    if not owners:
+        return
+    shared = [(name, whose) for (name, _), whose in owners.items() if len(whose) > 1]
+    run = format_count(len(workers), "process draws", "data workers draw")
+    run += " from streams of their own"
+    if shared:
+        name, whose = max(shared, key=lambda each: len(each[1]))
+        distinct = list(dict.fromkeys(whose))
+        run = ", ".join(distinct[:3]) + ", …" * (len(distinct) > 3)
+        run += f" {'draw' if len(distinct) > 1 else 'draws'} the same random numbers of {name}"
+        run += ", in each epoch again" if len(whose) > len(distinct) else ""
+    place = job.first.training[0].made if job.first.training else ""
+    yield Observation("random_streams", run, not shared, place)
+
+
+def observe_evaluation(job: AuditedJob) -> Iterator[Observation]:
+    """Observe whether an evaluation counts each image equally often."""
+    passes = [each for process in job.processes for each in process.evaluation]
+    keys = dict.fromkeys((each.number, each.epoch) for each in passes)
+    for key in keys:
+        found = [each for each in passes if (each.number, each.epoch) == key]
+        length = found[0].length
+        if not length or not all(each.is_whole and each.order for each in found):
+            continue
+        counts = Counter(example for each in found for example in each.order)
+        if all(each.is_gathered for each in found):
+            counts = Counter(set(counts))
+        counts.update(_evaluated_besides(found, passes))
+        times = Counter(counts.get(example, 0) for example in range(length))
+        place = found[0].used_at or found[0].place
+        if len(times) == 1:
+            [often] = times
+            run = f"each of {length:,} once"
+            if often == len(found) > 1:
+                run = f"each of {length:,} by each of {often} processes"
+            elif often > 1:
+                run = f"each of {length:,} {often} times"
+            yield Observation("evaluation", run, often > 0, place)
+            return
+        usual = times.most_common(1)[0][0]
+        again = sum(each for often, each in times.items() if often > usual)
+        never = times.get(0, 0)
+        parts = [f"{again} of {length:,} counted more often than the others"] * bool(again)
+        parts += [f"{never} of {length:,} never"] * bool(never)
+        yield Observation("evaluation", ", ".join(parts), False, found[0].made)
+        return
+
+
+def _evaluated_besides(found: list[LoaderRecord], passes: list[LoaderRecord]) -> Iterator[int]:
+    """Yield the examples of a whole dataset that loaders of Subsets of it evaluate in addition.
+
+    A script that drops the examples which its processes cannot divide may evaluate these in each of
+    its processes. They are not evaluated more often than others, as each process counts its own.
+    """
+    first = found[0]
+    if first.subset is not None:
+        return
+    parts = {
+        tuple(each.subset[example] for example in each.order)
+        for each in passes
+        if each.subset is not None and (each.root, each.updates) == (first.root, first.updates)
+    }
+    for part in parts:
+        yield from part
