@@ -58,7 +58,7 @@ def _evaluation_epochs(recipe: Recipe) -> Observation:
 
 def observe_settings(recipe: Recipe) -> list[Observation]:
     """Observe the settings that change images, minibatches or evaluations during a run."""
-    averaging, balance, stages = recipe.averaging.name, recipe.data.balance, recipe.stages
+    balance, stages = recipe.data.balance, recipe.stages
     sizes = [stage.batch_size for stage in stages]
     grown = [f", {stage.batch_size} from epoch {stage.epoch}" for stage in stages[1:]]
     phases = [(stage.epoch, stage.workers, stage.worker_batch) for stage in stages]
@@ -75,13 +75,7 @@ def observe_settings(recipe: Recipe) -> list[Observation]:
     alphas = {"mixup": recipe.data.mixup, "CutMix": recipe.data.cutmix}
     mixed = " or ".join(f"{name} of alpha {alpha:g}" for name, alpha in alphas.items() if alpha)
     return [
-        Observation(
-            "averaging",
-            "none"
-            if averaging == "none"
-            else f"averaging={averaging}: evaluations are of averages",
-            averaging,
-        ),
+        _averaging(recipe),
         Observation("batch_growth", f"{sizes[0]} images in a step" + "".join(grown), sizes),
         Observation("phases", f"{shown}, in epochs", phases),
         Observation("image_sizes", f"{sides}, in pixels and epochs", changes),
@@ -93,6 +87,20 @@ def observe_settings(recipe: Recipe) -> list[Observation]:
         Observation("balance", balances[balance], balance),
         Observation("mixing", mixed or "none", (*alphas.values(),)),
     ]
+
+
+def _averaging(recipe: Recipe) -> Observation:
+    """Observe the average of the weights that is evaluated, with its constants."""
+    rule, constants = recipe.averaging, ""
+    found: tuple[object, ...] = (rule.name,)
+    if rule.name == "ema":
+        found += (rule.half_life, rule.every)
+        constants = f" with a half-life of {rule.half_life:g} steps, taken every {rule.every}"
+    if rule.name == "last":
+        found += (rule.epochs,)
+        constants = f" of {rule.epochs} epochs"
+    run = f"averaging={rule.name}: evaluations are of averages{constants}"
+    return Observation("averaging", "none" if found == ("none",) else run, found)
 
 
 def _metric(learner: Learner) -> Observation:

@@ -29,8 +29,10 @@ def observe(learner: Learner) -> list[Observation]:
         *([_batchnorm_decay(learner)] if has_norms else []),
         _momentum(recipe),
         *([_lars(learner)] if recipe.optim.name == "lars" else []),
-        *(_lamb(learner) if recipe.optim.name == "lamb" else []),
+        *([_lamb(learner)] if recipe.optim.name == "lamb" else []),
         *([_rmsprop_warmup(recipe.optim)] if recipe.optim.name == "rmsprop_warmup" else []),
+        _clipping(recipe.optim),
+        _head_lr(recipe.optim),
         observe_smoothing(recipe.label_smoothing),
         _loss(recipe),
         *([_running_average(learner)] if has_norms else []),
@@ -148,15 +150,25 @@ def _adapted_kinds(learner: Learner) -> frozenset[str]:
     )
 
 
-def _lamb(learner: Learner) -> list[Observation]:
+def _lamb(learner: Learner) -> Observation:
     rule, kinds = learner.recipe.optim, _adapted_kinds(learner)
     corrected = "with" if rule.bias_correction else "without"
     run = f"beta {rule.momentum:g} and {rule.beta2:g}, eps {rule.eps:g}, {corrected} bias "
     run += f"correction, of {' and '.join(sorted(kinds, reverse=True)) or 'no tensor'}"
     found = rule.momentum, rule.beta2, rule.eps, rule.bias_correction, kinds
+    return Observation("lamb", run, found)
+
+
+def _clipping(rule: Optim) -> Observation:
     limit = rule.clip_norm
-    clipped = "none" if limit is None else f"the mean of all workers, to norm {limit:g}"
-    return [Observation("lamb", run, found), Observation("clip_norm", clipped, limit)]
+    run = "none" if limit is None else f"the mean of all workers, to norm {limit:g}"
+    return Observation("clip_norm", run, limit)
+
+
+def _head_lr(rule: Optim) -> Observation:
+    lr = rule.head_lr
+    run = "that of the others" if lr is None else f"the last layer has the reference lr {lr:g}"
+    return Observation("head_lr", run, lr)
 
 
 def _rmsprop_warmup(rule: Optim) -> Observation:

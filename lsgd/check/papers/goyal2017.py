@@ -21,13 +21,11 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     A property that the paper lacks, such as label smoothing, has a rule only if the recipe uses it.
     """
     absent = set()
-    if not recipe.label_smoothing:
-        absent.add("label_smoothing")
     if recipe.averaging.name == "none":
         absent.add("averaging")
     if recipe.data.balance == "none":
         absent.add("balance")
-    absent |= EXTRAS - _used_extras(recipe)
+    absent |= EXTRAS - _used_extras(recipe) - {"running_average"}
     return {name: rule for name, rule in RULES.items() if name not in absent}
 
 
@@ -40,8 +38,13 @@ def rules_of_extras(recipe: Recipe) -> dict[str, Rule]:
     return rules
 
 
-EXTRAS = frozenset(("mixing", "batch_growth", "image_sizes", "loss", "blurpool", "mirror"))
-"""The rules against changes of the loss, network, images or minibatch that few sources have."""
+EXTRAS = frozenset(
+    (
+        "mixing", "batch_growth", "image_sizes", "loss", "blurpool", "mirror", "label_smoothing",
+        "running_average", "clip_norm", "head_lr",
+    )
+)  # fmt: skip
+"""The rules against changes of loss, network, images, minibatch or update that few sources have."""
 
 
 def _used_extras(recipe: Recipe) -> set[str]:
@@ -53,6 +56,11 @@ def _used_extras(recipe: Recipe) -> set[str]:
         "loss": recipe.loss != "cross_entropy",
         "blurpool": recipe.model.blurpool != "none",
         "mirror": recipe.evaluation.mirror,
+        "label_smoothing": recipe.label_smoothing,
+        "running_average": recipe.bn_statistics.name != "moving",
+        # The clipping of momentum SGD is in the rule for momentum, which all its sources have.
+        "clip_norm": recipe.optim.name != "sgd" and recipe.optim.clip_norm is not None,
+        "head_lr": recipe.optim.head_lr is not None,
     }
     return {name for name, is_used in uses.items() if is_used}
 
@@ -118,6 +126,8 @@ RULES = {
     "gradient_compression": Rule(
         "4", "none: gradients are summed as float32", lambda compresses: not compresses
     ),
+    "clip_norm": Rule("5.1", "none", lambda limit: limit is None),
+    "head_lr": Rule("5.1", "the last layer has the lr of the others", lambda lr: lr is None),
     "reference_lr": Rule(
         "5.1",
         "lr 0.1 for 256 images",
@@ -136,7 +146,7 @@ RULES = {
     "epochs": Rule("5.1", "90, for every minibatch", _every_epoch),
     "worker_batch": Rule.equals("2.3, 5.1", "n = 32", {32}),
     "tail": Rule("2.1", "every step has kn images", bool),
-    "averaging": Rule.equals("5.1", "none: the weights of the last step", "none"),
+    "averaging": Rule.equals("5.1", "none: the weights of the last step", ("none",)),
     "balance": Rule.equals("5.1", "none: every image once per epoch, with weight 1", "none"),
     "mixing": Rule(
         "5.1", "none: an image is one image of the dataset", lambda alphas: not any(alphas)

@@ -35,7 +35,7 @@ RULES = goyal2017.rules_for_section("mild", *SHARED) | {
     "momentum": stated.sgd("mild", equation=9, nesterov=False, m=0.875),
     "loss": Rule.equals("mild", "binary cross-entropy, sum over classes", ("bce", "sum")),
     "label_smoothing": stated.label_smoothing("mild", 0.08),
-    "averaging": Rule.equals("mild", "exponential", "ema"),
+    "averaging": stated.moving_average("mild", half_life=100, every=20),
     "precision": stated.precision("mild", "float16"),
     "lr_curve": stated.lr_curve(
         "mild",

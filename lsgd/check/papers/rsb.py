@@ -34,6 +34,7 @@ RULES = {
     "label_smoothing": stated.label_smoothing("code", 0.0),
     "weight_decay": stated.weight_decay("code", 0.02, biases=False, decoupled=True),
     "lamb": stated.lamb("code", "weights", bias_correction=True),
+    "clip_norm": Rule.equals("code", "to norm 1, as timm's LAMB does", 1),
     "lr_curve": stated.lr_curve(
         "code",
         "from 8e-7 to 0.008 over 5 epochs, then half a cosine to 1e-6",

@@ -146,8 +146,12 @@ def weight_decay(section: str, decay: float, *, biases: bool, decoupled: bool = 
 
 
 def decay_of_weights(section: str, decay: float) -> Rule:
-    """Return the rule for the decay of weights, of a source that is silent on biases."""
-    return Rule(section, f"{decay:g} of weights", lambda found: found.weights == {decay})
+    """Return the rule for the decay of weights in the gradient, of a source silent on biases."""
+    return Rule(
+        section,
+        f"{decay:g} of weights",
+        lambda found: found.weights == {decay} and not found.decoupled,
+    )
 
 
 def batchnorm_decay(section: str, decay: float) -> Rule:
@@ -173,6 +177,15 @@ def smoothing_over_others(section: str) -> Rule:
         section,
         "0.1 over the other classes, which is 0.1001 over all",
         lambda share: abs(share - 0.1 * 1000 / 999) < 1e-5,
+    )
+
+
+def moving_average(section: str, *, half_life: float, every: int) -> Rule:
+    """Return the rule for evaluations of an exponential average of the weights, in steps."""
+    return Rule.equals(
+        section,
+        f"exponential, with a half-life of {half_life:,} steps, taken every {every}",
+        ("ema", half_life, every),
     )
 
 

@@ -64,6 +64,6 @@ V2 = {
     "label_smoothing": stated.label_smoothing("V2", 0.1),
     "weight_decay": stated.weight_decay("V2", 2e-5, biases=True),
     "batchnorm_decay": stated.batchnorm_decay("V2", 0.0),
-    "averaging": Rule.equals("V2", "exponential", "ema"),
+    "averaging": stated.moving_average("V2", half_life=20296, every=32),
     "epochs": stated.epochs("V2", V2_EPOCHS),
 }
