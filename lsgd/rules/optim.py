@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from lsgd.errors import UsageError
 from lsgd.own_parts import OPTIMIZER, OwnPart, imported_part, is_import_path
 from lsgd.rules.apex import apex_sgd
-from lsgd.rules.lamb import ADAPTED_DECAY, Lamb
+from lsgd.rules.lamb import ADAPTED_DECAY, Lamb, update_by_sgd
 from lsgd.rules.rmsprop_warmup import RMSpropWarmup
 
 STEP_KEY = "step"
@@ -429,18 +429,13 @@ class VelocitySGD(torch.optim.Optimizer):
                 torch._foreach_mul_(velocities, lr / last_lr)
             # PyTorch's update (9) of lr (g + decay w) with an lr of 1 is equation (10).
             torch._foreach_mul_(gradients, lr)
-            torch._fused_sgd_(
+            update_by_sgd(
                 parameters,
                 gradients,
                 velocities,
-                weight_decay=lr * group["weight_decay"],
                 momentum=group["momentum"],
-                lr=1.0,
-                dampening=0.0,
                 nesterov=group["nesterov"],
-                maximize=False,
-                is_first_step=False,
-                grad_scale=None,
+                weight_decay=lr * group["weight_decay"],
                 found_inf=self.found_inf,
             )
 

@@ -27,7 +27,6 @@ from lsgd.rules import balance, mixing, sampler
 from lsgd.rules.averaging import AveragedWeights, LastEpochsAverage, MovingAverage
 from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norms
 from lsgd.rules.counter_dropout import CounterBasedDraws, counter_dropout_layers
-from lsgd.rules.loss import binary_cross_entropy
 from lsgd.rules.metric import TOP1, Metric, named_metric
 from lsgd.rules.rectangles import group_by_aspect
 from lsgd.rules.sampler import MicroBatch
@@ -327,3 +326,19 @@ class ImageClassification:
             "top1_error": 100 * (images - top1) / images,
             "top5_error": 100 * (images - top5) / images,
         } | own
+
+
+def binary_cross_entropy(
+    logits: Tensor, labels: Tensor, *, smoothing: float, over_classes: str
+) -> Tensor:
+    """Return the binary cross-entropy of each image, summed or averaged over its classes.
+
+    `logits` has shape (images, classes). The target is 1 for the label's class and 0 for others;
+    smoothing e makes them 1 - e + e / K and e / K, as in cross-entropy.
+    """
+    classes = logits.shape[1]
+    # Compared rather than one_hot, which reads the labels on some devices.
+    is_label = labels[:, None] == torch.arange(classes, device=labels.device)
+    targets = is_label.to(logits.dtype) * (1 - smoothing) + smoothing / classes
+    losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return losses.sum(1) if over_classes == "sum" else losses.mean(1)
