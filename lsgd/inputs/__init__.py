@@ -54,14 +54,21 @@ class Inputs(Protocol):
     def columns(self) -> ExampleColumns:
         """Return metadata columns of all examples (names, labels, sizes) to compare dataset copies.
 
-        Loaders of synthetic examples return an empty dict.
+        A loader that derives from this class returns an empty dict by default, as do those of
+        synthetic examples.
         """
+        return {}
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
         """Load and yield the examples of each training micro-batch in order, with augmentation."""
 
     def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
-        """Load and yield the examples of each evaluation micro-batch in order, unaugmented."""
+        """Load and yield the examples of each evaluation micro-batch in order, unaugmented.
+
+        A loader that derives from this class yields them by `train` by default, which tells them
+        from training micro-batches by their epoch, None.
+        """
+        return self.train(passes)
 
 
 def prefetch_limit(recipe: Recipe) -> int:

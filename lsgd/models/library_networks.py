@@ -22,7 +22,7 @@ from lsgd.models.parameter_roles import ParameterRoles, find_roles
 from lsgd.models.randomness_guard import RandomnessGuard
 from lsgd.own_parts import NETWORK, OwnPart, first_line, imported_part
 from lsgd.recipe import Recipe
-from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNormAct2d, worker_batch_norm_type
+from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
 from lsgd.rules.counter_dropout import dropout_rate, replace_dropout
 from lsgd.rules.rectangles import MULTIPLE
 from lsgd.suggestions import did_you_mean
@@ -318,15 +318,11 @@ def _apply_roles(network: nn.Module, recipe: Recipe) -> ParameterRoles:
 def _replace_layers(network: nn.Module, recipe: Recipe, roles: ParameterRoles) -> None:
     """Replace a network's BN and random layers by versions that are per worker or per example."""
     replace_dropout(network, seed=recipe.seed)
-    ours: dict[nn.Module, nn.Module] = {}
-    for path, module in list(network.named_modules(remove_duplicate=False)):
+    for path, module in network.named_modules():
         if not isinstance(module, nn.modules.batchnorm._NormBase):
             continue
-        if module not in ours:
-            rows = _rows_per_image(path, roles.norm_rows.get(path, frozenset()), recipe)
-            ours[module] = _make_worker_norm(module, path, recipe, rows)
-        above, _, name = path.rpartition(".")
-        setattr(network.get_submodule(above), name, ours[module])
+        rows = _rows_per_image(path, roles.norm_rows.get(path, frozenset()), recipe)
+        _normalise_per_worker(module, path, recipe, rows)
 
 
 def _rows_per_image(path: str, rows: frozenset[int], recipe: Recipe) -> int:
@@ -340,11 +336,13 @@ def _rows_per_image(path: str, rows: frozenset[int], recipe: Recipe) -> int:
     return next(iter(rows), PROBE_IMAGES) // PROBE_IMAGES
 
 
-def _make_worker_norm(norm: nn.Module, path: str, recipe: Recipe, rows: int) -> nn.Module:
-    if isinstance(norm, WorkerBatchNorm):
-        return norm
-    if isinstance(norm, nn.modules.instancenorm._InstanceNorm) and not norm.track_running_stats:
-        return norm
+def _normalise_per_worker(norm: nn.Module, path: str, recipe: Recipe, rows: int) -> None:
+    """Make a norm of a network normalise each worker's images separately, in place.
+
+    `rows` is the number of its rows per image. Raises UsageError if it cannot.
+    """
+    if isinstance(norm, WorkerBatchNorm) or keeps_images_apart(norm):
+        return
     if not (norm.affine and norm.track_running_stats):
         raise UsageError(
             f"model={recipe.model.name} has a BN without gamma and beta, or without running "
@@ -356,12 +354,6 @@ def _make_worker_norm(norm: nn.Module, path: str, recipe: Recipe, rows: int) -> 
             f"model={recipe.model.name} normalises by {type(norm).__name__} in {path}, which may "
             "mix the images of several workers; choose another network"
         )
-    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
-    made = (
-        WorkerBatchNormAct2d(norm)
-        if kind is WorkerBatchNormAct2d
-        else kind(norm.num_features, eps=norm.eps)
-    )
-    made.rows_per_image = rows
-    made.load_state_dict(norm.state_dict())
-    return made
+    norm.__class__ = kind
+    norm.momentum = 0.1  # type: ignore[assignment]  # as elsewhere; RunningStatistics has its own
+    norm.rows_per_image = rows  # type: ignore[assignment]

@@ -336,7 +336,7 @@ def _classification_chance_level(classes: int) -> float:
 
 def _error(name: str, label: str, **others: Any) -> Metric:
     """Return the metric of a percentage, by default that of wrong classes."""
-    settings = {"chance_level": _classification_chance_level, "unit": "%"} | others
+    settings: dict[str, Any] = {"chance_level": _classification_chance_level, "unit": "%"} | others
     return Metric(name, f"{label} error", "errors", **settings)
 
 
