@@ -12,6 +12,7 @@ from lsgd.errors import UsageError
 from lsgd.files import atomic_write
 from lsgd.job.command import Parser
 from lsgd.prepare.fetch import PublishedFile, add_command, download, locked_folder
+from lsgd.prepare.indexing import index_folder
 
 NAME = "tiny-imagenet"
 MIRRORS = ("http://cs231n.stanford.edu",)
@@ -29,9 +30,6 @@ def prepare(root: Path, source: str | None = None) -> None:
     Without the archive, a folder with as many images is accepted. Raises UsageError if the archive
     cannot be obtained.
     """
-    # Imported here, to keep --help fast.
-    from lsgd.prepare.indexing import index_folder
-
     with locked_folder(root):
         if (root / ARCHIVE.name).exists() or not _has_all(root):
             download(NAME, [ARCHIVE], root, MIRRORS, source)

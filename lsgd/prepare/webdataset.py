@@ -20,6 +20,7 @@ from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.paths import is_leftover
 from lsgd.prepare import add_max_pixels, add_processes, listed
+from lsgd.prepare.fetch import is_writable, locked_folder
 from lsgd.prepare.folder import print_suggestion
 from lsgd.prepare.images import FATAL, image_problems, usable_size
 from lsgd.prepare.journal import FolderFindings, Journal
@@ -111,8 +112,6 @@ def prepare(options: argparse.Namespace) -> None:
 
     Raises UsageError, in one sentence, for all problems that would stop a run.
     """
-    from lsgd.prepare.fetch import is_writable, locked_folder
-
     root, index = options.root, options.index or options.root
     shards = find_shards(root, {"train": options.train, "val": options.val})
     if not is_writable(index):
