@@ -342,15 +342,6 @@ def decode(
     )
 
 
-def decode_image(content: bytes, *, gpu: int | None) -> NDArray[np.uint8]:
-    """Decode the bytes of one image file by DALI and return its RGB pixels (height, width, 3).
-
-    It runs on the CPU or on the GPU of this index. Runs do not need it: it tests whether DALI works
-    on this machine.
-    """
-    return next(decode_each([content], gpu=gpu))
-
-
 def decode_each(contents: Iterable[bytes], *, gpu: int | None) -> Iterator[NDArray[np.uint8]]:
     """Decode the bytes of each image file alone by DALI and yield RGB pixels (height, width, 3).
 

@@ -1,7 +1,6 @@
 """Index tar shards in WebDataset's format that another tool wrote; they stay as they are."""
 
 import argparse
-import io
 import os
 import re
 import tarfile
@@ -10,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from lsgd import paths
 from lsgd.errors import UsageError
@@ -22,7 +21,7 @@ from lsgd.paths import is_leftover
 from lsgd.prepare import add_max_pixels, add_processes, listed
 from lsgd.prepare.fetch import is_writable, locked_folder
 from lsgd.prepare.folder import print_suggestion
-from lsgd.prepare.images import FATAL, image_problems, usable_size
+from lsgd.prepare.images import FATAL, ShardMember, image_problems, usable_size
 from lsgd.prepare.journal import FolderFindings, Journal
 from lsgd.prepare.process_pool import in_parallel
 from lsgd.untrusted_files import open_regular, parse_json
@@ -69,21 +68,6 @@ class ShardImage(NamedTuple):
     """The width and height in pixels, or (0, 0) if the image is unusable."""
     problem: str
     """The reason why the image is unusable, or an empty string."""
-
-
-class ShardMember:
-    """An image's bytes with the ending of its name, where an image file is expected."""
-
-    def __init__(self, name: str, content: bytes) -> None:
-        self.suffix, self.content = os.path.splitext(name)[1], content
-
-    def open(self, mode: str, /) -> BinaryIO:
-        """Open the image for reading."""
-        return io.BytesIO(self.content)
-
-    def read_bytes(self) -> bytes:
-        """Return the whole content of the image."""
-        return self.content
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
