@@ -38,9 +38,8 @@ from lsgd.comm import Comm, all_or_raise
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DISK_FULL_ERRNOS, UsageError
 from lsgd.inputs import IN_MEMORY_DATASETS
-from lsgd.inputs.index import open_evaluation_index, open_indexes
+from lsgd.inputs.index import MARKER, open_evaluation_index, open_indexes, read_marker
 from lsgd.inputs.source_files import SUFFIX, FolderFiles, IndexedFiles, SourceFiles
-from lsgd.inputs.stage_marker import MARKER, read_marker
 from lsgd.job.launcher import detect_launch
 from lsgd.job.system import boot_id
 from lsgd.recipe import Recipe

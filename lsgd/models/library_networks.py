@@ -89,7 +89,11 @@ def check_library_network(recipe: Recipe) -> None:
                 "so it cannot be drawn per image; set its rate to 0 in model.options, or choose "
                 "another network"
             )
-    _check_buffers(network, versions, name)
+    if path := find_changed_buffer(network, versions):
+        raise UsageError(
+            f"model={name} changes {path} in every forward pass, so the result would depend on the "
+            "number of processes and micro-batches; choose another network"
+        )
     _check_rows(ours, recipe)
 
 
@@ -146,15 +150,6 @@ def _check_logits(logits: Any, recipe: Recipe) -> None:
         raise UsageError(
             f"model={recipe.model.name} gives {found} for {PROBE_IMAGES} images of "
             f"{recipe.data.classes} classes instead of their logits; choose another network"
-        )
-
-
-def _check_buffers(network: nn.Module, versions: dict[str, int], name: str) -> None:
-    """Raise UsageError if a forward pass changed a buffer of the network other than those of BN."""
-    if path := find_changed_buffer(network, versions):
-        raise UsageError(
-            f"model={name} changes {path} in every forward pass, so the result would depend on the "
-            "number of processes and micro-batches; choose another network"
         )
 
 

@@ -24,7 +24,7 @@ from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.inputs import open_inputs, staging
-from lsgd.inputs.stage_marker import MARKER
+from lsgd.inputs.index import MARKER
 from lsgd.inputs.staging import LOCK, USED, stage_data, with_staged_data
 from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import Recipe
