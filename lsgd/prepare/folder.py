@@ -71,24 +71,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         text=f"{__doc__}\n\n{EPILOG}",
         usage="python -m lsgd.prepare folder ROOT [options]",
     )
-    parser.add_argument(
-        "root", type=paths.parse_path, metavar="ROOT", help="folder with train/ and val/"
-    )
-    parser.add_argument(
-        "--index",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help="the folder for the indexes (default: ROOT)",
-    )
+    parser.add_path("root", "ROOT", "folder with train/ and val/")
+    parser.add_path("--index", "FOLDER", "the folder for the indexes (default: ROOT)")
     parser.add_argument(
         "--split",
         type=number_type(lambda share: 0 < share < 1, "between 0 and 1, such as 0.2"),
         metavar="SHARE",
         help="link this share of ROOT/CLASS/ to ROOT-split/val, the others to train",
     )
-    parser.add_argument(
-        "--out", type=paths.parse_path, metavar="FOLDER", help="the folder for these links"
-    )
+    parser.add_path("--out", "FOLDER", "the folder for these links")
     parser.add_argument(
         "--allow-empty-classes",
         action="store_true",

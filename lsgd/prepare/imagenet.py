@@ -4,7 +4,6 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.inputs.index import image_files
 from lsgd.job.command import Parser, integer_from
@@ -61,36 +60,19 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         text=f"{__doc__}\n\n{EPILOG}",
         usage="python -m lsgd.prepare imagenet ROOT [options]",
     )
-    parser.add_argument("root", type=paths.parse_path, metavar="ROOT", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--train-tar", type=paths.parse_path, metavar="TAR", help="ILSVRC2012_img_train.tar"
+    parser.add_path("root", "ROOT", argparse.SUPPRESS)
+    parser.add_path("--train-tar", "TAR", "ILSVRC2012_img_train.tar")
+    parser.add_path("--val-tar", "TAR", "ILSVRC2012_img_val.tar")
+    parser.add_path(
+        "--parquet", "FOLDER", "the folder of Hugging Face's copy, parquet or tar files"
     )
-    parser.add_argument(
-        "--val-tar", type=paths.parse_path, metavar="TAR", help="ILSVRC2012_img_val.tar"
+    parser.add_path(
+        "--val-classes", "FILE", "the classes of val: the devkit, or Kaggle's LOC_val_solution.csv"
     )
-    parser.add_argument(
-        "--parquet",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help="the folder of Hugging Face's copy, parquet or tar files",
-    )
-    parser.add_argument(
-        "--val-classes",
-        type=paths.parse_path,
-        metavar="FILE",
-        help="the classes of val: the devkit, or Kaggle's LOC_val_solution.csv",
-    )
-    parser.add_argument(
-        "--index",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help="the folder for the indexes (default: ROOT)",
-    )
+    parser.add_path("--index", "FOLDER", "the folder for the indexes (default: ROOT)")
     parser.add_argument("--check", action="store_true", help="decode every image")
     add_max_pixels(parser)
-    parser.add_argument(
-        "--shards", type=paths.parse_path, metavar="FOLDER", help="write tar shards to this folder"
-    )
+    parser.add_path("--shards", "FOLDER", "write tar shards to this folder")
     parser.add_argument(
         "--shard-mb",
         type=integer_from(1),

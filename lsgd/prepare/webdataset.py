@@ -11,7 +11,6 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.inputs.index import IMAGE_SUFFIXES, MAX_FILE_BYTES, IndexRow, write_index
 from lsgd.job.command import Parser
@@ -73,19 +72,12 @@ class ShardImage(NamedTuple):
 def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     """Add the command that indexes the tar shards of another tool to the command line."""
     parser = subparsers.add_parser("index", help=HELP, text=f"{__doc__}\n\n{EPILOG}")
-    parser.add_argument(
-        "root", type=paths.parse_path, metavar="SHARDS", help="folder of the tar shards"
-    )
+    parser.add_path("root", "SHARDS", "folder of the tar shards")
     for split, what in (("train", "train on"), ("val", "evaluate on")):
         parser.add_argument(
             f"--{split}", metavar="PATTERN", help=f"shards to {what}, relative to SHARDS"
         )
-    parser.add_argument(
-        "--index",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help="where the indexes go (default: SHARDS)",
-    )
+    parser.add_path("--index", "FOLDER", "where the indexes go (default: SHARDS)")
     add_max_pixels(parser)
     add_processes(parser)
     parser.set_defaults(command=prepare)
