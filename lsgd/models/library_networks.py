@@ -212,16 +212,13 @@ def _build(recipe: Recipe) -> nn.Module:
 
 def own_network_keywords(recipe: Recipe) -> dict[str, Any]:
     """Return the arguments with which a recipe calls its own network's class or function."""
-    return _own_network(recipe).keywords(recipe.model.options, **_sizes(recipe))
+    data = recipe.data
+    sizes = {"classes": data.classes, "channels": data.channels, "image_size": data.image_size}
+    return _own_network(recipe).keywords(recipe.model.options, **sizes)
 
 
 def _own_network(recipe: Recipe) -> OwnPart:
     return imported_part(NETWORK, recipe.model.name, recipe.model.source)
-
-
-def _sizes(recipe: Recipe) -> dict[str, int]:
-    data = recipe.data
-    return {"classes": data.classes, "channels": data.channels, "image_size": data.image_size}
 
 
 def _build_own(recipe: Recipe) -> nn.Module:
@@ -236,10 +233,22 @@ def _build_own(recipe: Recipe) -> nn.Module:
 
 
 def _build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Call a network's builder with torch's generator at this seed, and put the generator back."""
+    """Call a network's builder with torch's generator at this seed, and put the generator back.
+
+    The network is on the default device. Where the builder fails on meta, it is called on the CPU.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _build_on_device(build)
+        try:
+            network = build()
+        except (NotImplementedError, RuntimeError):
+            if torch.get_default_device().type != "meta":
+                raise
+            # Some networks compute widths with tensors, which have no values on the meta device.
+            with torch.device("cpu"):
+                network = build()
+    # Other networks choose a device for some of their tensors.
+    return network.to(torch.get_default_device())
 
 
 def saving_code(library: str, name: str) -> str:
@@ -250,20 +259,6 @@ def saving_code(library: str, name: str) -> str:
         else f"torchvision.models.get_model('{name}', weights='DEFAULT')"
     )
     return f"torch.save({maker}.state_dict(), '{name}.pth')"
-
-
-def _build_on_device(build: Callable[[], nn.Module]) -> nn.Module:
-    """Call a network's builder on the default device, or on the CPU if meta fails."""
-    try:
-        network = build()
-    except (NotImplementedError, RuntimeError):
-        if torch.get_default_device().type != "meta":
-            raise
-        # Some networks compute widths with tensors, which have no values on the meta device.
-        with torch.device("cpu"):
-            network = build()
-    # Other networks choose a device for some of their tensors.
-    return network.to(torch.get_default_device())
 
 
 def builder_options(recipe: Recipe) -> dict[str, Any]:
