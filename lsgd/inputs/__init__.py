@@ -171,12 +171,12 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     """
     inputs = _open_at_one_size(recipe, device)
     if "erasing" in augmentation.parts_of(recipe.data.augmentation):
-        from lsgd.inputs.augmented import AugmentedInputs, RandomErasing
+        from lsgd.inputs.wrapped import AugmentedInputs, RandomErasing
 
         inputs = AugmentedInputs(inputs, RandomErasing(recipe.data, seed=recipe.seed))
     if not recipe.changes_image_sizes:
         return inputs
-    from lsgd.inputs.sized import SizedInputs
+    from lsgd.inputs.wrapped import SizedInputs
 
     return SizedInputs(inputs, recipe)
 
@@ -187,7 +187,7 @@ def _open_at_one_size(recipe: Recipe, device: "torch.device") -> Inputs:
     Raises UsageError if the dataset is missing or differs from the recipe.
     """
     if is_import_path(recipe.data.augmentation):
-        from lsgd.inputs.augmented import AugmentedInputs, open_augmentation
+        from lsgd.inputs.wrapped import AugmentedInputs, open_augmentation
 
         own = open_augmentation(recipe, device)
         plain = replace(recipe.data, augmentation="none")
