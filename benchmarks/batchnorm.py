@@ -1,15 +1,15 @@
 """Benchmark of the cost of per-worker BN statistics: `python -m benchmarks.batchnorm`."""
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 import torch
 
+from benchmarks.command import as_command
 from benchmarks.comparison import Comparison, StepFunction, compare, step_of
 from benchmarks.scripts import with_plain_batchnorm
 from lsgd.comm import Comm
 from lsgd.errors import UsageError
-from lsgd.job.command import run_command
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 
@@ -55,10 +55,7 @@ device already.
 )
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: compare(BATCHNORM, argv))
-
+main = as_command(partial(compare, BATCHNORM))
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

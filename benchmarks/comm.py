@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from itertools import product
 
+from benchmarks.command import as_command
 from benchmarks.reductions import BARE, COMPARED_AFTER, DDP, HOROVOD, OURS, SUMS_ONLY
 from lsgd.bench import results
 from lsgd.bench.job import FUSION, Job, open_job, parse_numbers
@@ -23,7 +24,6 @@ from lsgd.bench.timing import (
 )
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
-from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.recipe import Recipe
 from lsgd.tables import markdown_table
@@ -57,11 +57,6 @@ OTHERS = {"torch": DDP, "horovod": HOROVOD}
 """The candidate with which lsgd's reducer is compared, by communication library."""
 GOALS = {DDP: 1.03, HOROVOD: 1.0}
 """The largest allowed ratio of lsgd's step time to the other candidate's."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: comm(argv))
 
 
 def comm(argv: Sequence[str]) -> None:
@@ -230,6 +225,8 @@ def _check_comparable(recipe: Recipe) -> None:
             "compile=false"
         )
 
+
+main = as_command(comm)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.command import as_command
 from benchmarks.figure import write_figure
 from benchmarks.folded_steps import (
     FOLD,
@@ -47,7 +48,7 @@ from lsgd.bench.timing import (
 )
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
-from lsgd.job.command import integer_from, run_command
+from lsgd.job.command import integer_from
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 from lsgd.tables import markdown_table
@@ -118,11 +119,6 @@ The paper's speed-up is over one tree at a time batched by hand; its cost leaves
 
 Measurement = dict[str, Any]
 """A measurement's settings, with the seconds per batch by method and round in `seconds`."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: fold(argv))
 
 
 def fold(argv: Sequence[str]) -> None:
@@ -291,9 +287,9 @@ def compare_with_paper(
 
 def draw(result: Result) -> dict[str, bytes]:
     """Return the figure's files by name; raise ImportError without matplotlib."""
-    from benchmarks.folding_plot import curves
+    from benchmarks.plots import fold_curves
 
-    return curves(compare_with_paper(result["random"]), dashed=PAPER_CURVES)
+    return fold_curves(compare_with_paper(result["random"]), dashed=PAPER_CURVES)
 
 
 def _crossings(measured: Sequence[Measurement]) -> Iterator[str]:
@@ -373,6 +369,8 @@ def _ratios(pairs: Sequence[tuple[str, str]]) -> Mapping[str, Callable[[Measurem
 
     return {" / ".join(pair): partial(cell, pair=pair) for pair in pairs}
 
+
+main = as_command(fold)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

@@ -1,16 +1,17 @@
 """Benchmark of the cost of LARS: `python -m benchmarks.lars`."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
+from benchmarks.command import as_command
 from benchmarks.comparison import Comparison, StepFunction, compare, step_of
 from lsgd.comm import Comm
 from lsgd.errors import UsageError
 from lsgd.inputs import Batch
-from lsgd.job.command import run_command
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.strategy import StepTask
@@ -70,10 +71,7 @@ and the update of either alone. Images are made up, and on the device already.
 )
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: compare(LARS, argv))
-
+main = as_command(partial(compare, LARS))
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 from tqdm import tqdm
 
+from benchmarks.command import as_command
 from benchmarks.figure import write_figure
 from benchmarks.strategies import median_and_range
 from lsgd.bench import results
@@ -28,7 +29,7 @@ from lsgd.bench.setting import (
 )
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, integer_from, run_command, seconds
+from lsgd.job.command import Parser, integer_from, seconds
 from lsgd.strategy.placement import place
 from lsgd.strategy.virtual import server_loads, virtual_epoch
 from lsgd.tables import markdown_table
@@ -138,11 +139,6 @@ SAME = (
 
 The images are only counted, and updates are plain SGD, since virtual time has no time for them.
 """
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: live(argv))
 
 
 def live(argv: Sequence[str]) -> None:
@@ -257,7 +253,7 @@ def report(result: Result) -> str:
 
 def draw(result: Result) -> dict[str, bytes]:
     """Return the figure's files by name; raise ImportError without matplotlib."""
-    from benchmarks.live_plot import SpeedCurves, speed_plots
+    from benchmarks.plots import SpeedCurves, speed_plots
 
     limit = BUSY * result["machine"]["cores"]
     plots: dict[str, dict[str, SpeedCurves]] = {}
@@ -362,6 +358,8 @@ def _cell_overrides(cell: TimedCell, tickets: int, extra_overrides: Sequence[str
         *extra_overrides,
     ]
 
+
+main = as_command(live)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

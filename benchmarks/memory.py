@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
+from benchmarks.command import as_command
 from lsgd.bench import results
 from lsgd.bench.job import open_job
 from lsgd.bench.setting import Result, check_not_launched, recipe_facts, recipe_lines
 from lsgd.bench.timing import Estimate, Samples, estimate, speed_ratio
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
-from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.models import DTYPES
 from lsgd.recipe import Recipe
@@ -34,11 +34,6 @@ GOAL = 1.02
 """The largest allowed ratio of the peak of many micro-batches to that of a single one."""
 STEPS = 2
 """The steps of a process: momentum buffers exist from the second on."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: memory(argv))
 
 
 def memory(argv: Sequence[str]) -> None:
@@ -131,6 +126,8 @@ def mib_per_micro_batch(peaks: Samples, fewer: str, more: str) -> Estimate:
     pairs = zip(peaks[fewer], peaks[more], strict=True)
     return estimate([(after - before) / passes / 2**20 for before, after in pairs])
 
+
+main = as_command(memory)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch.distributed.run import main as run_torchrun
 
+from benchmarks.command import as_command
 from benchmarks.many_processes import write_images
 from benchmarks.virtual_nodes import (
     NodeProcess,
@@ -203,11 +204,6 @@ FAULTS |= {
 }
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command line and return the exit code."""
-    return run_command(lambda: node_failures(argv))
-
-
 def node_failures(argv: Sequence[str]) -> None:
     """Make each fault, print the report and save it in --out."""
     line = Parser("benchmarks.node_failures", ABOUT)
@@ -371,6 +367,8 @@ def report(result: Result) -> str:
         ]
     )
 
+
+main = as_command(node_failures)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.command import as_command
 from benchmarks.node_daemons import start_ray, start_slurm
 from benchmarks.node_failures import is_training
 from benchmarks.nodes import planned_seconds
@@ -54,11 +55,6 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "launch"
 LAUNCHERS = ("torchrun", "slurm", "ray", "mpirun", "horovodrun")
 TOLERANCE = 1e-10
 """The relative difference between rows that the order of sums may make in float64."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the command line and return the exit code."""
-    return run_command(lambda: node_launches(argv))
 
 
 def node_launches(argv: Sequence[str]) -> None:
@@ -209,6 +205,8 @@ def report(result: Result) -> str:
     head += ["final metric", "ms a step", "of these waiting", "all-reduce planned"]
     return "\n".join([*machine_lines(result), "", markdown_table(head, rows)])
 
+
+main = as_command(node_launches)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import node_sums
+from benchmarks.command import as_command
 from benchmarks.node_daemons import start_slurm
 from benchmarks.virtual_nodes import MAXIMUM, NodeProcess, VirtualCluster, run_isolated
 from lsgd.bench import results
@@ -46,11 +47,6 @@ PORT = 29500
 FAST = 10_000
 """The Mbit/s of a link that does not limit a job here."""
 LAUNCHERS = ("fork", "slurm", "mpirun", "horovodrun")
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: nodes(argv))
 
 
 def nodes(argv: Sequence[str]) -> None:
@@ -192,6 +188,8 @@ def _links(result: Result) -> list[str]:
         if "latency" in job
     ]
 
+
+main = as_command(nodes)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

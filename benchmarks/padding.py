@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.command import as_command
 from benchmarks.figure import write_figure
 from benchmarks.padded_steps import LR, PaddedSentences, weights
 from benchmarks.tensorflow_job import open_tensorflow, save_examples
@@ -32,7 +33,7 @@ from lsgd.bench.setting import (
 from lsgd.bench.timing import TimedWork, estimate, measure
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
-from lsgd.job.command import integer_from, run_command
+from lsgd.job.command import integer_from
 from lsgd.models.tagger import Tagger
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
@@ -83,11 +84,6 @@ class Candidate:
     def name(self) -> str:
         """The name of the candidate in jobs and results."""
         return f"{self.system}, {self.padding}, {self.batch}"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: padding(argv))
 
 
 def padding(argv: Sequence[str]) -> None:
@@ -203,13 +199,13 @@ def report(result: Result) -> str:
 
 def draw(result: Result) -> dict[str, bytes]:
     """Return the figure's files by name; raise ImportError without matplotlib."""
-    from benchmarks.padding_plot import bars
+    from benchmarks.plots import padding_bars
 
     speeds = {
         (of["batch"], of["system"], of["padding"]): estimate(of["words_per_cpu_second"])
         for of in result["candidates"].values()
     }
-    return bars(speeds, PADDINGS)
+    return padding_bars(speeds, PADDINGS)
 
 
 def _prepared(
@@ -342,6 +338,8 @@ def _difference(result: Result) -> float | None:
     ]
     return max(differences, default=None)
 
+
+main = as_command(padding)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

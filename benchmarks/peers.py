@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import torch
 from tqdm import tqdm
 
+from benchmarks.command import as_command
 from benchmarks.peer_scripts import TIMM, TORCHVISION, TrainingFactory, lsgd_training
 from benchmarks.process_measurement import WARMUP_STEPS, measure_training
 from lsgd import paths
@@ -28,7 +29,7 @@ from lsgd.bench.timing import Estimate, Samples, estimate, order, speed_ratio
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.inputs.index import SPLITS, class_folders, image_files
-from lsgd.job.command import Parser, integer_from, run_command
+from lsgd.job.command import Parser, integer_from
 from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import Recipe
 from lsgd.tables import markdown_table
@@ -65,11 +66,6 @@ GOAL_OF_START = GOAL_OF_PEAK = 1.1
 """The largest allowed ratio of lsgd's time to the first step, or peak, to torchvision's."""
 GLIBC_VARIABLES = ("MALLOC_", "GLIBC_TUNABLES")
 """The prefixes of the environment variables that set which freed memory glibc keeps."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: peers(argv))
 
 
 def peers(argv: Sequence[str]) -> None:
@@ -376,6 +372,8 @@ def _times(samples: Samples, name: str, baseline: str | None) -> str:
 def _mebibytes(values: Sequence[float]) -> str:
     return estimate([value / 2**20 for value in values]).shown(",.0f")
 
+
+main = as_command(peers)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

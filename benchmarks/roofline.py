@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from benchmarks.command import as_command
 from benchmarks.operator_groups import operator_group
 from lsgd.bench import results
 from lsgd.bench.setting import Result, check_not_launched, recipe_facts, recipe_lines
@@ -18,7 +19,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.inputs.synthetic import SyntheticInputs
-from lsgd.job.command import integer_from, run_command
+from lsgd.job.command import integer_from
 from lsgd.job.device import pick_device
 from lsgd.learner import Learner
 from lsgd.models import DTYPES
@@ -98,11 +99,6 @@ class TimedOperators(OperatorTraffic):
     def names(self) -> dict[str, list[str]]:
         """Return the name of the operator and of the group of each recorded call."""
         return {"operator": [call.name for call in self.calls], "group": self.groups}
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: roofline(argv))
 
 
 def roofline(argv: Sequence[str]) -> None:
@@ -289,6 +285,8 @@ def _summed(kind: str, name: str, rows: Sequence[Result]) -> Result:
     keys = ("calls", "seconds", "bytes", "flops", "least_seconds")
     return {kind: name} | {key: sum(row[key] for row in rows) for key in keys}
 
+
+main = as_command(roofline)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

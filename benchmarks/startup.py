@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
+from benchmarks.command import as_command
 from lsgd.bench import results
 from lsgd.bench.setting import Result, environment_facts, machine_lines
 from lsgd.bench.timing import TimedWork, estimate, measure, time_ratio
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, run_command
+from lsgd.job.command import Parser
 from lsgd.tables import markdown_table
 
 ABOUT = """\
@@ -29,11 +30,6 @@ GOAL = 1.2
 """The largest allowed ratio of the help's time to that of the imports."""
 LIMIT = 120.0
 """The seconds after which a process is ended."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: startup(argv))
 
 
 def startup(argv: Sequence[str]) -> None:
@@ -95,6 +91,8 @@ def timed_process(arguments: Sequence[str]) -> TimedWork:
 def _seconds(per_second: Sequence[float]) -> str:
     return estimate([1 / speed for speed in per_second]).shown(".2f")
 
+
+main = as_command(startup)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

@@ -1,15 +1,15 @@
 """Benchmark of lsgd's training step: `python -m benchmarks.step`."""
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from benchmarks.bare_loop import BareLoop
+from benchmarks.command import as_command
 from benchmarks.comparison import Comparison, StepFunction, compare, step_of
 from benchmarks.scripts import TimmStep, TorchvisionStep
 from lsgd.comm import Comm
-from lsgd.job.command import run_command
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 
@@ -42,10 +42,7 @@ against what is not finite. Images are made up, and on the device already.
 )
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: compare(STEP, argv))
-
+main = as_command(partial(compare, STEP))
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

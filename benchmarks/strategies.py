@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from benchmarks.command import as_command
 from benchmarks.environment import ensure_environment
 from benchmarks.figure import write_figure
 from benchmarks.run_observation import Command, ObservedRun, observe_run
@@ -35,7 +36,7 @@ from lsgd.bench.setting import (
 from lsgd.bench.timing import Estimate
 from lsgd.config import RecipeParser, load_recipe
 from lsgd.errors import UsageError
-from lsgd.job.command import integer_from, run_command, seconds
+from lsgd.job.command import integer_from, seconds
 from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
@@ -113,11 +114,6 @@ CELLS = (
     StrategyCell(LSGD, "async", 2, 2),
     # Cells of a strategy with strategy.order=live go here.
 )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the benchmark's command line and return the exit code."""
-    return run_command(lambda: strategies(argv))
 
 
 def strategies(argv: Sequence[str]) -> None:
@@ -229,7 +225,7 @@ def report(result: Result) -> str:
 
 def draw(result: Result) -> dict[str, bytes]:
     """Return the figure's files by name; raise ImportError without matplotlib."""
-    from benchmarks.strategies_plot import StrategyBar, bars
+    from benchmarks.plots import StrategyBar, strategy_bars
 
     titles = ("batches/s, all workers together", "batches per CPU second", "start-up, CPU s")
     cells = [
@@ -244,7 +240,7 @@ def draw(result: Result) -> dict[str, bytes]:
         )
         for of in result["cells"].values()
     ]
-    return bars(titles, cells)
+    return strategy_bars(titles, cells)
 
 
 def median_and_range(values: Sequence[float]) -> Estimate:
@@ -410,6 +406,8 @@ def _differences(result: Result) -> dict[int, tuple[int, float]]:
         if strategy == MIRRORED and ("allreduce", workers) in first
     }
 
+
+main = as_command(strategies)
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import tee
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,8 @@ from torch import Tensor
 from lsgd.comm import Comm, all_reduce_
 from lsgd.evaluation import TrainedModel
 from lsgd.files import atomic_write
-from lsgd.inputs import Batch, ExampleColumns, Inputs
-from lsgd.inputs.sized import inputs_after
+from lsgd.inputs import Batch, Inputs
+from lsgd.inputs.wrapped import WrappedInputs, inputs_after
 from lsgd.rules.metric import MAIN_SET
 from lsgd.rules.sampler import MicroBatch
 from lsgd.tables import markdown_table
@@ -34,21 +33,13 @@ NOT_FINITE = "not finite"
 """The column of images for which the network's output was not finite."""
 
 
-class LabelledInputs:
+class LabelledInputs(WrappedInputs):
     """A data loader that remembers the labels of the batch of val that it gave last."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self.inputs, self.name = inputs, inputs.name
+        super().__init__(inputs)
         self.labels: Tensor | None = None
         """The labels of the batch whose output is awaited; None without one."""
-
-    def columns(self) -> ExampleColumns:
-        """Return names, labels and sizes of all examples, as the wrapped loader has them."""
-        return self.inputs.columns()
-
-    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
-        """Yield the training micro-batches of the loader itself."""
-        return self.inputs.train(passes)
 
     def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Yield the evaluation micro-batches of the loader; remember the labels of those of val."""

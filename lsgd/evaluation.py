@@ -10,7 +10,7 @@ from torch import nn
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.inputs import Inputs
-from lsgd.inputs.sized import inputs_after
+from lsgd.inputs.wrapped import inputs_after
 from lsgd.job.device import run_compiled_modules_eagerly
 from lsgd.job.preemption import LockstepRounds
 from lsgd.metric_sums import MetricSums

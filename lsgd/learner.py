@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn, set_num_threads
+from torch.utils._pytree import tree_leaves
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import DivergedError, UsageError
@@ -261,25 +262,13 @@ def _finite(states: list[Any]) -> bool:
     # as isfinite of every number. One result per device, since reading each one synchronizes;
     # carried state may be on the host.
     bounds: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
-    for tensor in _tensors(states):
-        if not tensor.numel():
+    for tensor in tree_leaves(states):
+        if not isinstance(tensor, Tensor) or not tensor.numel():
             continue
         if tensor.is_complex():  # such as the factors of rotary embeddings, a buffer
             tensor = torch.view_as_real(tensor)
         bounds[tensor.device].append(torch.isfinite(torch.stack(tensor.aminmax())).all())
     return all(bool(torch.stack(each).all()) for each in bounds.values())
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    match value:
-        case Tensor():
-            yield value
-        case dict():
-            for entry in value.values():
-                yield from _tensors(entry)
-        case list():
-            for entry in value:
-                yield from _tensors(entry)
 
 
 def _has_code_of_its_own(module: nn.Module) -> bool:

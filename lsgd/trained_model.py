@@ -15,7 +15,7 @@ from lsgd.errors import UsageError
 from lsgd.evaluation import TrainedModel
 from lsgd.inputs import ExampleColumns, Inputs, indexed_class_names
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
-from lsgd.inputs.sized import inputs_after
+from lsgd.inputs.wrapped import inputs_after
 from lsgd.override_syntax import key_and_value
 from lsgd.own_parts import is_import_path
 from lsgd.recipe import CommSettings, InputsSettings, Recipe

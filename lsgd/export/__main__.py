@@ -119,9 +119,7 @@ def main(argv: Sequence[str]) -> int:
         "checkpoint", type=paths.parse_path, help="a run folder, or its checkpoint.pt"
     )
     parser.add_argument("--to", required=True, choices=FORMATS, help="the form")
-    parser.add_argument(
-        "--out", type=paths.parse_path, metavar="PATH", help="the file or folder to write"
-    )
+    parser.add_path("--out", "PATH", "the file or folder to write")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload the folder of --to hub there")
     parser.add_argument(
         "words", nargs="*", default=[], metavar="key=value", help="such as data.root=/data/imagenet"

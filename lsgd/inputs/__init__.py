@@ -54,14 +54,21 @@ class Inputs(Protocol):
     def columns(self) -> ExampleColumns:
         """Return metadata columns of all examples (names, labels, sizes) to compare dataset copies.
 
-        Loaders of synthetic examples return an empty dict.
+        A loader that derives from this class returns an empty dict by default, as do those of
+        synthetic examples.
         """
+        return {}
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
         """Load and yield the examples of each training micro-batch in order, with augmentation."""
 
     def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
-        """Load and yield the examples of each evaluation micro-batch in order, unaugmented."""
+        """Load and yield the examples of each evaluation micro-batch in order, unaugmented.
+
+        A loader that derives from this class yields them by `train` by default, which tells them
+        from training micro-batches by their epoch, None.
+        """
+        return self.train(passes)
 
 
 def prefetch_limit(recipe: Recipe) -> int:
@@ -164,12 +171,12 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     """
     inputs = _open_at_one_size(recipe, device)
     if "erasing" in augmentation.parts_of(recipe.data.augmentation):
-        from lsgd.inputs.augmented import AugmentedInputs, RandomErasing
+        from lsgd.inputs.wrapped import AugmentedInputs, RandomErasing
 
         inputs = AugmentedInputs(inputs, RandomErasing(recipe.data, seed=recipe.seed))
     if not recipe.changes_image_sizes:
         return inputs
-    from lsgd.inputs.sized import SizedInputs
+    from lsgd.inputs.wrapped import SizedInputs
 
     return SizedInputs(inputs, recipe)
 
@@ -180,14 +187,12 @@ def _open_at_one_size(recipe: Recipe, device: "torch.device") -> Inputs:
     Raises UsageError if the dataset is missing or differs from the recipe.
     """
     if is_import_path(recipe.data.augmentation):
-        from lsgd.inputs.augmented import AugmentedInputs, open_augmentation
+        from lsgd.inputs.wrapped import AugmentedInputs, open_augmentation
 
         own = open_augmentation(recipe, device)
         plain = replace(recipe.data, augmentation="none")
         return AugmentedInputs(_open_at_one_size(replace(recipe, data=plain), device), own)
-    data, settings = recipe.data, recipe.inputs
-    root = data.folder
-    loader = settings.loader
+    data, settings, loader = recipe.data, recipe.inputs, recipe.inputs.loader
     if loader == "auto":
         loader = (
             "memory"
@@ -196,22 +201,18 @@ def _open_at_one_size(recipe: Recipe, device: "torch.device") -> Inputs:
             if is_dali_installed() and not _has_policy(data)
             else "torchvision"
         )
-    _check_kind(data, settings, loader, device)
+    _check_kind(recipe, loader, device)
     if settings.is_own:
         return _open_own(recipe, device)
+    if loader == "synthetic":
+        from lsgd.inputs.synthetic import SyntheticInputs
+
+        return SyntheticInputs(data, seed=recipe.seed, device=device)
     if loader == "memory":
-        _check_without_files(recipe)
-    match loader:
-        case "synthetic":
-            from lsgd.inputs.synthetic import SyntheticInputs
+        from lsgd.inputs.memory import MemoryInputs
 
-            return SyntheticInputs(data, seed=recipe.seed, device=device)
-        case "memory":
-            from lsgd.inputs.memory import MemoryInputs
-
-            return MemoryInputs(data, root, seed=recipe.seed, device=device)
-        case _:
-            return _open_folder(recipe, device, loader)
+        return MemoryInputs(data, data.folder, seed=recipe.seed, device=device)
+    return _open_folder(recipe, device, loader)
 
 
 def _open_folder(recipe: Recipe, device: "torch.device", loader: str) -> Inputs:
@@ -222,20 +223,17 @@ def _open_folder(recipe: Recipe, device: "torch.device", loader: str) -> Inputs:
     for name in recipe.evaluation.sets[1:]:
         indexes[name] = open_evaluation_index(data, root, name)
     decoders = settings.decoders if settings.decoders is not None else cores(detect_launch())
-    match loader:
-        case "torchvision":
-            from lsgd.inputs.torchvision import FolderInputs
+    if loader == "dali":
+        from lsgd.inputs.dali import DaliInputs
 
-            folder = FolderInputs(recipe, indexes, device, decoders)
-            if settings.loader == "auto" and not _has_policy(data):
-                folder.name += f" (DALI is faster: {install_command('dali')})"
-            return folder
-        case "dali":
-            from lsgd.inputs.dali import DaliInputs
+        largest_batch = max(_largest_micro_batch(recipe), recipe.val_batch)
+        return DaliInputs(recipe, indexes, device, decoders, largest_batch)
+    from lsgd.inputs.torchvision import FolderInputs
 
-            largest_batch = max(_largest_micro_batch(recipe), recipe.val_batch)
-            return DaliInputs(recipe, indexes, device, decoders, largest_batch)
-    raise ValueError(loader)
+    folder = FolderInputs(recipe, indexes, device, decoders)
+    if settings.loader == "auto" and not _has_policy(data):
+        folder.name += f" (DALI is faster: {install_command('dali')})"
+    return folder
 
 
 def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
@@ -306,43 +304,22 @@ def is_dali_installed() -> bool:
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
-def _check_without_files(recipe: Recipe) -> None:
-    """Raise UsageError for settings of image files if the dataset is held in memory."""
-    data, sets = recipe.data, recipe.evaluation.sets
-    if data.crop_ratio != augmentation.CROP_RATIO:
-        raise UsageError(
-            f"data.crop_ratio={data.crop_ratio:g} is for image folders, which {data.name} is not; "
-            "leave it out"
-        )
-    for _, images in recipe.evaluated_changes:
-        if images.crop_ratio != augmentation.CROP_RATIO:
-            raise UsageError(
-                f"evaluation.image_sizes has a crop_ratio of {images.crop_ratio:g}, which is for "
-                f"image folders, and {data.name} is none; leave it out of the row"
-            )
-    if batch := recipe.evaluation.rectangle_batch:
-        raise UsageError(
-            f"evaluation.rectangle_batch={batch} is for image folders, and images of {data.name} "
-            "are squares; leave it out"
-        )
-    if len(sets) > 1:
-        raise UsageError(
-            f"evaluation.sets has {sets[1]}, and {data.name}, which is not an image folder, has "
-            "val alone; leave it out"
-        )
-
-
-def _settings_of_files(data: Data, settings: InputsSettings) -> str:
-    """Return a setting of image files that is not one of arrays in memory, or an empty string."""
-    if data.skip:
-        return "data.skip"
-    if data.index:
-        return f"data.index={data.index}"
-    if settings.decoders:
-        return f"inputs.decoders={settings.decoders}"
-    if settings.decode_on != "auto":
-        return f"inputs.decode_on={settings.decode_on}"
-    return _settings_of_dali(settings)
+def _setting_of_files(recipe: Recipe) -> str:
+    """Return a setting of image folders that does not apply to arrays in memory, or ""."""
+    data, settings, evaluation = recipe.data, recipe.inputs, recipe.evaluation
+    ratios = {images.crop_ratio for _, images in recipe.evaluated_changes}
+    found = {
+        "data.skip": data.skip,
+        f"data.index={data.index}": data.index,
+        f"inputs.decoders={settings.decoders}": settings.decoders,
+        f"inputs.decode_on={settings.decode_on}": settings.decode_on != "auto",
+        (of_dali := _settings_of_dali(settings)): of_dali,
+        f"data.crop_ratio={data.crop_ratio:g}": data.crop_ratio != augmentation.CROP_RATIO,
+        "a crop_ratio in evaluation.image_sizes": ratios - {augmentation.CROP_RATIO},
+        f"evaluation.rectangle_batch={evaluation.rectangle_batch}": evaluation.rectangle_batch,
+        f"{', '.join(evaluation.sets[1:])} in evaluation.sets": evaluation.sets[1:],
+    }
+    return next((setting for setting, is_given in found.items() if is_given), "")
 
 
 def _settings_of_dali(settings: InputsSettings) -> str:
@@ -386,8 +363,9 @@ def _check_image_files(data: Data, loader: str) -> None:
         )
 
 
-def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torch.device") -> None:
+def _check_kind(recipe: Recipe, loader: str, device: "torch.device") -> None:
     """Raise UsageError if a data loader is not installed or not for this dataset or device."""
+    data, settings = recipe.data, recipe.inputs
     if settings.dtype != "float32" and loader != "dali":
         raise UsageError(
             f"inputs.dtype={settings.dtype} is for DALI, and this run uses inputs={loader}; "
@@ -398,7 +376,7 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
             f"inputs=memory holds {', '.join(IN_MEMORY_DATASETS)} and not {data.name}; write "
             "inputs=auto"
         )
-    if loader == "memory" and (unread := _settings_of_files(data, settings)):
+    if loader == "memory" and (unread := _setting_of_files(recipe)):
         raise UsageError(f"{unread} is for image folders, which {data.name} is not; leave it out")
     # A share of the GPU's decoder is a hint where inputs=auto may choose DALI on another machine.
     chosen = settings.loader == loader or settings.decode_on == "gpu"

@@ -22,7 +22,7 @@ from PIL import Image
 from torch.utils.dlpack import from_dlpack
 
 from lsgd.errors import InputFailedError
-from lsgd.inputs import Batch, ExampleColumns
+from lsgd.inputs import Batch, ExampleColumns, Inputs
 from lsgd.inputs.decoding import (
     decoding_mismatch,
     describe_step,
@@ -50,7 +50,7 @@ image is mirrored, the matrices of `recolour` if colours change, and the image's
 """
 
 
-class DaliInputs:
+class DaliInputs(Inputs):
     """A data loader of image folders that decodes and augments by NVIDIA DALI on CPU or GPU."""
 
     def __init__(
@@ -92,12 +92,14 @@ class DaliInputs:
         return index_columns(self.indexes)
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """Yield the augmented images and the labels of each training micro-batch, in order."""
-        return self._load(passes)
-
-    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """Yield resized, centre-cropped images and the labels of each evaluation micro-batch."""
-        return self._load(passes)
+        """Yield the images and labels of each micro-batch in order, augmented in training."""
+        self.requests = iter(())
+        while self.in_flight:  # batches of an unfinished round
+            self._run()
+        self.requests = self._ahead(passes)
+        self.pipeline.reset()
+        while (batch := self._run()) is not None:
+            yield batch
 
     def _graph(self, settings: InputsSettings, decodes_on_gpu: bool) -> tuple[Any, Any]:
         """Build DALI's graph of decoding and augmentation; return its images and file lengths."""
@@ -125,15 +127,6 @@ class DaliInputs:
         layout = "HWC" if self.channels_last else "CHW"
         images = normalise(pixels, mirror, self.data, dtype=settings.dtype, layout=layout)
         return images, file.shape(dtype=types.INT64)
-
-    def _load(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
-        self.requests = iter(())
-        while self.in_flight:  # batches of an unfinished round
-            self._run()
-        self.requests = self._ahead(passes)
-        self.pipeline.reset()
-        while (batch := self._run()) is not None:
-            yield batch
 
     def _run(self) -> "Batch | None":
         """Run DALI's pipeline; return the next batch of images and labels, or None at the end."""
@@ -347,15 +340,6 @@ def decode(
         jpeg_fancy_upsampling=True,
         **options,
     )
-
-
-def decode_image(content: bytes, *, gpu: int | None) -> NDArray[np.uint8]:
-    """Decode the bytes of one image file by DALI and return its RGB pixels (height, width, 3).
-
-    It runs on the CPU or on the GPU of this index. Runs do not need it: it tests whether DALI works
-    on this machine.
-    """
-    return next(decode_each([content], gpu=gpu))
 
 
 def decode_each(contents: Iterable[bytes], *, gpu: int | None) -> Iterator[NDArray[np.uint8]]:

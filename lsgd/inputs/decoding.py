@@ -14,8 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from lsgd.errors import InputFailedError
-from lsgd.inputs.index import MAX_FILE_BYTES, ImageIndex, renewal_command
-from lsgd.inputs.stage_marker import original_folders
+from lsgd.inputs.index import MAX_FILE_BYTES, ImageIndex, original_folders, renewal_command
 from lsgd.recipe.image_folder import check_dataset
 from lsgd.rules import augmentation
 from lsgd.rules.rectangles import rectangle

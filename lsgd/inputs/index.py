@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.files import atomic_write
-from lsgd.inputs.stage_marker import original_folders
 from lsgd.job.launcher import detect_launch
 from lsgd.paths import is_leftover
 from lsgd.recipe import Data
 from lsgd.recipe.image_folder import SPLITS as SPLITS
 from lsgd.recipe.image_folder import index_file as index_file
 from lsgd.recipe.image_folder import prepare_command as prepare_command
-from lsgd.untrusted_files import open_regular
+from lsgd.untrusted_files import open_regular, parse_json, read_bounded
 
 IndexRow = tuple[bytes, bytes, int, int, int, int, int]
 """The path, shard, offset, length, label, width and height of one image in the index.
@@ -38,6 +37,8 @@ FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
 
 FURTHER_SET = "evaluation."
 """The prefix of columns of evaluation sets other than val."""
+MARKER = ".stage.json"
+"""The file in the folder of a dataset's copy by data.stage that says of what it is a copy."""
 
 MAX_FILE_BYTES = 2**28
 """The largest size of an image's file, in bytes."""
@@ -308,6 +309,31 @@ def open_evaluation_index(data: Data, root: Path, name: str) -> ImageIndex:
     return index
 
 
+def read_marker(folder: Path) -> dict[str, Any]:
+    """Read the marker of a copy of a dataset; return an empty dict if it has none, or a torn one.
+
+    Its entries are the `source` folder, that of the `index`, whether the copy is `complete`, and
+    the `boot` of the machine in which it was made.
+    """
+    try:
+        found = parse_json(read_bounded(folder / MARKER))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def original_folders(root: Path, index: Path) -> tuple[Path, Path]:
+    """Return the folders of a dataset and of its index, if `root` is a copy those of the original.
+
+    Advice names them, since a copy is removed when its dataset changes.
+    """
+    marker = read_marker(root)
+    source = marker.get("source")
+    if not isinstance(source, str):
+        return root, index
+    return Path(source), Path(str(marker.get("index", source)))
+
+
 def renewal_command(dataset: str, root: Path, folder: Path, split: str = "train") -> str:
     """Return the shell command that writes the indexes in `folder` again, that of `split` included.
 
@@ -431,16 +457,13 @@ def _changed_since(index: ImageIndex, indexed_at: float) -> str | None:
         if _changed_at(folder) > indexed_at:
             listed = {Path(os.fsdecode(path)).name for path in paths}
             # A path that is no longer a regular file, such as a pipe, would block a read.
-            if none := sorted(name for name in listed if _is_irregular(folder / name)):
-                return f"{folder / none[0]} is not a regular file"
+            there = (folder / name for name in sorted(listed) if (folder / name).exists())
+            if odd_file := next((path for path in there if not path.is_file()), None):
+                return f"{odd_file} is not a regular file"
             old = {name for name in listed if is_leftover(name) and (folder / name).exists()}
             if odd := sorted(listed ^ {*image_files(folder), *old}):
                 return f"{folder / odd[0]} is {'missing' if odd[0] in listed else 'new'}"
     return None
-
-
-def _is_irregular(path: Path) -> bool:
-    return path.exists() and not path.is_file()
 
 
 def _starts(values: NDArray[Any]) -> NDArray[np.int64]:

@@ -38,9 +38,8 @@ from lsgd.comm import Comm, all_or_raise
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DISK_FULL_ERRNOS, UsageError
 from lsgd.inputs import IN_MEMORY_DATASETS
-from lsgd.inputs.index import open_evaluation_index, open_indexes
+from lsgd.inputs.index import MARKER, open_evaluation_index, open_indexes, read_marker
 from lsgd.inputs.source_files import SUFFIX, FolderFiles, IndexedFiles, SourceFiles
-from lsgd.inputs.stage_marker import MARKER, read_marker
 from lsgd.job.launcher import detect_launch
 from lsgd.job.system import boot_id
 from lsgd.recipe import Recipe
@@ -66,8 +65,6 @@ class StagedCopy:
     """A complete copy of a dataset; its open file keeps other processes from removing it."""
 
     folder: Path
-    copied_bytes: int
-    """The bytes that this process has copied, 0 if it found the copy."""
     used: BinaryIO = field(repr=False)
 
 
@@ -232,13 +229,13 @@ class _Copying:
         marker = read_marker(folder)
         is_complete, same_boot = marker.get("complete") is True, marker.get("boot") == boot_id()
         if is_complete and same_boot and detect_launch().local_rank:
-            return _opened(folder, 0)  # the first process of a job checks the files
+            return _opened(folder)  # the first process of a job checks the files
         if not is_complete and not same_boot and folder.exists():
             shutil.rmtree(folder)  # a machine that was switched off may leave files without content
         listed = list(source.names_and_sizes())
         missing = [each for each in listed if _size(folder / each[0]) != each[1]]
         if is_complete and same_boot and not missing:
-            return _opened(folder, 0)
+            return _opened(folder)
         if missing:
             folder.mkdir(exist_ok=True)
             _write_marker(folder, source, complete=False)
@@ -252,7 +249,7 @@ class _Copying:
             if name.endswith(SUFFIX) and os.path.dirname(name) == "":
                 os.utime(folder / name)  # a reader lists the folders that are newer than the index
         _write_marker(folder, source, complete=True)
-        return _opened(folder, sum(size for _, size in missing))
+        return _opened(folder)
 
     def _linked(
         self, source: SourceFiles, folder: Path, missing: list[tuple[str, int]]
@@ -341,11 +338,11 @@ def _write_marker(folder: Path, source: SourceFiles, *, complete: bool) -> None:
     files.write_files(folder, {MARKER: json.dumps(entries).encode()})
 
 
-def _opened(folder: Path, copied_bytes: int) -> StagedCopy:
+def _opened(folder: Path) -> StagedCopy:
     """Lock a complete copy against its removal, and return it."""
     used = (folder / USED).open("a+b")  # the marker itself is replaced, and a lock on it lost
     files.lock(used, wait=True, shared=True)
-    return StagedCopy(folder, copied_bytes, used)
+    return StagedCopy(folder, used)
 
 
 def _copies(place: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from lsgd.inputs import Batch, ExampleColumns
+from lsgd.inputs import Batch, Inputs
 from lsgd.inputs.pixels import resize
 from lsgd.job.device import arrays_to_device
 from lsgd.recipe import Data
@@ -14,7 +14,7 @@ DISTINCT_IMAGES = 64
 """The number of distinct images; example i is image i mod 64, so memory is constant."""
 
 
-class SyntheticInputs:
+class SyntheticInputs(Inputs):
     """A data loader of random images in a dataset's shape; equal example ids have equal images."""
 
     def __init__(self, data: Data, *, seed: int, device: torch.device) -> None:
@@ -27,10 +27,6 @@ class SyntheticInputs:
         self.classes = data.classes
         self.train_examples = data.train_examples
         self.repeats = data.balance == "sampler"
-
-    def columns(self) -> ExampleColumns:
-        """Return an empty dict of metadata columns, as the recipe determines the examples."""
-        return {}
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Yield the random images and labels of each micro-batch, without augmentation."""
@@ -47,7 +43,3 @@ class SyntheticInputs:
         if side not in self.resized:
             self.resized = {side: resize(self.images, side)}  # one size at a time
         return self.resized[side]
-
-    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """Yield random images and labels of each evaluation micro-batch, as in training."""
-        return self.train(passes)

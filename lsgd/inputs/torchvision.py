@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lsgd.errors import InputFailedError
-from lsgd.inputs import Batch, ExampleColumns
+from lsgd.inputs import Batch, ExampleColumns, Inputs
 from lsgd.inputs.decoder import ImageFiles, LabelsAndColours, Pixels, SharedPixelBuffer
 from lsgd.inputs.index import ImageIndex, index_columns
 from lsgd.inputs.pixels import Normalise, recolour
@@ -31,7 +31,7 @@ EXIT_TIMEOUT = 1.0
 """Seconds to wait for the exit of a killed process, which a dead drive may delay further."""
 
 
-class FolderInputs:
+class FolderInputs(Inputs):
     """A data loader of image folders that decodes by PIL in other processes, or in this one.
 
     The processes run as long as this object exists, through all epochs and evaluations.
@@ -53,14 +53,7 @@ class FolderInputs:
         return index_columns(self.files.indexes)
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """Yield the augmented images and the labels of each training micro-batch, in order."""
-        return self._load(passes)
-
-    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """Yield resized, centre-cropped images and the labels of each evaluation micro-batch."""
-        return self._load(passes)
-
-    def _load(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield the images and labels of each micro-batch in order, augmented in training."""
         decoded = self.decoders.decode(passes, self._taken) if self.decoders else self._here(passes)
         for pixels, (labels, colours) in decoded:
             if colours is not None:

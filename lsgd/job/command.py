@@ -82,6 +82,10 @@ class Parser(argparse.ArgumentParser):
             option, action=_Print, nargs="?", text=listing, metavar=argument, help=about
         )
 
+    def add_path(self, name: str, metavar: str, about: str) -> None:
+        """Add an argument or an option that is a path, in which ~ is the home folder."""
+        self.add_argument(name, type=paths.parse_path, metavar=metavar, help=about)
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments as argparse does; raise UsageError for unknown ones."""
         return self._parse(self.parse_known_args, args, namespace)

@@ -127,10 +127,8 @@ def head_parameters(recipe: Recipe) -> tuple[str, ...]:
     """
     recipe = replace(recipe, optim=replace(recipe.optim, head_lr=None))
     data = replace(recipe.data, classes=recipe.data.classes + 1)
-    with torch.device("meta"):
-        own, other = make_network(recipe), make_network(replace(recipe, data=data))
-    shapes = {name: parameter.shape for name, parameter in other.named_parameters()}
-    return tuple(n for n, parameter in own.named_parameters() if parameter.shape != shapes[n])
+    own, other = (_shapes(each) for each in (recipe, replace(recipe, data=data)))
+    return tuple(name for name, shape in own.items() if shape != other[name])
 
 
 def freeze_parameters(model: nn.Module, recipe: Recipe) -> None:
@@ -197,11 +195,16 @@ def give_one_channel(model: nn.Module) -> None:
 
 def first_layer_parameters(recipe: Recipe) -> dict[str, torch.Size]:
     """Return the shapes in RGB of the parameters whose shape depends on the number of channels."""
-    data = replace(recipe.data, channels=3)
+    own, colour = recipe, replace(recipe, data=replace(recipe.data, channels=3))
+    shapes = _shapes(own)
+    return {name: shape for name, shape in _shapes(colour).items() if shapes.get(name) != shape}
+
+
+def _shapes(recipe: Recipe) -> dict[str, torch.Size]:
+    """Return the shapes of the parameters of a recipe's network by their names."""
     with torch.device("meta"):
-        own, colour = make_network(recipe), make_network(replace(recipe, data=data))
-    shapes = {name: parameter.shape for name, parameter in own.named_parameters()}
-    return {n: p.shape for n, p in colour.named_parameters() if shapes.get(n) != p.shape}
+        network = make_network(recipe)
+    return {name: parameter.shape for name, parameter in network.named_parameters()}
 
 
 def _is_meant(name: str, pattern: str) -> bool:

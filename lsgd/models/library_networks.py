@@ -22,7 +22,7 @@ from lsgd.models.parameter_roles import ParameterRoles, find_roles
 from lsgd.models.randomness_guard import RandomnessGuard
 from lsgd.own_parts import NETWORK, OwnPart, first_line, imported_part
 from lsgd.recipe import Recipe
-from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNormAct2d, worker_batch_norm_type
+from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
 from lsgd.rules.counter_dropout import dropout_rate, replace_dropout
 from lsgd.rules.rectangles import MULTIPLE
 from lsgd.suggestions import did_you_mean
@@ -89,7 +89,11 @@ def check_library_network(recipe: Recipe) -> None:
                 "so it cannot be drawn per image; set its rate to 0 in model.options, or choose "
                 "another network"
             )
-    _check_buffers(network, versions, name)
+    if path := find_changed_buffer(network, versions):
+        raise UsageError(
+            f"model={name} changes {path} in every forward pass, so the result would depend on the "
+            "number of processes and micro-batches; choose another network"
+        )
     _check_rows(ours, recipe)
 
 
@@ -146,15 +150,6 @@ def _check_logits(logits: Any, recipe: Recipe) -> None:
         raise UsageError(
             f"model={recipe.model.name} gives {found} for {PROBE_IMAGES} images of "
             f"{recipe.data.classes} classes instead of their logits; choose another network"
-        )
-
-
-def _check_buffers(network: nn.Module, versions: dict[str, int], name: str) -> None:
-    """Raise UsageError if a forward pass changed a buffer of the network other than those of BN."""
-    if path := find_changed_buffer(network, versions):
-        raise UsageError(
-            f"model={name} changes {path} in every forward pass, so the result would depend on the "
-            "number of processes and micro-batches; choose another network"
         )
 
 
@@ -217,16 +212,13 @@ def _build(recipe: Recipe) -> nn.Module:
 
 def own_network_keywords(recipe: Recipe) -> dict[str, Any]:
     """Return the arguments with which a recipe calls its own network's class or function."""
-    return _own_network(recipe).keywords(recipe.model.options, **_sizes(recipe))
+    data = recipe.data
+    sizes = {"classes": data.classes, "channels": data.channels, "image_size": data.image_size}
+    return _own_network(recipe).keywords(recipe.model.options, **sizes)
 
 
 def _own_network(recipe: Recipe) -> OwnPart:
     return imported_part(NETWORK, recipe.model.name, recipe.model.source)
-
-
-def _sizes(recipe: Recipe) -> dict[str, int]:
-    data = recipe.data
-    return {"classes": data.classes, "channels": data.channels, "image_size": data.image_size}
 
 
 def _build_own(recipe: Recipe) -> nn.Module:
@@ -241,10 +233,22 @@ def _build_own(recipe: Recipe) -> nn.Module:
 
 
 def _build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Call a network's builder with torch's generator at this seed, and put the generator back."""
+    """Call a network's builder with torch's generator at this seed, and put the generator back.
+
+    The network is on the default device. Where the builder fails on meta, it is called on the CPU.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _build_on_device(build)
+        try:
+            network = build()
+        except (NotImplementedError, RuntimeError):
+            if torch.get_default_device().type != "meta":
+                raise
+            # Some networks compute widths with tensors, which have no values on the meta device.
+            with torch.device("cpu"):
+                network = build()
+    # Other networks choose a device for some of their tensors.
+    return network.to(torch.get_default_device())
 
 
 def saving_code(library: str, name: str) -> str:
@@ -255,20 +259,6 @@ def saving_code(library: str, name: str) -> str:
         else f"torchvision.models.get_model('{name}', weights='DEFAULT')"
     )
     return f"torch.save({maker}.state_dict(), '{name}.pth')"
-
-
-def _build_on_device(build: Callable[[], nn.Module]) -> nn.Module:
-    """Call a network's builder on the default device, or on the CPU if meta fails."""
-    try:
-        network = build()
-    except (NotImplementedError, RuntimeError):
-        if torch.get_default_device().type != "meta":
-            raise
-        # Some networks compute widths with tensors, which have no values on the meta device.
-        with torch.device("cpu"):
-            network = build()
-    # Other networks choose a device for some of their tensors.
-    return network.to(torch.get_default_device())
 
 
 def builder_options(recipe: Recipe) -> dict[str, Any]:
@@ -318,15 +308,11 @@ def _apply_roles(network: nn.Module, recipe: Recipe) -> ParameterRoles:
 def _replace_layers(network: nn.Module, recipe: Recipe, roles: ParameterRoles) -> None:
     """Replace a network's BN and random layers by versions that are per worker or per example."""
     replace_dropout(network, seed=recipe.seed)
-    ours: dict[nn.Module, nn.Module] = {}
-    for path, module in list(network.named_modules(remove_duplicate=False)):
+    for path, module in network.named_modules():
         if not isinstance(module, nn.modules.batchnorm._NormBase):
             continue
-        if module not in ours:
-            rows = _rows_per_image(path, roles.norm_rows.get(path, frozenset()), recipe)
-            ours[module] = _make_worker_norm(module, path, recipe, rows)
-        above, _, name = path.rpartition(".")
-        setattr(network.get_submodule(above), name, ours[module])
+        rows = _rows_per_image(path, roles.norm_rows.get(path, frozenset()), recipe)
+        _normalise_per_worker(module, path, recipe, rows)
 
 
 def _rows_per_image(path: str, rows: frozenset[int], recipe: Recipe) -> int:
@@ -340,11 +326,13 @@ def _rows_per_image(path: str, rows: frozenset[int], recipe: Recipe) -> int:
     return next(iter(rows), PROBE_IMAGES) // PROBE_IMAGES
 
 
-def _make_worker_norm(norm: nn.Module, path: str, recipe: Recipe, rows: int) -> nn.Module:
-    if isinstance(norm, WorkerBatchNorm):
-        return norm
-    if isinstance(norm, nn.modules.instancenorm._InstanceNorm) and not norm.track_running_stats:
-        return norm
+def _normalise_per_worker(norm: nn.Module, path: str, recipe: Recipe, rows: int) -> None:
+    """Make a norm of a network normalise each worker's images separately, in place.
+
+    `rows` is the number of its rows per image. Raises UsageError if it cannot.
+    """
+    if isinstance(norm, WorkerBatchNorm) or keeps_images_apart(norm):
+        return
     if not (norm.affine and norm.track_running_stats):
         raise UsageError(
             f"model={recipe.model.name} has a BN without gamma and beta, or without running "
@@ -356,12 +344,6 @@ def _make_worker_norm(norm: nn.Module, path: str, recipe: Recipe, rows: int) -> 
             f"model={recipe.model.name} normalises by {type(norm).__name__} in {path}, which may "
             "mix the images of several workers; choose another network"
         )
-    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
-    made = (
-        WorkerBatchNormAct2d(norm)
-        if kind is WorkerBatchNormAct2d
-        else kind(norm.num_features, eps=norm.eps)
-    )
-    made.rows_per_image = rows
-    made.load_state_dict(norm.state_dict())
-    return made
+    norm.__class__ = kind
+    norm.momentum = 0.1  # type: ignore[assignment]  # as elsewhere; RunningStatistics has its own
+    norm.rows_per_image = rows  # type: ignore[assignment]

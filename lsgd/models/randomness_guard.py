@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -44,17 +44,11 @@ class RandomnessGuard(TorchDispatchMode):
     @contextmanager
     def modules(self) -> Iterator[None]:
         """Track the layer that runs, and dropout layers' input rows, during this context."""
-        hooks = []
-        for module in self.network.modules():
-            hooks += [
-                module.register_forward_pre_hook(self._enter),
-                module.register_forward_hook(self._leave),
-            ]
-        try:
+        with ExitStack() as hooks:
+            for module in self.network.modules():
+                hooks.enter_context(module.register_forward_pre_hook(self._enter))
+                hooks.enter_context(module.register_forward_hook(self._leave))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.inside.append(module)

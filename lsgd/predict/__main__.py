@@ -177,9 +177,7 @@ def main(argv: Sequence[str]) -> int:
         "--top", type=integer_from(1), metavar="K", help="classes per image (default: at most 5)"
     )
     parser.add_argument("--to", choices=("csv", "json"), help="the format (default: csv)")
-    parser.add_argument(
-        "--out", type=paths.parse_path, metavar="FILE", help="the file to write (default: print)"
-    )
+    parser.add_path("--out", "FILE", "the file to write (default: print)")
     parser.add_argument(
         "--validation", action="store_true", help="predict the validation images of the run"
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lsgd.errors import UsageError, disk_full_error
 from lsgd.job.command import Parser, run_alone
 from lsgd.prepare import cifar10, folder, imagenet, tiny_imagenet, webdataset
+from lsgd.prepare.fetch import add_command
 from lsgd.prepare.published import PUBLISHED
 
 
@@ -22,8 +23,10 @@ def prepare(argv: Sequence[str]) -> None:
     """
     parser = Parser("lsgd.prepare", __doc__)
     datasets = parser.add_subparsers(required=True, metavar="DATASET")
-    for dataset in (folder, webdataset, imagenet, tiny_imagenet, cifar10):
-        dataset.add_parser(datasets)
+    for images in (folder, webdataset, imagenet):
+        images.add_parser(datasets)
+    for archive in (tiny_imagenet, cifar10):
+        add_command(datasets, archive.NAME, archive.SUMMARY, archive.prepare)
     for published in PUBLISHED:
         published.add_parser(datasets)
     options = parser.parse_args(argv)

@@ -1,16 +1,16 @@
 """The preparation of CIFAR-10: its Python version, unpacked."""
 
-import argparse
 import shutil
 import tarfile
 from pathlib import Path
 
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
-from lsgd.job.command import Parser
-from lsgd.prepare.fetch import PublishedFile, add_command, download, locked_folder
+from lsgd.prepare.fetch import PublishedFile, download, locked_folder
 
 NAME = "cifar10"
+SUMMARY = "50,000 + 10,000 images of 10 classes, 170 MB"
+"""The contents of the dataset, for the list of commands."""
 MIRRORS = ("https://www.cs.toronto.edu/~kriz",)
 ARCHIVE = PublishedFile(
     "cifar-10-python.tar.gz",
@@ -61,8 +61,3 @@ def _unpack(archive: Path, folder: Path, names: set[str]) -> None:
                     shutil.copyfileobj(opened, file)
     if chosen:
         raise UsageError(f"{archive} lacks {', '.join(sorted(chosen))}; fetch it again")
-
-
-def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
-    """Add the command that prepares CIFAR-10 to the command line."""
-    add_command(subparsers, NAME, "50,000 + 10,000 images of 10 classes, 170 MB", prepare)

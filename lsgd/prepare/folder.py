@@ -8,11 +8,24 @@ from typing import NamedTuple
 
 from lsgd import paths
 from lsgd.errors import UsageError
+from lsgd.inputs import is_dali_installed
+from lsgd.inputs.index import SPLITS, class_folders, image_files, leftovers
 from lsgd.installation import install_command
 from lsgd.job.command import Parser, number_type
 from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.prepare import add_max_pixels, add_processes, listed
+from lsgd.prepare.check import (
+    list_unusable,
+    skipped_class_faults,
+    skipped_classes,
+    usable_images,
+)
+from lsgd.prepare.fetch import is_writable, locked_folder
+from lsgd.prepare.images import FATAL, image_problems
+from lsgd.prepare.indexing import index_folder
+from lsgd.prepare.split import split_folder, unsplit_classes
+from lsgd.recipe.fields import set_names
 from lsgd.recipe.image_folder import read_skip_list
 
 HELP = "check and index a folder of your own images with a folder for each class"
@@ -47,8 +60,6 @@ class FolderProblems(NamedTuple):
     """The problems that would stop a run."""
     warnings: list[str]
     """The problems that may be intended."""
-    images: dict[str, int]
-    """The number of images in each split."""
     classes: int
 
 
@@ -60,24 +71,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         text=f"{__doc__}\n\n{EPILOG}",
         usage="python -m lsgd.prepare folder ROOT [options]",
     )
-    parser.add_argument(
-        "root", type=paths.parse_path, metavar="ROOT", help="folder with train/ and val/"
-    )
-    parser.add_argument(
-        "--index",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help="the folder for the indexes (default: ROOT)",
-    )
+    parser.add_path("root", "ROOT", "folder with train/ and val/")
+    parser.add_path("--index", "FOLDER", "the folder for the indexes (default: ROOT)")
     parser.add_argument(
         "--split",
         type=number_type(lambda share: 0 < share < 1, "between 0 and 1, such as 0.2"),
         metavar="SHARE",
         help="link this share of ROOT/CLASS/ to ROOT-split/val, the others to train",
     )
-    parser.add_argument(
-        "--out", type=paths.parse_path, metavar="FOLDER", help="the folder for these links"
-    )
+    parser.add_path("--out", "FOLDER", "the folder for these links")
     parser.add_argument(
         "--allow-empty-classes",
         action="store_true",
@@ -102,8 +104,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
 
 def _set_names(text: str) -> list[str]:
     """Parse the names of evaluation sets, separated by commas; val is always indexed."""
-    from lsgd.recipe.fields import set_names
-
     names = [name for name in text.split(",") if name != "val"]
     try:
         set_names()["set_names"].enforce("--sets", ["val", *names])
@@ -118,8 +118,6 @@ def _prepare(options: argparse.Namespace) -> None:
     if options.out and not options.split:
         raise UsageError(f"--out {options.out} is for the links of --split; leave it out")
     if options.split:
-        from lsgd.prepare.split import split_folder
-
         divided = split_folder(
             root, options.out, options.split, processes=processes, sets=options.sets
         )
@@ -163,11 +161,6 @@ def prepare(
     unusable ones go to a skip list. Raises UsageError, in one sentence, for all problems that would
     stop a run.
     """
-    # Imported here, to keep --help fast.
-    from lsgd.prepare.check import list_unusable, usable_images
-    from lsgd.prepare.fetch import locked_folder
-    from lsgd.prepare.indexing import index_folder
-
     _check_place(root, index or root)
     skip, skipped = None, set[str]()
     limits = {"processes": processes, "max_pixels": max_pixels}
@@ -222,8 +215,6 @@ def print_suggestion(overrides: Sequence[str], train: int) -> None:
 
 def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProblems:
     """Check the names of an image folder's classes and files, without opening an image."""
-    from lsgd.inputs.index import SPLITS, class_folders, image_files
-
     classes = {split: class_folders(root / split) for split in SPLITS}
     images = {
         split: {name: image_files(root / split / name) for name in names}
@@ -256,8 +247,7 @@ def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProbl
                 f"({listed(unseen)}), and no evaluation includes them"
             )
     remarks += [*_skipped(root, images), *_doubtful(images)]
-    totals = {split: sum(map(len, files.values())) for split, files in images.items()}
-    return FolderProblems(faults, remarks, totals, len(classes["train"]))
+    return FolderProblems(faults, remarks, len(classes["train"]))
 
 
 _Images = dict[str, dict[str, list[str]]]
@@ -266,8 +256,6 @@ _Images = dict[str, dict[str, list[str]]]
 
 def _skipped(root: Path, images: _Images) -> Iterator[str]:
     """Yield remarks on the entries of an image folder that are not images of a class."""
-    from lsgd.inputs.index import leftovers
-
     others = []
     for split, files_of in images.items():
         others += [f"{split}/{name}" for name in _names(root / split) if name not in files_of]
@@ -288,8 +276,6 @@ def _skipped(root: Path, images: _Images) -> Iterator[str]:
 
 def _doubtful(images: _Images) -> Iterator[str]:
     """Yield remarks on images of which it is not known whether a run can use them well."""
-    from lsgd.inputs import is_dali_installed
-
     unsure = [
         f"{split}/{name}/{each}"
         for split, files in images.items()
@@ -313,12 +299,10 @@ def _doubtful(images: _Images) -> Iterator[str]:
 
 def _set_faults(root: Path, sets: Sequence[str]) -> list[str]:
     """Return a sentence for each further evaluation set that has no images of training classes."""
-    from lsgd.inputs.index import class_folders
-
     faults, known = [], class_folders(root / "train")
     for name in sets:
         found = class_folders(root / name) if (root / name).is_dir() else []
-        if not _image_count(root / name):
+        if not any(image_files(root / name / each) for each in found):
             faults.append(f"{root / name}/CLASS, which --sets names, has no image")
         if alone := [each for each in found if each not in known]:
             faults.append(
@@ -335,8 +319,6 @@ def _skipped_faults(
 
     Prints the classes of val without a usable image if `allow_empty_classes` allows them.
     """
-    from lsgd.prepare.check import skipped_class_faults, skipped_classes, usable_images
-
     faults = skipped_class_faults(root, skipped, allow_empty_classes=allow_empty_classes)
     faults += [
         f"{root / name} has no usable image"
@@ -352,20 +334,8 @@ def _skipped_faults(
     return faults
 
 
-def _image_count(folder: Path) -> int:
-    """Return the number of images in the class folders of a split; 0 if it does not exist."""
-    from lsgd.inputs.index import class_folders, image_files
-
-    names = class_folders(folder) if folder.is_dir() else []
-    return sum(len(image_files(folder / name)) for name in names)
-
-
 def _check_place(root: Path, index: Path) -> None:
     """Raise UsageError unless an image folder has classes and its index can be written."""
-    from lsgd.inputs.index import class_folders
-    from lsgd.prepare.fetch import is_writable
-    from lsgd.prepare.split import unsplit_classes
-
     for split in ("train", "val"):
         folder = root / split
         if not folder.is_dir() or not class_folders(folder):
@@ -384,8 +354,6 @@ def _check_place(root: Path, index: Path) -> None:
 
 def _reasons(root: Path, unusable: Sequence[str], max_pixels: int) -> list[str]:
     """Return a list with one sentence on the images that some loader cannot use, or none."""
-    from lsgd.prepare.images import FATAL, image_problems
-
     if not unusable:
         return []
     reasons = []

@@ -3,18 +3,22 @@
 import argparse
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lsgd import paths
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser
+from lsgd.inputs.index import image_files
+from lsgd.job.command import Parser, integer_from
 from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
-from lsgd.prepare import add_max_pixels
+from lsgd.prepare import add_max_pixels, verify
+from lsgd.prepare.check import list_unusable, skipped_class_faults
+from lsgd.prepare.fetch import is_writable, locked_folder
+from lsgd.prepare.indexing import index_folder
+from lsgd.prepare.journal import Journal
+from lsgd.prepare.parquet import copy_files, missing_files, unpack_copy
+from lsgd.prepare.shards import write_shards
+from lsgd.prepare.unpack import check_val, unpack_train, unpack_val
+from lsgd.prepare.validation import WHERE_FROM, ValClasses, check_sorted, sort_val
 from lsgd.recipe.image_folder import read_skip_list
-
-if TYPE_CHECKING:
-    from lsgd.prepare.journal import Journal
 
 TRAIN, VAL, CLASSES = 1_281_167, 50_000, 1000
 
@@ -56,42 +60,29 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         text=f"{__doc__}\n\n{EPILOG}",
         usage="python -m lsgd.prepare imagenet ROOT [options]",
     )
-    parser.add_argument("root", type=paths.parse_path, metavar="ROOT", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--train-tar", type=paths.parse_path, metavar="TAR", help="ILSVRC2012_img_train.tar"
+    parser.add_path("root", "ROOT", argparse.SUPPRESS)
+    parser.add_path("--train-tar", "TAR", "ILSVRC2012_img_train.tar")
+    parser.add_path("--val-tar", "TAR", "ILSVRC2012_img_val.tar")
+    parser.add_path(
+        "--parquet", "FOLDER", "the folder of Hugging Face's copy, parquet or tar files"
     )
-    parser.add_argument(
-        "--val-tar", type=paths.parse_path, metavar="TAR", help="ILSVRC2012_img_val.tar"
+    parser.add_path(
+        "--val-classes", "FILE", "the classes of val: the devkit, or Kaggle's LOC_val_solution.csv"
     )
-    parser.add_argument(
-        "--parquet",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help="the folder of Hugging Face's copy, parquet or tar files",
-    )
-    parser.add_argument(
-        "--val-classes",
-        type=paths.parse_path,
-        metavar="FILE",
-        help="the classes of val: the devkit, or Kaggle's LOC_val_solution.csv",
-    )
-    parser.add_argument(
-        "--index",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help="the folder for the indexes (default: ROOT)",
-    )
+    parser.add_path("--index", "FOLDER", "the folder for the indexes (default: ROOT)")
     parser.add_argument("--check", action="store_true", help="decode every image")
     add_max_pixels(parser)
+    parser.add_path("--shards", "FOLDER", "write tar shards to this folder")
     parser.add_argument(
-        "--shards", type=paths.parse_path, metavar="FOLDER", help="write tar shards to this folder"
-    )
-    parser.add_argument(
-        "--shard-mb", type=int, default=512, metavar="N", help="million bytes each (default: 512)"
+        "--shard-mb",
+        type=integer_from(1),
+        default=512,
+        metavar="N",
+        help="million bytes each (default: 512)",
     )
     parser.add_argument(
         "--processes",
-        type=int,
+        type=integer_from(1),
         default=count_usable_cores(),
         metavar="N",
         help="default: the cores, here %(default)s",
@@ -104,9 +95,6 @@ def prepare(options: argparse.Namespace) -> None:
 
     Raises UsageError, before anything is written wherever the problem can be known then.
     """
-    # Imported here, to keep --help fast.
-    from lsgd.prepare.fetch import locked_folder
-
     _check_options(options)
     with ExitStack() as locks:
         for folder in {options.index or options.root, options.shards} - {None}:
@@ -116,12 +104,6 @@ def prepare(options: argparse.Namespace) -> None:
 
 def _prepare(options: argparse.Namespace) -> None:
     """Unpack, verify, index, check and shard ImageNet, with the folders locked by the caller."""
-    from lsgd.prepare import verify
-    from lsgd.prepare.check import list_unusable, skipped_class_faults
-    from lsgd.prepare.indexing import index_folder
-    from lsgd.prepare.journal import Journal
-    from lsgd.prepare.shards import write_shards
-
     root, index, processes = options.root, options.index or options.root, options.processes
     unpacked = Journal(index / "parquet.jsonl") if options.parquet else None
     _fill(root, options, unpacked)
@@ -163,9 +145,6 @@ def _prepare(options: argparse.Namespace) -> None:
 
 def _check_options(options: argparse.Namespace) -> None:
     """Raise UsageError for options of the ImageNet command that cannot work, before writing."""
-    from lsgd.prepare.fetch import is_writable
-    from lsgd.prepare.parquet import copy_files
-
     if not (options.train_tar or options.parquet or (options.root / "train").is_dir()):
         raise UsageError(
             f"there is no {options.root / 'train'}; give the folder that contains train/ and val/, "
@@ -176,11 +155,6 @@ def _check_options(options: argparse.Namespace) -> None:
         if file and not file.is_file():
             raise UsageError(
                 f"--{option.replace('_', '-')} {file} does not exist; give an existing file"
-            )
-    for option in ("processes", "shard_mb"):
-        if (number := getattr(options, option)) < 1:
-            raise UsageError(
-                f"--{option.replace('_', '-')} {number} is not possible; write 1 or more"
             )
     if options.parquet:
         copy_files(options.parquet)
@@ -202,16 +176,11 @@ def _check_options(options: argparse.Namespace) -> None:
         raise UsageError(f"{index} cannot be written; give --index FOLDER for the indexes")
 
 
-def _fill(root: Path, options: argparse.Namespace, unpacked: "Journal | None") -> None:
+def _fill(root: Path, options: argparse.Namespace, unpacked: Journal | None) -> None:
     """Unpack ImageNet's archives and sort its images until all are in their class folders.
 
     `unpacked` has the images of each file of Hugging Face's copy; None without a copy.
     """
-    from lsgd.inputs.index import image_files
-    from lsgd.prepare.parquet import copy_files, missing_files, unpack_copy
-    from lsgd.prepare.unpack import check_val, unpack_train, unpack_val
-    from lsgd.prepare.validation import WHERE_FROM, ValClasses, check_sorted, sort_val
-
     class_of = ValClasses(options.val_classes) if options.val_classes else None
     if class_of and options.val_tar:
         # Check the small archive before unpacking the large one.

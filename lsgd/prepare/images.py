@@ -1,9 +1,11 @@
 """The inspection of one image file: its size, and problems such as truncation."""
 
+import io
 import os
 import re
 import warnings
-from typing import BinaryIO, Literal, Protocol
+from pathlib import Path
+from typing import BinaryIO, Literal, TypeAlias
 
 from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
@@ -46,18 +48,23 @@ MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
 """The marker of a JPEG segment; in coded pixels 0xff is followed by 0 or a restart marker."""
 
 
-class ImageSource(Protocol):
-    """The bytes of an image and its name: a Path, or a member of a tar shard."""
+class ShardMember:
+    """An image's bytes with the ending of its name, where an image file is expected."""
 
-    @property
-    def suffix(self) -> str:
-        """The ending of the image's name, such as .jpg."""
+    def __init__(self, name: str, content: bytes) -> None:
+        self.suffix, self.content = os.path.splitext(name)[1], content
 
     def open(self, mode: Literal["rb"], /) -> BinaryIO:
         """Open the image for reading."""
+        return io.BytesIO(self.content)
 
     def read_bytes(self) -> bytes:
         """Return the whole content of the image."""
+        return self.content
+
+
+ImageSource: TypeAlias = Path | ShardMember
+"""The bytes of an image and its name."""
 
 
 @unlimited_image_size()

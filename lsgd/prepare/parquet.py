@@ -44,13 +44,11 @@ class CopyFile(NamedTuple):
     """The number of files of this split in the copy; 0 if the file's name does not say."""
 
 
-class CopyImage(NamedTuple):
-    """An image of Hugging Face's copy of ImageNet: the path to write to, and its bytes."""
+CopyImage = tuple[str, Any]
+"""The path of an image in the folder of its split, and the bytes of its file or a buffer of them.
 
-    place: str
-    """The path in the folder of its split, such as n01440764/n01440764_10026.JPEG."""
-    content: Any
-    """The bytes of its file, or a buffer of them."""
+The path is such as n01440764/n01440764_10026.JPEG.
+"""
 
 
 def copy_files(folder: Path) -> list[CopyFile]:
@@ -82,8 +80,10 @@ def copy_files(folder: Path) -> list[CopyFile]:
                 f"--parquet {folder} has two copies of {each.split}, with {one.path.name} and "
                 f"{each.path.name}; move one of them away"
             )
-    if any(each.total for each in files):
-        _need_pyarrow()
+    if any(each.total for each in files) and not is_installed("pyarrow"):
+        raise UsageError(
+            f"--parquet needs pyarrow, which is not installed; run {install_command('imagenet')}"
+        )
     return files
 
 
@@ -119,14 +119,6 @@ def unpack_copy(
         new, old = counts.get(split, (0, 0))
         counts[split] = new + written, old + len(findings.files) - written
     return counts
-
-
-def _need_pyarrow() -> None:
-    """Raise UsageError if pyarrow is not installed."""
-    if not is_installed("pyarrow"):
-        raise UsageError(
-            f"--parquet needs pyarrow, which is not installed; run {install_command('imagenet')}"
-        )
 
 
 def _unpack_file(
@@ -183,7 +175,7 @@ def _parquet_images(file: Path, split: str) -> Iterator[CopyImage]:
                     buffer = content.as_buffer()
                     if buffer is None:
                         raise _foreign(file, f"row {row} has a path and no image")
-                    yield CopyImage(place, buffer)
+                    yield place, buffer
                     row += 1
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
@@ -217,7 +209,7 @@ def _tar_images(file: Path, split: str) -> Iterator[CopyImage]:
                 if opened is None:
                     raise _foreign(file, f"its member {member.name!r} is not a plain file")
                 place = _place(file, member.name, split, member.name)
-                yield CopyImage(place, opened.read())
+                yield place, opened.read()
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise

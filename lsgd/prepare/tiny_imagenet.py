@@ -1,6 +1,5 @@
 """The preparation of Tiny-ImageNet: one folder for each class in both splits, and an index."""
 
-import argparse
 import re
 import shutil
 import zipfile
@@ -10,10 +9,12 @@ from tqdm import tqdm
 
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
-from lsgd.job.command import Parser
-from lsgd.prepare.fetch import PublishedFile, add_command, download, locked_folder
+from lsgd.prepare.fetch import PublishedFile, download, locked_folder
+from lsgd.prepare.indexing import index_folder
 
 NAME = "tiny-imagenet"
+SUMMARY = "100,000 + 10,000 images of 200 classes, 248 MB"
+"""The contents of the dataset, for the list of commands."""
 MIRRORS = ("http://cs231n.stanford.edu",)
 ARCHIVE = PublishedFile(
     "tiny-imagenet-200.zip",
@@ -29,9 +30,6 @@ def prepare(root: Path, source: str | None = None) -> None:
     Without the archive, a folder with as many images is accepted. Raises UsageError if the archive
     cannot be obtained.
     """
-    # Imported here, to keep --help fast.
-    from lsgd.prepare.indexing import index_folder
-
     with locked_folder(root):
         if (root / ARCHIVE.name).exists() or not _has_all(root):
             download(NAME, [ARCHIVE], root, MIRRORS, source)
@@ -87,8 +85,3 @@ def _places(zipped: zipfile.ZipFile) -> list[tuple[zipfile.ZipInfo, str]]:
             )
         places.append((member, f"{split}/{wnid}"))
     return places
-
-
-def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
-    """Add the command that prepares Tiny-ImageNet to the command line."""
-    add_command(subparsers, NAME, "100,000 + 10,000 images of 200 classes, 248 MB", prepare)

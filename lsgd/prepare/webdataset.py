@@ -1,7 +1,6 @@
 """Index tar shards in WebDataset's format that another tool wrote; they stay as they are."""
 
 import argparse
-import io
 import os
 import re
 import tarfile
@@ -10,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.inputs.index import IMAGE_SUFFIXES, MAX_FILE_BYTES, IndexRow, write_index
 from lsgd.job.command import Parser
@@ -20,8 +18,9 @@ from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.paths import is_leftover
 from lsgd.prepare import add_max_pixels, add_processes, listed
+from lsgd.prepare.fetch import is_writable, locked_folder
 from lsgd.prepare.folder import print_suggestion
-from lsgd.prepare.images import FATAL, image_problems, usable_size
+from lsgd.prepare.images import FATAL, ShardMember, image_problems, usable_size
 from lsgd.prepare.journal import FolderFindings, Journal
 from lsgd.prepare.process_pool import in_parallel
 from lsgd.untrusted_files import open_regular, parse_json
@@ -70,37 +69,15 @@ class ShardImage(NamedTuple):
     """The reason why the image is unusable, or an empty string."""
 
 
-class ShardMember:
-    """An image's bytes with the ending of its name, where an image file is expected."""
-
-    def __init__(self, name: str, content: bytes) -> None:
-        self.suffix, self.content = os.path.splitext(name)[1], content
-
-    def open(self, mode: str, /) -> BinaryIO:
-        """Open the image for reading."""
-        return io.BytesIO(self.content)
-
-    def read_bytes(self) -> bytes:
-        """Return the whole content of the image."""
-        return self.content
-
-
 def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     """Add the command that indexes the tar shards of another tool to the command line."""
     parser = subparsers.add_parser("index", help=HELP, text=f"{__doc__}\n\n{EPILOG}")
-    parser.add_argument(
-        "root", type=paths.parse_path, metavar="SHARDS", help="folder of the tar shards"
-    )
+    parser.add_path("root", "SHARDS", "folder of the tar shards")
     for split, what in (("train", "train on"), ("val", "evaluate on")):
         parser.add_argument(
             f"--{split}", metavar="PATTERN", help=f"shards to {what}, relative to SHARDS"
         )
-    parser.add_argument(
-        "--index",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help="where the indexes go (default: SHARDS)",
-    )
+    parser.add_path("--index", "FOLDER", "where the indexes go (default: SHARDS)")
     add_max_pixels(parser)
     add_processes(parser)
     parser.set_defaults(command=prepare)
@@ -111,8 +88,6 @@ def prepare(options: argparse.Namespace) -> None:
 
     Raises UsageError, in one sentence, for all problems that would stop a run.
     """
-    from lsgd.prepare.fetch import is_writable, locked_folder
-
     root, index = options.root, options.index or options.root
     shards = find_shards(root, {"train": options.train, "val": options.val})
     if not is_writable(index):

@@ -10,14 +10,16 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.published_points import PublishedPoints, points_of_paper
 from lsgd.report.blocks import Block, BulletList, Table
 from lsgd.report.formatting import NONE
-from lsgd.rules.aggregate import TRIMMED_RUNS, mean_and_deviation, olympic_mean
 from lsgd.rules.convergence import (
     REFERENCE_RUNS,
     SCALED,
     SUBMISSION_RUNS,
+    TRIMMED_RUNS,
     EvaluationEpochs,
     Judgement,
     judge_convergence,
+    mean_and_deviation,
+    olympic_mean,
 )
 from lsgd.rules.metric import METRICS
 

@@ -114,10 +114,8 @@ class WorkerBatchNormAct2d(WorkerBatchNorm2d):
     Its state_dict keys are those of plain BN.
     """
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
-        super().__init__(norm.num_features, eps=norm.eps)
-        self.drop: Any = norm.drop
-        self.act: Any = norm.act
+    drop: Any
+    act: Any
 
     def forward(self, input: Tensor) -> Tensor:
         """Batch-normalise images (images, channels, height, width); apply dropout, activation."""
@@ -139,6 +137,12 @@ def worker_batch_norm_type(norm: nn.Module) -> type[WorkerBatchNorm] | None:
     if isinstance(norm, nn.BatchNorm2d) and hasattr(norm, "drop") and hasattr(norm, "act"):
         return WorkerBatchNormAct2d
     return None
+
+
+def keeps_images_apart(norm: nn.Module) -> bool:
+    """Return whether a layer is an instance norm without running statistics."""
+    is_instance_norm = isinstance(norm, nn.modules.instancenorm._InstanceNorm)
+    return is_instance_norm and not norm.track_running_stats
 
 
 def choose_normalisation(images: Tensor, workers: int) -> NormaliseWorkers:

@@ -8,7 +8,7 @@ that of AdamW. The authors' code for ResNet-50 uses m and v as they are; timm an
 for their start at 0, as Adam does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,25 @@ ADAPTED_DECAY = "lars_decay"
 """The key of the weight decay of a group that LARS or LAMB scales, added before it is scaled."""
 UNCORRECTED = 1e18
 """A step count so late that Adam's bias corrections are 1, which turns them off."""
+
+
+def update_by_sgd(
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    momenta: Sequence[Tensor] = (),
+    *,
+    lr: float = 1.0,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    found_inf: Tensor | None,
+) -> None:
+    """Update weights by torch's fused kernel of SGD, equation (9), unless `found_inf` is 1."""
+    torch._fused_sgd_(
+        weights, gradients, list(momenta), weight_decay=weight_decay, momentum=momentum, lr=lr,
+        dampening=0.0, nesterov=nesterov, maximize=False, is_first_step=False,
+        grad_scale=None, found_inf=found_inf,
+    )  # fmt: skip
 
 
 class Lamb(torch.optim.Optimizer):
@@ -70,20 +89,7 @@ class Lamb(torch.optim.Optimizer):
             of_updates = torch.stack(torch._foreach_norm(gradients))
             ratios = torch.where((of_weights > 0) & (of_updates > 0), of_weights / of_updates, 1)
             torch._foreach_mul_(gradients, (group["lr"] * ratios).unbind())
-            torch._fused_sgd_(
-                weights,
-                gradients,
-                [],
-                weight_decay=0.0,
-                momentum=0.0,
-                lr=1.0,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-                grad_scale=None,
-                found_inf=self.found_inf,
-            )
+            update_by_sgd(weights, gradients, found_inf=self.found_inf)
 
     def _adamw(
         self,

@@ -334,57 +334,35 @@ def _classification_chance_level(classes: int) -> float:
     return 100 * (1 - 1 / classes)
 
 
+def _error(name: str, label: str, **others: Any) -> Metric:
+    """Return the metric of a percentage, by default that of wrong classes."""
+    settings: dict[str, Any] = {"chance_level": _classification_chance_level, "unit": "%"} | others
+    return Metric(name, f"{label} error", "errors", **settings)
+
+
 # The median error of the last 5 epochs is the metric of Goyal et al. 2017.
-_GOYAL = "(section 5.1 of the paper), on one central view of every image"
+_GOYAL = {
+    "last_epochs": 5,
+    "note": "(section 5.1 of the paper), on one central view of every image",
+}
 METRICS = {
     metric.name: metric
     for metric in (
         Metric("loss", "loss", "losses", chance_level=math.log),
-        Metric(
-            "top1_error",
-            "top-1 error",
-            "errors",
-            chance_level=_classification_chance_level,
-            unit="%",
-            last_epochs=5,
-            note=_GOYAL,
-        ),
-        Metric(
+        _error("top1_error", "top-1", **_GOYAL),
+        _error(
             "top5_error",
-            "top-5 error",
-            "errors",
+            "top-5",
             chance_level=lambda classes: 100 * (1 - min(5, classes) / classes),
-            unit="%",
-            last_epochs=5,
-            note=_GOYAL,
+            **_GOYAL,
         ),
         Metric("perplexity", "perplexity", "perplexities", chance_level=float),
         # Guessing finds no span with the right boundaries and type.
-        Metric("f1_error", "F1 error", "errors", chance_level=lambda classes: 100.0, unit="%"),
-        Metric(
-            "token_error",
-            "token error",
-            "errors",
-            chance_level=_classification_chance_level,
-            unit="%",
-        ),
-        Metric(
-            "fine_error",
-            "fine-grained error",
-            "errors",
-            chance_level=_classification_chance_level,
-            unit="%",
-        ),
-        Metric(
-            "binary_error", "binary error", "errors", chance_level=lambda classes: 50.0, unit="%"
-        ),
-        Metric(
-            "node_error",
-            "node error",
-            "errors",
-            chance_level=_classification_chance_level,
-            unit="%",
-        ),
+        _error("f1_error", "F1", chance_level=lambda classes: 100.0),
+        _error("token_error", "token"),
+        _error("fine_error", "fine-grained"),
+        _error("binary_error", "binary", chance_level=lambda classes: 50.0),
+        _error("node_error", "node"),
     )
 }
 """All metrics by name; TOP1 is the default where a run's workload is not known."""

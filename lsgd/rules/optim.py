@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from lsgd.errors import UsageError
 from lsgd.own_parts import OPTIMIZER, OwnPart, imported_part, is_import_path
 from lsgd.rules.apex import apex_sgd
-from lsgd.rules.lamb import ADAPTED_DECAY, Lamb
+from lsgd.rules.lamb import ADAPTED_DECAY, Lamb, update_by_sgd
 from lsgd.rules.rmsprop_warmup import RMSpropWarmup
 
 NORM_PIECE = 2**16
@@ -184,10 +184,6 @@ def _decay_weights(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             torch._foreach_mul_(weights, 1 - share * is_made)
 
 
-def _no_norm() -> Tensor:
-    raise ValueError("an optimizer that clips needs the norm of the gradient")
-
-
 def optimizer_over_groups(
     groups: list[dict[str, Any]],
     *,
@@ -208,7 +204,7 @@ def optimizer_over_groups(
     beta_period: float,
     options: Mapping[str, Any] = MappingProxyType({}),
     source: str = "",
-    norm: Callable[[], Tensor] = _no_norm,
+    norm: Callable[[], Tensor] | None = None,
 ) -> torch.optim.Optimizer:
     """Create a recipe's optimizer for tensors in groups as parameter_groups makes them.
 
@@ -244,6 +240,7 @@ def optimizer_over_groups(
         case _:
             raise ValueError(name)
     if clip_norm is not None:
+        assert norm, "an optimizer that clips needs the norm of the gradient"
         _clip(made, clip_norm, norm)
     if name == "lars":
         _scale_by_trust_ratio(made, trust, eps, ratio_decay)
@@ -450,18 +447,13 @@ class VelocitySGD(torch.optim.Optimizer):
                 torch._foreach_mul_(velocities, lr / last_lr)
             # PyTorch's update (9) of lr (g + decay w) with an lr of 1 is equation (10).
             torch._foreach_mul_(gradients, lr)
-            torch._fused_sgd_(
+            update_by_sgd(
                 parameters,
                 gradients,
                 velocities,
-                weight_decay=lr * group["weight_decay"],
                 momentum=group["momentum"],
-                lr=1.0,
-                dampening=0.0,
                 nesterov=group["nesterov"],
-                maximize=False,
-                is_first_step=False,
-                grad_scale=None,
+                weight_decay=lr * group["weight_decay"],
                 found_inf=self.found_inf,
             )
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsgd.rules.lamb import UNCORRECTED
+from lsgd.rules.lamb import UNCORRECTED, update_by_sgd
 
 
 def alpha_sgd(epoch: float, *, center: float = 10.0, period: float = 5.0) -> float:
@@ -76,18 +76,12 @@ class RMSpropWarmup(torch.optim.Optimizer):
             if share < 1:  # afterwards the mean square has no effect, and is not updated
                 self._add_rms(group, momenta, gradients, share)
                 torch._foreach_mul_(gradients, share)
-            torch._fused_sgd_(
+            update_by_sgd(
                 weights,
                 gradients,
                 momenta,
-                weight_decay=0.0,
-                momentum=group["mu1"],
                 lr=group["lr"],
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-                grad_scale=None,
+                momentum=group["mu1"],
                 found_inf=self.found_inf,
             )
 

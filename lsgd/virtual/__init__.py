@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import inf
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -35,12 +35,11 @@ from torch.utils.data import Sampler
 
 from lsgd.comm import Comm, all_reduce_, comm_over
 from lsgd.errors import UsageError
-from lsgd.job.device import arrays_to_device
 from lsgd.metric_sums import MetricSums
 from lsgd.recipe import CommSettings
 from lsgd.rules import sampler
-from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norms
-from lsgd.rules.counter_dropout import CounterBasedDraws, replace_dropout, replace_layers
+from lsgd.rules.batchnorm import worker_batch_norms
+from lsgd.rules.counter_dropout import replace_dropout, replace_layers
 from lsgd.rules.optim import trained_parameters
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
@@ -60,7 +59,7 @@ from lsgd.virtual.model import (
     restore_batch_norms,
 )
 from lsgd.virtual.rows import RowCounter
-from lsgd.workloads import CarriedState
+from lsgd.workloads import CarriedState, worker_states
 
 __all__ = ["VirtualSampler", "VirtualStep", "virtual", "virtual_sampler"]
 
@@ -275,24 +274,14 @@ class VirtualStep:
 
     def _carried_states(self, momentum: float, device: torch.device) -> list[CarriedState]:
         """Return what steps change besides the parameters: BN statistics and dropout's draws."""
-        parts: list[CarriedState] = []
         self._hooks: list[Any] = []
-        if self._layers:
-            self._statistics = RunningStatistics(
-                self.model,
-                hosted=len(self.hosted),
-                workers=self.workers,
-                rank=self.comm.rank,
-                world_size=self.comm.world_size,
-                momentum=momentum,
-            )
-            parts.append(self._statistics)
-        for number, freshness in enumerate(self._freshness):
-            freshness.take_loaded = partial(self._statistics.read_from_layer, number)
-        if self._dropout:
-            drawing = cast(Any, list(self._dropout.values()))
-            parts.append(CounterBasedDraws(drawing, partial(arrays_to_device, device=device)))
-        return parts
+        self._statistics, draws = worker_states(
+            self.model, self.hosted, self.workers, self.comm, device, momentum=momentum
+        )
+        if self._statistics:
+            for number, freshness in enumerate(self._freshness):
+                freshness.take_loaded = partial(self._statistics.read_from_layer, number)
+        return [state for state in (self._statistics, draws) if state]
 
     @property
     def steps(self) -> int:
@@ -351,7 +340,7 @@ class VirtualStep:
     def _start(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         self._core.reducer.reclaim_gradients()
         self._set_stale(True)
-        if self._left is not None and self._layers:  # an error has ended the step before
+        if self._left is not None and self._statistics:  # an error has ended the step before
             self._statistics.discard()
         self._left, self._losses = len(self._micro_batches), []
         self._core.reducer.start(self.workers * self.worker_batch, self._left)
@@ -460,7 +449,7 @@ class VirtualStep:
             "workers": self.workers,
             "worker_batch": self.worker_batch,
             "sums": self._sums.state(self._sum),
-            "batchnorm": self._statistics.state(self._sum) if self._layers else {},
+            "batchnorm": self._statistics.state(self._sum) if self._statistics else {},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -479,7 +468,7 @@ class VirtualStep:
         self._sums.clear()
         if self.comm.rank == 0:  # the sums are those of all processes
             self._sums.restore(state["sums"])
-        if self._layers:
+        if self._statistics:
             self._statistics.restore(state["batchnorm"])
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
 from lsgd.models.forward_checks import buffer_versions, find_changed_buffer
-from lsgd.rules.batchnorm import WorkerBatchNorm, worker_batch_norm_type
+from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
 from lsgd.rules.optim import trained_parameters
 from lsgd.rules.statistics_freshness import StatisticsFreshness
 
@@ -74,10 +74,7 @@ def _check_norm(module: nn.Module, where: str, *, is_frozen: bool) -> None:
             f"the model has SyncBatchNorm{where}, whose statistics span processes and not "
             "workers; leave out convert_sync_batchnorm"
         )
-    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
-        if not module.track_running_stats:
-            return
-    elif not isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if not isinstance(module, nn.modules.batchnorm._NormBase) or keeps_images_apart(module):
         return
     if worker_batch_norm_type(module) is None:
         raise UsageError(

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
@@ -44,13 +44,12 @@ class RowCounter:
         def count_rows(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             self._set_rows(layer, inputs[0], images)
 
-        hooks = [layer.register_forward_pre_hook(count_rows) for layer in self.paths]
-        hooks.append(self.model.register_forward_pre_hook(note_call, with_kwargs=True))
-        try:
+        with ExitStack() as hooks:
+            for layer in self.paths:
+                hooks.enter_context(layer.register_forward_pre_hook(count_rows))
+            of_model = self.model.register_forward_pre_hook(note_call, with_kwargs=True)
+            hooks.enter_context(of_model)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
         several = {layer for layer in self.paths if layer.rows_per_image > 1}
         if workers > 1 and not several <= self._checked:
             self._check_order(several, calls, images)

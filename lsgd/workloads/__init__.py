@@ -8,6 +8,7 @@ OwnWorkload in lsgd.workloads.own.
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,10 +20,13 @@ from lsgd.comm import Comm
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
 from lsgd.inputs.staging import with_staged_data
+from lsgd.job.device import arrays_to_device
 from lsgd.metric_sums import MetricSumsState
 from lsgd.own_parts import refusing_errors
 from lsgd.recipe import Recipe
 from lsgd.rules import noise_scale
+from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norms
+from lsgd.rules.counter_dropout import CounterBasedDraws, counter_dropout_layers
 from lsgd.rules.metric import Metric
 from lsgd.rules.sampler import MicroBatch
 from lsgd.scores import Scores
@@ -175,6 +179,34 @@ def open_workload(recipe: Recipe, device: torch.device) -> Workload:
 
             return TreeClassification(recipe, device)
     raise ValueError(recipe.data.workload)
+
+
+def worker_states(
+    model: nn.Module,
+    hosted: range,
+    workers: int,
+    comm: Comm,
+    device: torch.device,
+    *,
+    momentum: float = 0.1,
+) -> tuple[RunningStatistics | None, CounterBasedDraws | None]:
+    """Create the running BN statistics and the draws of dropout, each if the model has the layers.
+
+    They are those of the `hosted` ones of all workers; `momentum` is that of the statistics.
+    """
+    statistics = draws = None
+    if worker_batch_norms(model):
+        statistics = RunningStatistics(
+            model,
+            hosted=len(hosted),
+            workers=workers,
+            rank=comm.rank,
+            world_size=comm.world_size,
+            momentum=momentum,
+        )
+    if layers := counter_dropout_layers(model):
+        draws = CounterBasedDraws(layers, partial(arrays_to_device, device=device))
+    return statistics, draws
 
 
 def round_robin_micro_batches(

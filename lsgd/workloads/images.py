@@ -25,13 +25,12 @@ from lsgd.models import DTYPES, avoid_faulty_kernels, make_network, memory_forma
 from lsgd.recipe import Recipe
 from lsgd.rules import balance, mixing, sampler
 from lsgd.rules.averaging import AveragedWeights, LastEpochsAverage, MovingAverage
-from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norms
-from lsgd.rules.counter_dropout import CounterBasedDraws, counter_dropout_layers
-from lsgd.rules.loss import binary_cross_entropy
+from lsgd.rules.batchnorm import RunningStatistics
+from lsgd.rules.counter_dropout import CounterBasedDraws
 from lsgd.rules.metric import TOP1, Metric, named_metric
 from lsgd.rules.rectangles import group_by_aspect
 from lsgd.rules.sampler import MicroBatch
-from lsgd.workloads import CarriedState, is_finite_output
+from lsgd.workloads import CarriedState, is_finite_output, worker_states
 from lsgd.workloads.own_metric import ImageMetric, open_metric
 
 
@@ -63,6 +62,7 @@ class ImageClassification:
         self._order = lru_cache(maxsize=2)(self._draw_order)
         self.average: AveragedWeights | None = None
         self.draws: CounterBasedDraws | None = None
+        self.statistics: RunningStatistics | None = None
 
     @cached_property
     def _labels(self) -> NDArray[np.int64]:
@@ -99,21 +99,12 @@ class ImageClassification:
         """
         self.hosted, self.comm = hosted, comm
         self.average = self._average(model)
-        layers, send = counter_dropout_layers(model), partial(arrays_to_device, device=self.device)
-        self.draws = CounterBasedDraws(layers, send) if layers else None
-        others = tuple(part for part in (self.average, self.draws) if part)
-        if not worker_batch_norms(model):
-            return others
-        last = self.recipe.bn_statistics.name == "last"
-        self.statistics = RunningStatistics(
-            model,
-            hosted=len(hosted),
-            workers=self.recipe.workers,
-            rank=comm.rank,
-            world_size=comm.world_size,
-            momentum=1.0 if last else 0.1,
+        momentum = 1.0 if self.recipe.bn_statistics.name == "last" else 0.1
+        self.statistics, self.draws = worker_states(
+            model, hosted, self.recipe.workers, comm, self.device, momentum=momentum
         )
-        return (self.statistics, *others)
+        states = (self.statistics, self.average, self.draws)
+        return tuple(state for state in states if state)
 
     def _average(self, model: nn.Module) -> AveragedWeights | None:
         settings = self.recipe.averaging
@@ -194,11 +185,11 @@ class ImageClassification:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=lower):
                 # Within autocast: statistics are measured in the type in which they normalise,
                 # which rounds the activations.
-                if self.recipe.measures_bn and worker_batch_norms(model):
-                    self._measure(model, inputs)
+                if self.recipe.measures_bn and self.statistics:
+                    self._measure(model, inputs, self.statistics)
                 yield
 
-    def _measure(self, model: nn.Module, inputs: Inputs) -> None:
+    def _measure(self, model: nn.Module, inputs: Inputs, statistics: RunningStatistics) -> None:
         """Set BN's statistics to their means over the training images of the first steps.
 
         It always uses the same steps with the crops of epoch 0, so the statistics follow from the
@@ -220,13 +211,13 @@ class ImageClassification:
         ]
         model.train()
         for each, (images, _) in zip(passes, inputs.train(passes), strict=True):
-            self.statistics.start_micro_batch(each)
+            statistics.start_micro_batch(each)
             if self.draws:
                 self.draws.start_micro_batch(each)
             model(images.to(self.device, self.dtype, memory_format=self.layout))
         examples = min(len(steps) * recipe.batch_size, recipe.train_examples)
         active = -(-examples // recipe.worker_batch)
-        self.statistics.measure(active, partial(all_reduce_, self.comm))
+        statistics.measure(active, partial(all_reduce_, self.comm))
 
     def loss(self, model: nn.Module, batch: Batch, each: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return the summed cross-entropy of a micro-batch of images, or binary one, and counts.
@@ -236,19 +227,17 @@ class ImageClassification:
         """
         images, labels = batch
         trains = each.split == "train"
-        # The recipe's layout is for training; an evaluation in float32 keeps the images' layout,
-        # since float32 kernels are slow in channels_last.
-        layout = self.layout if trains or self.recipe.evaluation.bfloat16 else torch.preserve_format
-        images = images.to(
-            self.device, self.dtype, memory_format=layout, non_blocking=self.is_async
-        )
-        labels = labels.to(self.device, non_blocking=self.is_async)
-        mixed = self._mixing(each, images.shape[-1]) if trains and self.mixes else None
-        if mixed is not None:
-            images = mixing.mix_images(images, mixed).to(memory_format=layout)
-        logits = model(images)
-        if self.recipe.evaluation.mirror and not trains:
-            logits = (logits + model(images.flip(-1))) / 2
+        labels, mixed = labels.to(self.device, non_blocking=self.is_async), None
+        if trains:
+            images = images.to(
+                self.device, self.dtype, memory_format=self.layout, non_blocking=self.is_async
+            )
+            if self.mixes:
+                mixed = self._mixing(each, images.shape[-1])
+                images = mixing.mix_images(images, mixed).to(memory_format=self.layout)
+            logits = model(images)
+        else:
+            logits = self.logits(model, images)
         loss = self._loss(logits.to(self.dtype), labels, trains=trains, mixed=mixed)
         # topk breaks ties arbitrarily, so every image has exactly one first guess and at most five
         # guesses.
@@ -310,6 +299,7 @@ class ImageClassification:
 
     def logits(self, model: nn.Module, images: Tensor) -> Tensor:
         """Return the logits of normalised images, computed as in an evaluation."""
+        # The recipe's layout is for training: float32 kernels are slow in channels_last.
         layout = self.layout if self.recipe.evaluation.bfloat16 else torch.preserve_format
         images = images.to(
             self.device, self.dtype, memory_format=layout, non_blocking=self.is_async
@@ -327,3 +317,19 @@ class ImageClassification:
             "top1_error": 100 * (images - top1) / images,
             "top5_error": 100 * (images - top5) / images,
         } | own
+
+
+def binary_cross_entropy(
+    logits: Tensor, labels: Tensor, *, smoothing: float, over_classes: str
+) -> Tensor:
+    """Return the binary cross-entropy of each image, summed or averaged over its classes.
+
+    `logits` has shape (images, classes). The target is 1 for the label's class and 0 for others;
+    smoothing e makes them 1 - e + e / K and e / K, as in cross-entropy.
+    """
+    classes = logits.shape[1]
+    # Compared rather than one_hot, which reads the labels on some devices.
+    is_label = labels[:, None] == torch.arange(classes, device=labels.device)
+    targets = is_label.to(logits.dtype) * (1 - smoothing) + smoothing / classes
+    losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return losses.sum(1) if over_classes == "sum" else losses.mean(1)

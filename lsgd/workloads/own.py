@@ -4,7 +4,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
@@ -17,22 +17,21 @@ from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
-from lsgd.job.device import arrays_to_device
 from lsgd.models import DTYPES, converted
 from lsgd.models.randomness_guard import RandomnessGuard
 from lsgd.own_parts import WORKLOAD, imported_part, refusing_errors
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import refuse_single_examples
 from lsgd.rules import sampler
-from lsgd.rules.batchnorm import RunningStatistics, worker_batch_norm_type, worker_batch_norms
-from lsgd.rules.counter_dropout import (
-    CounterBasedDraws,
-    counter_dropout_layers,
-    replace_dropout,
+from lsgd.rules.batchnorm import (
+    keeps_images_apart,
+    worker_batch_norm_type,
+    worker_batch_norms,
 )
+from lsgd.rules.counter_dropout import counter_dropout_layers, replace_dropout
 from lsgd.rules.metric import MAIN_SET, Metric, named_metric
 from lsgd.rules.sampler import MicroBatch
-from lsgd.workloads import CarriedState, round_robin_micro_batches
+from lsgd.workloads import CarriedState, round_robin_micro_batches, worker_states
 
 
 class OwnWorkload(ABC):
@@ -113,18 +112,8 @@ class OwnWorkload(ABC):
         self, model: nn.Module, hosted: range, comm: Comm
     ) -> tuple[CarriedState, ...]:
         """Create the running BN statistics and the draws of dropout, each if the network has it."""
-        states: list[CarriedState] = []
-        if worker_batch_norms(model):
-            workers, rank, processes = self.recipe.workers, comm.rank, comm.world_size
-            states.append(
-                RunningStatistics(
-                    model, hosted=len(hosted), workers=workers, rank=rank, world_size=processes
-                )
-            )
-        if layers := counter_dropout_layers(model):
-            send = partial(arrays_to_device, device=self.device)
-            states.append(CounterBasedDraws(layers, send))
-        return tuple(states)
+        states = worker_states(model, hosted, self.recipe.workers, comm, self.device)
+        return tuple(state for state in states if state)
 
     @property
     def metric(self) -> Metric:
@@ -161,8 +150,7 @@ class OwnWorkload(ABC):
 
 def _normalise_per_worker(norm: nn.Module, path: str, workload: str) -> None:
     """Make a batch norm layer normalise per virtual worker, in place; raises UsageError."""
-    is_instance_norm = isinstance(norm, nn.modules.instancenorm._InstanceNorm)
-    if is_instance_norm and not norm.track_running_stats:
+    if keeps_images_apart(norm):
         return
     kind = worker_batch_norm_type(norm)
     if kind is None or not (norm.affine and norm.track_running_stats):
@@ -342,11 +330,7 @@ def _checking_rows(override: str, layers: dict[str, nn.Module], examples: int) -
                 "tell whose they are; give it one row for each example, along the first dimension"
             )
 
-    hooks = [
-        layer.register_forward_pre_hook(partial(check, path)) for path, layer in layers.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for path, layer in layers.items():
+            hooks.enter_context(layer.register_forward_pre_hook(partial(check, path)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

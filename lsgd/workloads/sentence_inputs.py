@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lsgd.inputs import ExampleColumns
+from lsgd.inputs import ExampleColumns, Inputs
 from lsgd.models.tagger import PaddedGrid, TaggedBatch, make_grid
 from lsgd.recipe import Recipe
 from lsgd.rules import sentence_dropout
@@ -23,7 +23,7 @@ micro-batches of 64, buckets of 16 are as fast.
 """
 
 
-class SentenceInputs:
+class SentenceInputs(Inputs):
     """The loader of tagged sentences in memory, which makes padded or packed batches."""
 
     def __init__(self, corpus: TaggedCorpus, recipe: Recipe) -> None:
@@ -35,13 +35,8 @@ class SentenceInputs:
         return self.corpus.columns
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[TaggedBatch]:
-        """Yield the batch of tagged sentences of each training micro-batch, with dropout."""
-        for each in passes:
-            yield self._batch(each)
-
-    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[TaggedBatch]:
-        """Yield the batch of tagged sentences of each evaluation micro-batch, without dropout."""
-        return self.train(passes)
+        """Yield the batch of tagged sentences of each micro-batch, with dropout in training."""
+        return map(self._batch, passes)
 
     def _batch(self, each: MicroBatch) -> TaggedBatch:
         sentences, examples = self.corpus.sets[each.split], each.examples

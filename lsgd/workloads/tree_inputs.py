@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lsgd.fold import CallSchedule, Graph, Node, Recorder, Unfold, merge
-from lsgd.inputs import ExampleColumns
+from lsgd.inputs import ExampleColumns, Inputs
 from lsgd.job.device import to_device_together
 from lsgd.models.treelstm import TREE_LSTMS, TreeLSTM, add_nodes
 from lsgd.recipe import Recipe
@@ -63,7 +63,7 @@ class TreeBatch:
         return TreeBatch(replace(self.calls, index=index), labels, roots)
 
 
-class TreeInputs:
+class TreeInputs(Inputs):
     """The loader of parsed sentences in memory, which records each tree's network calls once."""
 
     def __init__(self, corpus: TreeCorpus, recipe: Recipe) -> None:
@@ -80,13 +80,8 @@ class TreeInputs:
         return self.corpus.columns
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[TreeBatch]:
-        """Yield the batch of parsed sentences of each training micro-batch."""
-        for each in passes:
-            yield self._batch(each)
-
-    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[TreeBatch]:
-        """Yield the batch of parsed sentences of each evaluation micro-batch, as in training."""
-        return self.train(passes)
+        """Yield the batch of parsed sentences of each micro-batch."""
+        return map(self._batch, passes)
 
     def _batch(self, each: MicroBatch) -> TreeBatch:
         trees = self.corpus.sets[each.split]

@@ -282,7 +282,7 @@ def test_a_report_has_times_ratios_and_the_table_of_the_paper() -> None:
 
 
 def test_what_is_missing_from_a_report_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "benchmarks.folding_plot", None)
+    monkeypatch.setitem(sys.modules, "benchmarks.plots", None)
     result = made_up(TIMES, real=[], missing={TORCHFOLD: "no network"})
     write_figure(BenchmarkRecord("fold", "", None), result, fold.draw)
     assert fold.report(result).split("\n")[-2:] == [

@@ -409,10 +409,10 @@ def test_settings_that_mean_nothing_else_are_accepted(words: list[str]) -> None:
 
 def test_a_share_of_the_decoder_is_a_hint_where_the_loader_is_chosen_by_the_machine() -> None:
     recipe = compose_recipe("+recipe=bs256", "inputs.hardware_share=0.3")
-    _check_kind(recipe.data, recipe.inputs, "torchvision", torch.device("cpu"))
-    gpu = replace(recipe.inputs, decode_on="gpu")
+    _check_kind(recipe, "torchvision", torch.device("cpu"))
+    gpu = replace(recipe, inputs=replace(recipe.inputs, decode_on="gpu"))
     with pytest.raises(UsageError, match="decode_on=gpu is for DALI"):
-        _check_kind(recipe.data, gpu, "torchvision", torch.device("cpu"))
+        _check_kind(gpu, "torchvision", torch.device("cpu"))
 
 
 def test_another_loader_of_a_benchmark_has_no_settings_of_dali() -> None:

@@ -12,7 +12,7 @@ from helpers.threaded import ThreadComm, run_on_threads
 from PIL import Image
 
 from lsgd.evaluation import TrainedModel, evaluate
-from lsgd.inputs.sized import inputs_after
+from lsgd.inputs.wrapped import inputs_after
 from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import Recipe
 from lsgd.rules.rectangles import group_by_aspect

@@ -24,7 +24,7 @@ from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.inputs import open_inputs, staging
-from lsgd.inputs.stage_marker import MARKER
+from lsgd.inputs.index import MARKER
 from lsgd.inputs.staging import LOCK, USED, stage_data, with_staged_data
 from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import Recipe
@@ -54,9 +54,17 @@ def recipe(root: Path, stage: object, *words: str) -> Recipe:
 
 def staged(made: Recipe) -> tuple[Path, int]:
     """Stage a recipe's data; return the folder that its readers get, and the bytes copied."""
-    stage_data(made, SingleComm())
-    copy = Path(str(with_staged_data(made).data.root))
-    return copy, staging._in_use[staging._key(made)].copied_bytes
+    copied, copy_file = [], staging._copy_file
+
+    def counted(*file: Any) -> Iterator[int]:
+        for count in copy_file(*file):
+            copied.append(count)
+            yield count
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "_copy_file", counted)
+        stage_data(made, SingleComm())
+    return Path(str(with_staged_data(made).data.root)), sum(copied)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -163,11 +171,12 @@ def test_two_processes_copy_once(root: Path, tmp_path: Path) -> None:
 
     def first() -> None:
         copy_file, staging.THREADS = staging._copy_file, 1
+        is_first = iter([True])
 
         def slow(*arguments: Any) -> Iterator[int]:
-            os.write(begins, b".")
-            os.read(waiting, 1)  # until the other has found the lock held
-            staging._copy_file = copy_file
+            if next(is_first, False):
+                os.write(begins, b".")
+                os.read(waiting, 1)  # until the other has found the lock held
             return copy_file(*arguments)
 
         staging._copy_file = slow

@@ -215,7 +215,7 @@ def test_all_of_imagenet(tmp_path: Path) -> None:
             "not give the class of an image; give --val-classes",
         ),
         ("ok", ["--train-tar", "nowhere.tar"], "--train-tar nowhere.tar does not exist"),
-        ("ok", ["--processes", "0"], "--processes 0 is not possible"),
+        ("ok", ["--processes", "0"], "--processes: 0 is not a whole number of 1 or more"),
         ("ok", ["--shards", "ROOT"], "is ROOT itself"),
         ("ok", ["--shards", "ROOT/val"], "itself; give a folder of its own"),
         ("ok", ["--index", "ROOT/val", "--shards", "ROOT/val"], "itself; give a folder of its own"),

@@ -566,7 +566,7 @@ def test_an_index_that_has_such_classes_stays_that_of_its_runs(
 def test_what_dali_was_not_asked_about_is_a_warning(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lsgd.inputs.is_dali_installed", lambda: False)
+    monkeypatch.setattr("lsgd.prepare.folder.is_dali_installed", lambda: False)
     add_image(root / "train" / "cat" / "old.TIFF")
     assert prepare(["folder", str(root)]) == 0
     warning, *_ = capsys.readouterr().out.splitlines()

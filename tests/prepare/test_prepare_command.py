@@ -61,7 +61,7 @@ def test_fewer_processes_can_be_asked_for(
         asked.append(processes)
         raise UsageError("noted")
 
-    monkeypatch.setattr("lsgd.prepare.indexing.index_folder", note)
+    monkeypatch.setattr("lsgd.prepare.folder.index_folder", note)
     monkeypatch.setattr("lsgd.prepare.webdataset.index_shards", note)
     for split in ("train", "val"):
         (tmp_path / split / "n01").mkdir(parents=True)

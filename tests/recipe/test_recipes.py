@@ -19,7 +19,7 @@ from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.published_points import DISPLAYED_LABELS, JUDGED_LABELS
 from lsgd.report import ladder
-from lsgd.rules.aggregate import olympic_mean
+from lsgd.rules.convergence import olympic_mean
 from lsgd.rules.metric import TOP1
 
 NAMES = config.sorted_recipe_names()

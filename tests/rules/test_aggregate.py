@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.rules.aggregate import mean_and_deviation, olympic_mean
+from lsgd.rules.convergence import mean_and_deviation, olympic_mean
 
 NUMBERS = st.lists(st.floats(0, 1e3), min_size=3, max_size=20)
 

@@ -19,7 +19,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.confusion import ConfusionMatrix, counting
 from lsgd.evaluate import main
 from lsgd.evaluation import evaluate
-from lsgd.inputs.sized import SizedInputs
+from lsgd.inputs.wrapped import SizedInputs
 from lsgd.learner import Learner
 from lsgd.rules.sampler import MicroBatch
 from lsgd.run import checkpoint

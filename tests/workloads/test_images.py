@@ -13,12 +13,11 @@ from torch.nn import functional as F
 
 from lsgd.inputs import training_labels
 from lsgd.metric_sums import MetricSums
-from lsgd.rules.loss import binary_cross_entropy
 from lsgd.rules.mixing import draw_mixing
 from lsgd.rules.sampler import MicroBatch
 from lsgd.scores import Scores
 from lsgd.workloads import compute_metrics
-from lsgd.workloads.images import ImageClassification
+from lsgd.workloads.images import ImageClassification, binary_cross_entropy
 
 CPU = torch.device("cpu")
 IMAGES = ImageClassification(compose_recipe("+recipe=digits", "precision=float64"), CPU)

@@ -1,7 +1,9 @@
-"""Training images of any loader, changed on the device: erased, or by the user's own code."""
+"""Images of any loader that are changed: augmented on the device, or in the size of their epoch."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import tee
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +19,31 @@ from lsgd.rules.augmentation import erased_windows, parts_in_epoch
 from lsgd.rules.sampler import MicroBatch
 
 
-class AugmentedInputs:
-    """A data loader whose training images an augmentation changes; others stay as they are."""
+class WrappedInputs(Inputs):
+    """A base class of data loaders that change something of another one, and no examples."""
 
-    def __init__(self, inputs: Inputs, augmentation: Augmentation) -> None:
-        self.inputs, self.augmentation = inputs, augmentation
-        self.name = inputs.name
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs, self.name = inputs, inputs.name
 
     def columns(self) -> ExampleColumns:
         """Return the metadata columns of the loader's examples."""
         return self.inputs.columns()
+
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Yield the examples of each training micro-batch as the loader has them."""
+        return self.inputs.train(passes)
+
+    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Yield the examples of each evaluation micro-batch as the loader has them."""
+        return self.inputs.evaluation(passes)
+
+
+class AugmentedInputs(WrappedInputs):
+    """A data loader whose training images an augmentation changes; others stay as they are."""
+
+    def __init__(self, inputs: Inputs, augmentation: Augmentation) -> None:
+        super().__init__(inputs)
+        self.augmentation = augmentation
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         """Yield the augmented images and the labels of each training micro-batch."""
@@ -36,10 +53,6 @@ class AugmentedInputs:
             if each.epoch is not None:
                 images = self.augmentation.augment(images, each.examples, each.epoch)
             yield images, labels
-
-    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
-        """Yield the images and labels of each evaluation micro-batch as the loader has them."""
-        return self.inputs.evaluation(passes)
 
 
 class RandomErasing:
@@ -90,3 +103,44 @@ def open_augmentation(recipe: Recipe, device: torch.device) -> Augmentation:
             "lsgd.parts.uniforms, for each example"
         )
     return made
+
+
+class SizedInputs(WrappedInputs):
+    """A data loader whose images have the size of an epoch.
+
+    Training images have that of their own epoch. With `epoch` they have the size of this epoch
+    instead, as for the BN statistics of an evaluation, which are measured on images of the first
+    epoch's crops. Evaluated images have the size and shape of this epoch, or without it of the last
+    one.
+    """
+
+    def __init__(self, inputs: Inputs, recipe: Recipe, epoch: int | None = None) -> None:
+        super().__init__(inputs)
+        self.recipe, self.epoch = recipe, epoch
+
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Yield the images and the labels of each training micro-batch, in the size of an epoch."""
+        return self.inputs.train(map(self._sized, passes))
+
+    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Yield the images and labels of each evaluation micro-batch, in the size of the epoch."""
+        return self.inputs.evaluation(map(self._evaluated, passes))
+
+    def _evaluated(self, each: MicroBatch) -> MicroBatch:
+        recipe = self.recipe
+        images = recipe.evaluated_images(recipe.epochs - 1 if self.epoch is None else self.epoch)
+        side = images.side if images.side != recipe.data.image_size else 0
+        aspect = each.aspect if images.in_rectangles else 0.0
+        return replace(each, side=side, crop_ratio=images.crop_ratio, aspect=aspect)
+
+    def _sized(self, each: MicroBatch) -> MicroBatch:
+        epoch = each.epoch if self.epoch is None else self.epoch
+        return each if epoch is None else replace(each, side=self.recipe.training_size(epoch))
+
+
+def inputs_after(inputs: Inputs, epoch: int | None) -> Inputs:
+    """Return the data loader of an evaluation after an epoch, or after the last one for None."""
+    if not isinstance(inputs, SizedInputs):
+        return inputs
+    last = inputs.recipe.epochs - 1
+    return SizedInputs(inputs.inputs, inputs.recipe, last if epoch is None else epoch)
