@@ -71,14 +71,14 @@ def converted(model: nn.Module, recipe: Recipe) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.sparse = False  # buckets are dense; strategy.sparse_rows has a way of its own
-    types = {True: dtype.to_complex(), False: dtype}
-    return model._apply(
-        lambda each: (
-            each.to(types[each.is_complex()])
-            if each.is_complex() or each.is_floating_point()
-            else each
-        )
-    )
+
+    def convert(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():
+            return tensor.to(dtype.to_complex())
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    model._apply(convert)
+    return model
 
 
 def avoid_faulty_kernels(model: nn.Module) -> None:

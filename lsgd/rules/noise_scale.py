@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from lsgd.errors import UsageError
-from lsgd.rules.optim import exact_norm
+from lsgd.rules.exact_norm import exact_norm
 
 STATE_KEY, SUM_COUNT = "noise", 5
 """The key of the noise sums in a state, and their number: S, T, f, steps and 1 / B."""

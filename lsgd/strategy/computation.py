@@ -16,6 +16,7 @@ from lsgd.comm import Comm
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import RunningStatistics
+from lsgd.rules.exact_norm import exact_norm
 from lsgd.strategy.inner import InnerOptimizerStates, views
 from lsgd.workloads import CarriedState
 
@@ -120,7 +121,7 @@ class LocalStepsComputation:
         self.read = views(self.flat, self.parameters)
         """Parameters that the worker has read; after `push` their difference from its own."""
         self.optimizer = optim.make_optimizer(
-            model, norm=lambda: optim.exact_norm(self.gradient), **asdict(recipe.optim)
+            model, norm=lambda: exact_norm(self.gradient), **asdict(recipe.optim)
         )
         self.momenta = InnerOptimizerStates(self.optimizer, hosted)
 

@@ -29,6 +29,7 @@ from lsgd.job import preemption
 from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
+from lsgd.rules.exact_norm import exact_norm
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
 from lsgd.strategy.guard import divergence
@@ -130,7 +131,7 @@ class Hogwild:
 
     def step(self, task: StepTask) -> None:
         """Update the shared model by this worker's gradient, at the lr after all updates so far."""
-        self.norm = optim.exact_norm(self.own)
+        self.norm = exact_norm(self.own)
         self.row[NORM] = self.norm
         step = self.steps[self._made()]
         if torch.isfinite(self.mean.detach() + self.norm):

@@ -29,6 +29,7 @@ from lsgd.job.parent import parent_has_ended
 from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
+from lsgd.rules.exact_norm import exact_norm
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask, Strategy
 from lsgd.strategy.computation import NUM_FLAGS, open_computation
@@ -428,7 +429,7 @@ class LiveStrategy(Strategy):
         """
         own = self.work.push()
         gradients = self.shards[0].begins[-1]
-        norm = optim.exact_norm(own[:gradients])
+        norm = exact_norm(own[:gradients])
         doubt = (0 * (own[-NUM_FLAGS] + norm)).isnan()
         counted = torch.cat((torch.stack((doubt, norm, self.tally.loss)), self.tally.counts))
         own, counted = to_host((own, counted))

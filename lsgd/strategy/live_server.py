@@ -27,7 +27,7 @@ from lsgd.comm.pair import ProcessPair
 from lsgd.errors import PeerLostError
 from lsgd.job.device import to_device, to_host
 from lsgd.recipe import Recipe
-from lsgd.rules.optim import exact_norm
+from lsgd.rules.exact_norm import exact_norm
 from lsgd.strategy.gate import AdmissionGate, Tickets
 from lsgd.strategy.push_scheduler import PushScheduler, ReplyType, ServerReply
 from lsgd.strategy.shard import Shard, server_lr

@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lsgd.comm import Comm
 from lsgd.errors import UsageError
+from lsgd.rules.exact_norm import PIECE, norm_pieces
 from lsgd.rules.loss_scale import LossScale
-from lsgd.rules.optim import NORM_PIECE, norm_pieces
 
 LARGE = 2**13
 """Mean size of a bucket's gradients, in elements, from which on separate tensors are cheaper.
@@ -61,7 +61,7 @@ class _Bucket:
 
     def __post_init__(self) -> None:
         self.is_of_large_tensors = self.flat.numel() >= LARGE * len(self.owners)
-        self.is_split = self.flat.device.type == "cpu" and self.flat.numel() > NORM_PIECE
+        self.is_split = self.flat.device.type == "cpu" and self.flat.numel() > PIECE
 
     def parameters(self) -> list[nn.Parameter]:
         """Return strong references to the parameters of this bucket."""

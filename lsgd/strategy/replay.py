@@ -26,6 +26,7 @@ from lsgd.files import atomic_write
 from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import optim, sampler
+from lsgd.rules.exact_norm import exact_norm
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask, Strategy
 from lsgd.strategy.computation import open_computation, state_sections, zero_push
@@ -339,7 +340,7 @@ class ReplayStrategy(Strategy):
             if sent.wait:
                 sent.wait()
                 sent.wait = None  # a kept handle keeps its library's threads after the job
-            norm = optim.exact_norm(sent.flat[: self.gradients])
+            norm = exact_norm(sent.flat[: self.gradients])
             doubt = (0 * (sent.flat[-2] + norm)).isnan()
             self.found_inf.logical_or_(doubt)
             self.flags[self.arrived] = torch.stack((doubt.to(sent.flat.dtype), sent.flat[-1]))
@@ -403,7 +404,7 @@ class ReplayStrategy(Strategy):
             if whole:
                 push[: self.gradients] *= self.recipe.batch_size / whole
             if server == 0 or self.clips:
-                self.norms[server] = optim.exact_norm(push[: self.gradients])
+                self.norms[server] = exact_norm(push[: self.gradients])
             read = self.script.pushes[numbers[-1]].read[server]
             lr = server_lr(self.recipe, self.begun, version, read)
             for shard in self.servers[server]:

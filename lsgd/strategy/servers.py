@@ -21,6 +21,7 @@ from lsgd.job.device import needs_pinned_memory, synchronize
 from lsgd.metric_sums import MetricSums
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
+from lsgd.rules.exact_norm import exact_norm
 from lsgd.strategy import StepTask
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.strategy.placement import Slice, place
@@ -102,7 +103,7 @@ class Server:
             # A push may be in half precision, and reaches the device by one copy from the host.
             total += push.to(total.device, non_blocking=self.reply.is_async)
         norms = [table.add_up() for table in self.tables]
-        self.norm = reduce(torch.hypot, norms, optim.exact_norm(total[:-2]))
+        self.norm = reduce(torch.hypot, norms, exact_norm(total[:-2]))
         found_inf.logical_or_((0 * (total[-2] + self.norm)).isnan())
         return total
 

@@ -21,6 +21,7 @@ from lsgd.comm import MessagingComm
 from lsgd.errors import UsageError
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
+from lsgd.rules.exact_norm import exact_norm
 
 Wait = Callable[[], None]
 HEADER = 2
@@ -142,7 +143,7 @@ class ServedTable:
         pushes = [self.rows[rank] for rank in self.pushing]
         ids, values = add_up([TableRows(ids, values.to(dtype)) for ids, values in pushes])
         self.total = TableRows(ids.to(device), values.to(device))
-        norm: Tensor = optim.exact_norm(self.total.values)
+        norm: Tensor = exact_norm(self.total.values)
         return norm
 
     def update(self, lr: float) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lsgd.errors import UsageError
 from lsgd.recipe import Optim
 from lsgd.rules import optim
+from lsgd.rules.exact_norm import PIECE, exact_norm, norm_pieces
 from lsgd.rules.lamb import ADAPTED_DECAY
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -265,11 +266,11 @@ def test_a_parameter_of_several_layers_is_updated_once() -> None:
 def test_the_norm_of_millions_of_numbers_is_exact(shape: tuple[int, ...]) -> None:
     """In float32 on a CPU, whose own sum of 5 million squares is 1e-4 too small."""
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    pieces = optim.norm_pieces(numbers)
+    pieces = norm_pieces(numbers)
     assert sum(piece.numel() for piece in pieces) == numbers.numel()
-    assert max(piece.numel() for piece in pieces) <= optim.NORM_PIECE
+    assert max(piece.numel() for piece in pieces) <= PIECE
     torch.testing.assert_close(
-        optim.exact_norm(numbers).double(), numbers.double().norm(), rtol=1e-6, atol=0
+        exact_norm(numbers).double(), numbers.double().norm(), rtol=1e-6, atol=0
     )
 
 
