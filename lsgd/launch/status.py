@@ -61,7 +61,7 @@ def print_status(arguments: Sequence[str]) -> int:
         if record["process_logs"]:
             print(f"       {folder / record['process_logs']}, one of each process")
             log = folder / "logs/rank0.log"
-        if last := _last_line(log):
+        if last := last_line(log):
             print(f"       {'process 0' if record['process_logs'] else 'it'} ends with: {last}")
     return 0 if state in ACTIVE or (run and run.finished) else 1
 
@@ -227,10 +227,14 @@ def _show() -> list[dict[str, str]]:
     return [job for job in jobs if "JobState" in job and "JobId" in job]
 
 
-def _last_line(log: Path) -> str:
-    """Return the last line of a log that has text, in printable characters, or ''."""
+def last_line(log: Path, but: str = "\n") -> str:
+    """Return the last line of a log that has text, in printable characters, or ''.
+
+    Lines that contain `but` are skipped.
+    """
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    return next((sanitize(line.strip()) for line in reversed(lines) if line.strip()), "")
+    said = (line.strip() for line in reversed(lines) if line.strip() and but not in line)
+    return sanitize(next(said, ""))
