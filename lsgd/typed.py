@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 T = TypeVar("T")
 NO_VALUE = "???"
-"""The text with which a file leaves a value to the command line, as in OmegaConf."""
+"""The text in place of a value that leaves it to the default or the command line, as in Hydra."""
 BOOLEANS = {
     **dict.fromkeys(("1", "yes", "y", "on", "true"), True),
     **dict.fromkeys(("0", "no", "n", "off", "false"), False),
@@ -124,10 +124,9 @@ class _Reader:
                 raise UnknownKeyError(f"{above}{name}", value, f"there is no key '{above}{name}'")
         made = {}
         for name, entry in entries.items():
-            is_given = name in values and (self.is_strict or values[name] != NO_VALUE)
-            if is_given:
+            if name in values and (self.is_strict or values[name] != NO_VALUE):
                 made[name] = self.convert(entry.type, values[name], f"{above}{name}")
-            elif name in values or entry.default is entry.default_factory is MISSING:
+            elif entry.default is entry.default_factory is MISSING:
                 self.missing.append(f"{above}{name}")
         return None if self.missing else kind(**made)
 

@@ -46,6 +46,7 @@ class Settings:
         ("name", 1, "1"),
         ("rate", 1, 1.0),
         ("rate", "1e-3", 0.001),
+        ("rate", "???", 0.5),
         ("on", "yes", True),
         ("on", 0, False),
         ("threads", "2", 2),
