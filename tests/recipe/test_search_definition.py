@@ -54,7 +54,7 @@ def test_every_shipped_search_suits_its_recipe(name: str) -> None:
         ({"seeds": [1, 1]}, "has seeds=[1, 1]; write different numbers"),
         ({"holdout_seeds": [0]}, "not among seeds=[0], which select the best trial"),
         ({"prune": Pruning("mean")}, "prune.rule=mean is unknown; write one of median, "),
-        ({"prune": Pruning("median", after_epochs=0)}, "write 0 or more, and 1 or more"),
+        ({"prune": Pruning("median", 5, 0)}, "prune.after_epochs=0 is not possible; write 1"),
     ],
 )  # fmt: skip
 def test_a_search_that_makes_no_sense(wrong: dict, sentence: str) -> None:
