@@ -1,21 +1,20 @@
 """The composition of recipes from conf/, recipes/ and overrides; only this file uses Hydra."""
 
 import argparse
-import io
 import math
 import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import MISSING, fields, replace
-from functools import cache, lru_cache
-from operator import attrgetter
+from dataclasses import MISSING, asdict, fields, replace
+from functools import cache
 from pathlib import Path
 from threading import RLock
-from typing import Any, NoReturn, TypeVar, get_args, get_origin
+from typing import Any, NoReturn, TypeVar, get_origin
 
+import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
@@ -26,13 +25,9 @@ from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
-from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import (
-    ConfigKeyError,
-    MissingMandatoryValue,
-    OmegaConfBaseException,
-    ValidationError,
-)
+from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lsgd import paths
@@ -52,11 +47,18 @@ from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.epoch_scaling import scale_epochs
-from lsgd.recipe.fields import AUTO, TIMED, all_fields, applies_to, as_before_values, group_of
+from lsgd.recipe.fields import (
+    AUTO,
+    TIMED,
+    all_fields,
+    applies_to,
+    as_before_values,
+    default,
+    group_of,
+)
 from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images, without_skipped
 from lsgd.recipe.overrides import (
     base_of_part,
-    boolean_or_text_keys,
     check_overrides,
     check_recipe_file,
     config_groups,
@@ -68,7 +70,6 @@ from lsgd.recipe.overrides import (
     refuse_override,
     refuse_type,
     text_keys,
-    word_or_value_keys,
 )
 from lsgd.recipe.overrides import choices as choices
 from lsgd.recipe.overrides import override_keys as override_keys
@@ -94,6 +95,16 @@ from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
 from lsgd.recipe.start_file import with_start_hash
 from lsgd.recipe.study import Entry, Study, check_study
 from lsgd.suggestions import did_you_mean
+from lsgd.typed import (
+    FieldError,
+    MissingValueError,
+    UnknownKeyError,
+    WrongTypeError,
+    make_typed,
+    merge,
+    nest,
+    select,
+)
 from lsgd.untrusted_files import read_bounded
 
 T = TypeVar("T")
@@ -106,16 +117,13 @@ examples:
   python -m {program} recipe=bs8k dry_run=true        the same run in miniature, in seconds
   python -m {program} recipe=bs8k workers=128 seed=1  other fields; --fields lists them
 """
-OTHER_SEED = 987_654_321_987
-"""The seed with which a recipe is kept whose text is read or written for several seeds."""
-OTHER_RUN_DIR = "other/987654321987"
-"""The run folder with which a recipe is kept whose text is read for several run folders."""
-SEED_LINE = re.compile(r"^seed: (?P<value>0|[1-9][0-9]{0,8})$", re.MULTILINE)
-# A plain scalar with a slash is a string in YAML, whatever else it contains.
-RUN_DIR_LINE = re.compile(r"^run_dir: (?P<value>[\w.]*/[\w./=+-]*)$", re.MULTILINE | re.ASCII)
-HEAD_COMMENTS = re.compile(r"(#[ -~]*\n)*")
-CACHED = 256
-"""The maximum number of recipes that are kept as read or written, whatever their seed or folder."""
+
+
+_FAST = [yaml.CSafeLoader] if yaml.__with_libyaml__ else []
+
+
+class _Loader(*_FAST, get_yaml_loader()):  # type: ignore[misc]
+    """OmegaConf's reader of YAML, by which 1e-3 is a number, on the fast parser if there is one."""
 
 
 class ShippedConfigs(ConfigSource):
@@ -203,7 +211,6 @@ def _composing() -> Iterator[None]:
             versions.version_base = before
 
 
-_yaml_by_recipe: dict[str, str] = {}
 _COMPOSING = RLock()
 """The lock under which a thread composes a recipe."""
 _own_configs: dict[str, DictConfig] = {}
@@ -376,53 +383,34 @@ def _published_recipe(*overrides: str) -> Recipe:
 def load_data(option: str) -> Data:
     """Load the dataset description conf/data/OPTION.yaml; raises UsageError if it is invalid."""
     file = _read_yaml(paths.conf_dir() / "data" / f"{option}.yaml")
-    schema: DictConfig = OmegaConf.structured(_with_placeholders(Data))
-    OmegaConf.set_readonly(schema, None)
     try:
-        data = OmegaConf.to_object(OmegaConf.merge(schema, file.data))
-    except OmegaConfBaseException as error:
-        raise UsageError(f"{option}.yaml is not a dataset ({first_line(error)})") from None
-    assert isinstance(data, Data)
-    return data
+        return make_typed(Data, file.get("data", {}))
+    except FieldError as error:
+        raise UsageError(f"{option}.yaml is not a dataset ({error})") from None
 
 
-def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recipe:
+def recipe_from_mapping(values: Mapping[str, Any], *overrides: str) -> Recipe:
     """Build and check a recipe from a mapping of fields, changed by overrides; raises UsageError.
 
     An override such as inputs=dali or comm=torch changes only the loader or library of its group.
     """
     overrides = tuple(_expand_group_override(canonical(word)) for word in overrides)
     try:
-        plain = values if isinstance(values, DictConfig) else OmegaConf.create(dict(values))
-        given = _convert_lists(plain), _convert_lists(_parse_overrides(overrides, text_keys()))
-        merged = OmegaConf.merge(_schema(Recipe), *given)
-        if missing := [name for name in _required_groups() if not any(name in g for g in given)]:
-            raise UsageError(missing_message(missing))
-        for key in PATH_FIELDS:
-            value = OmegaConf.select(merged, key)
-            if isinstance(value, str):
-                OmegaConf.update(merged, key, paths.local_path(value))
-        recipe = OmegaConf.to_object(merged)
-    except MissingMandatoryValue:
-        raise UsageError(missing_message(sorted(OmegaConf.missing_keys(merged)))) from None
-    except ConfigKeyError as error:
-        unknown = str(error.full_key)
-        refuse_key(unknown, _first_below(unknown, given))
-    except ValidationError as error:
-        if not error.full_key:
-            refuse_type(*next(_values_of_groups(given)))
-        value = error.value
-        refuse_type(str(error.full_key), value._value() if isinstance(value, AnyNode) else value)
+        given = _resolve(merge(values, _parse_overrides(overrides, text_keys())))
+        recipe = make_typed(Recipe, merge(given, nest(_as_text(given))))
+    except MissingValueError as error:
+        raise UsageError(missing_message(error.value)) from None
+    except UnknownKeyError as error:
+        below = error.value if isinstance(error.value, dict) else {}
+        refuse_key(error.key, ".".join([error.key, *map(str, [*below][:1])]))
+    except WrongTypeError as error:
+        refuse_type(error.key, error.value)
     except OmegaConfBaseException as error:
         raise UsageError(f"{first_line(error)}; write the value itself") from None
-    except OverflowError:  # an integer above the largest float
-        _refuse_overflow(given)
     except YAMLError:
         raise UsageError(
             f"a value in {' '.join(overrides)} cannot be read; close its brackets and quotes"
         ) from None
-    assert isinstance(recipe, Recipe)
-    _check_loose_types(recipe, [OmegaConf.to_container(source) for source in given])
     if recipe.data.skip_list:
         recipe = replace(recipe, data=without_skipped(recipe.data))
     if recipe.model.start and not recipe.model.start_sha256:
@@ -432,127 +420,71 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     return recipe
 
 
-def _convert_lists(values: DictConfig) -> DictConfig:
-    """Convert the lists in values of recipe fields that OmegaConf does not convert itself.
+def _resolve(values: dict[str, Any]) -> dict[str, Any]:
+    """Replace references such as ${seed} by the values, or defaults, to which they refer.
 
-    It makes a whole number in a list a float where a field has floats, but not in a list of lists.
-    A list of augmentation parts becomes the text that it is on the command line. Raises UsageError
-    for keys in place of a list, and for an element of a list of lists that is not a list.
+    Raises OmegaConfBaseException for one that refers to nothing.
     """
-    changed = deepcopy(values)
-    parts = OmegaConf.select(values, "data.augmentation", throw_on_missing=False)
-    if isinstance(parts, ListConfig):
-        OmegaConf.update(changed, "data.augmentation", f"[{','.join(map(str, parts))}]")
-    for key, entry in all_fields(Recipe):
-        if get_origin(entry.type) is not list:
-            continue
-        # A reference to what does not exist is refused later.
-        rows = OmegaConf.select(
-            values, key, throw_on_missing=False, throw_on_resolution_failure=False
-        )
-        if isinstance(rows, DictConfig):
-            refuse_type(key, OmegaConf.to_container(rows))
-        if entry.type not in (list[list[int]], list[list[float]]):
-            continue
-        if not isinstance(rows, ListConfig):
-            continue
-        if not all(isinstance(row, ListConfig) for row in rows):
-            refuse_type(key, OmegaConf.to_container(rows))
-        if entry.type == list[list[float]]:
-            pairs = [[float(x) if type(x) is int else x for x in row] for row in rows]
-            OmegaConf.update(changed, key, pairs)
-    return changed
+    if "${" not in repr(values):
+        return values
+    plain = {
+        key: value
+        for key, entry in all_fields(Recipe)
+        if not group_of(entry.type) and (value := default(entry)) is not MISSING
+    }
+    complete: Any = OmegaConf.create(merge(nest(plain) | {"target": None}, values))
+    return OmegaConf.to_container(complete, resolve=True)  # type: ignore[return-value]
 
 
-def _check_loose_types(recipe: Recipe, sources: Sequence[Any]) -> None:
-    """Raise UsageError for values of a wrong type that OmegaConf accepts.
-
-    `sources` are the nested dictionaries from which the recipe was built.
-    """
-    for entry in fields(Recipe):  # OmegaConf takes any value of an interpolation for a group.
-        value, group = getattr(recipe, entry.name), group_of(entry.type)
-        kind: Any = dict if entry.name == "deviations" else group or object
-        if not isinstance(value, kind | None):
-            refuse_type(entry.name, value)
-    for key, entry in all_fields(Recipe):
-        # OmegaConf checks the elements of a list, but not nested lists.
-        if entry.type in (list[int], list[float], list[str]):
-            elements = attrgetter(key)(recipe)
-            if not all(isinstance(element, get_args(entry.type)) for element in elements):
-                refuse_type(key, elements)
-        if entry.type in (list[list[int]], list[list[float]]):
-            rows, (number,) = attrgetter(key)(recipe), get_args(get_args(entry.type)[0])
-            if not all(type(row) is list and {*map(type, row)} <= {number} for row in rows):
-                refuse_type(key, rows)
-        # OmegaConf takes any number for true …
-        for source in sources if entry.type is bool else ():
-            group, _, name = key.rpartition(".")
-            values = source.get(group) if group else source
-            value = values.get(name) if isinstance(values, dict) else None
-            if isinstance(value, int) and value not in (0, 1):
-                refuse_type(key, value)
-    for source in sources:  # … and any number for a string
-        reasons = source.get("deviations")
-        for rule, reason in reasons.items() if isinstance(reasons, dict) else ():
-            if not isinstance(reason, str):
-                refuse_type(f"deviations.{rule}", reason)
+def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of paths, and of a list of augmentation parts, as a recipe has it, by key."""
+    texts = {key: select(values, key) for key in PATH_FIELDS}
+    found = {key: paths.local_path(text) for key, text in texts.items() if isinstance(text, str)}
+    parts = select(values, "data.augmentation")
+    if isinstance(parts, list):
+        found["data.augmentation"] = f"[{','.join(map(str, parts))}]"
+    return found
 
 
-def from_saved(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recipe:
+def from_saved(values: Mapping[str, Any], *overrides: str) -> Recipe:
     """Build and check the recipe that a run of any lsgd version saved, changed by overrides.
 
     Fields that the saving version lacked get the value that means its behaviour. Settings of
     loaders and libraries that this version lacks are dropped: no result depends on them. Raises
     UsageError, also for fields and choices of a newer version.
     """
-    plain: Any = OmegaConf.to_container(values) if isinstance(values, DictConfig) else dict(values)
-    _check_saved_values(plain)
-    data = plain.get("data")
-    if isinstance(data, dict) and data.get("skip_list") is not None:
+    _check_saved_values(dict(values))
+    if select(values, "data.skip_list") is not None:
         raise UsageError(
             "a saved recipe lists its skipped images in data.skip, not in a file as with "
             "data.skip_list; remove data.skip_list there"
         )
-    model = plain.get("model")
-    if isinstance(model, dict) and model.get("start") and not model.get("start_sha256"):
+    if select(values, "model.start") and not select(values, "model.start_sha256"):
         raise UsageError(
             "a saved recipe with model.start has the hash of that file in model.start_sha256; "
             "remove model.start there"
         )
-    check_saved_parts(plain)
-    before = OmegaConf.create()
-    for key, value in as_before_values(Recipe).items():
-        OmegaConf.update(before, key, value)
-    try:
-        completed = OmegaConf.merge(before, values)
-        assert isinstance(completed, DictConfig)
-        for group, kind in (("inputs", InputsSettings), ("comm", CommSettings)):
+    check_saved_parts(values)
+    completed = merge(nest(as_before_values(Recipe)), values)
+    for group, kind in (("inputs", InputsSettings), ("comm", CommSettings)):
+        if isinstance(settings := completed.get(group), dict):
             known = {entry.name for entry in fields(kind)}
-            settings = completed.get(group)
-            if isinstance(settings, DictConfig):
-                completed[group] = {key: settings[key] for key in settings if key in known}
-        strategy = completed.get("strategy")
-        if isinstance(strategy, DictConfig) and _saves_after_epochs(strategy):
-            completed.pop("checkpoint_minutes", None)  # which earlier versions ignored
-        _check_choices(completed)
-    except OmegaConfBaseException as error:
-        raise UsageError(f"{first_line(error)}; give the configuration of a run of lsgd") from None
+            completed[group] = {key: settings[key] for key in settings if key in known}
+    # These strategies save after epochs only, and earlier versions ignored the minutes.
+    if select(values, "strategy.name") == "hogwild" or select(values, "strategy.order") == "live":
+        completed.pop("checkpoint_minutes", None)
+    _check_choices(completed)
     return recipe_from_mapping(completed, *overrides)
 
 
-def _saves_after_epochs(strategy: DictConfig) -> bool:
-    """Return whether a strategy saves its checkpoints after epochs only, and none by time."""
-    return bool(strategy.get("name") == "hogwild" or strategy.get("order") == "live")
-
-
-def _check_choices(values: DictConfig) -> None:
+def _check_choices(values: Mapping[str, Any]) -> None:
     """Raise UsageError for a value in a saved recipe that only a newer lsgd version knows.
 
     It comes before the check of keys, since such a choice has fields that are unknown here too.
     """
-    workload = OmegaConf.select(values, "data.workload")
+    workload = select(values, "data.workload")
     for key, entry in all_fields(Recipe):
-        value = OmegaConf.select(values, key)
+        value = select(values, key)
         if value is None or "one_of" not in entry.metadata or not applies_to(entry, workload):
             continue
         try:
@@ -566,49 +498,8 @@ def _check_choices(values: DictConfig) -> None:
 
 def read_recipe(path: Path) -> Recipe:
     """Read the recipe from the config.yaml of a run folder of any version; raises UsageError."""
-    text = _read_text(path, follow=False)  # a link may point to any other file
-    with suppress(UsageError):
-        if recipe := _with_seed_and_folder(text):
-            return recipe
-    return from_saved(_parse_yaml(text, path.name))
-
-
-def _with_seed_and_folder(text: str) -> Recipe | None:
-    """Read a recipe from a config.yaml that may be known but for its seed and run folder.
-
-    Returns None if these are not plain lines of their own; raises UsageError.
-    """
-    seed, other = _replaced_line(SEED_LINE, text, str(OTHER_SEED))
-    run_dir, other = _replaced_line(RUN_DIR_LINE, other, OTHER_RUN_DIR)
-    if seed is None:
-        return None
-    head = HEAD_COMMENTS.match(other)
-    recipe = _recipe_of_text(other[head.end() if head else 0 :])
-    # Else such a line is part of another value.
-    if recipe.seed != OTHER_SEED or (run_dir and recipe.run_dir != OTHER_RUN_DIR):
-        return None
-    recipe = replace(recipe, seed=int(seed), run_dir=run_dir or recipe.run_dir)
-    check_recipe(recipe)
-    return recipe
-
-
-def _replaced_line(line: re.Pattern[str], text: str, value: str) -> tuple[str | None, str]:
-    """Return the value on the only line that matches, and the text with another value there.
-
-    The value is None, and the text is unchanged, without that line, with several, or if the text
-    contains the other value.
-    """
-    only = line.search(text)
-    if only is None or line.search(text, only.end()) or value in text:
-        return None, text
-    begin, end = only.span("value")
-    return only["value"], f"{text[:begin]}{value}{text[end:]}"
-
-
-@lru_cache(maxsize=CACHED)
-def _recipe_of_text(text: str) -> Recipe:
-    """Read a recipe from the text of a config.yaml; OmegaConf takes 50 ms for it."""
-    return from_saved(_parse_yaml(text, "config.yaml"))
+    # A link may point to any other file.
+    return from_saved(_parse_yaml(_read_text(path, follow=False), path.name))
 
 
 def load_study(name: str) -> Study:
@@ -690,7 +581,8 @@ def search_over(recipe: str, lists: Sequence[str], *overrides: str) -> Search:
         check_overrides([chosen])
     try:
         space = {
-            key: {"choices": _parse_list(key, value)} for key, value in map(key_and_value, lists)
+            key: {"choices": select(_parse_overrides([f"{key}={value}"], ()), key)}
+            for key, value in map(key_and_value, lists)
         }
         ends = [key.rpartition(".")[2] for key in space]
         values = {
@@ -702,7 +594,7 @@ def search_over(recipe: str, lists: Sequence[str], *overrides: str) -> Search:
         }
         base = {"name": re.sub(r"\W", "_", "_".join([name, *ends]))}
         search = _merge_definition(Search, base, values, overrides)
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (YAMLError, OmegaConfBaseException, FieldError) as error:
         raise UsageError(
             f"{' '.join([*lists, *overrides])} cannot be read ({first_line(error)}); write lists "
             "in brackets, such as 'schedule.reference_lr=[0.05,0.1]'"
@@ -710,14 +602,6 @@ def search_over(recipe: str, lists: Sequence[str], *overrides: str) -> Search:
     search = replace(search, recipe_file=file, line=[chosen, *lists])
     check_search(search, [*sorted_recipe_names(), *own])
     return search
-
-
-def _parse_list(key: str, text: str) -> Any:
-    """Parse the list of values that a search tries for a field, as overrides are parsed."""
-    refuse_long_number(key, text)
-    parsed = OmegaConf.create()
-    parsed.merge_with_dotlist([f"values={text}"])
-    return OmegaConf.to_container(parsed)["values"]  # type: ignore[call-overload, index]
 
 
 def _own_definition(group: str, name: str, known: Sequence[str]) -> OwnFile | None:
@@ -779,18 +663,14 @@ def _load_definition(
         name = own.path.stem
         if "name" in own.lines:
             own.refuse(own.lines["name"], f"a {group} has the name of its file; leave out name")
-        try:
-            file = _with_texts(own, _parse_yaml(own.text, own.shown), kind)
-        except UsageError as unread:  # another YAML reader is stricter, such as for tabs
-            raise UsageError(f"{unread}; fix it") from None
+        values = _values_of_own_file(own, kind)
     else:
-        file = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
-    values = {ALIASES.get(str(key), str(key)): value for key, value in file.items()}
+        values = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
     try:
         return _merge_definition(kind, {"name": name}, values, overrides)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, FieldError) as error:
         refusal = UsageError(f"{group} {name}: {first_line(error)}; {hint}")
-        if own and (line := own.lines.get(str(error.full_key))):
+        if own and isinstance(error, FieldError) and (line := own.line_of(error.key)):
             own.refuse(line, str(refusal))
         raise _located(refusal, own) from None
 
@@ -798,15 +678,9 @@ def _load_definition(
 def _merge_definition(
     kind: type[T], base: Mapping[str, Any], values: Mapping[str, Any], overrides: Sequence[str]
 ) -> T:
-    """Make a dataclass of values and overrides; raises OmegaConfBaseException and YAMLError."""
-    schema = OmegaConf.structured(kind)
-    OmegaConf.set_readonly(schema, None)
-    given = _parse_overrides(
-        overrides, {key for key, entry in all_fields(kind) if entry.type is str}
-    )
-    made = OmegaConf.to_object(OmegaConf.merge(schema, base, values, given))
-    assert isinstance(made, kind)
-    return made
+    """Make a dataclass of values and overrides; raises FieldError and YAMLError."""
+    texts = {key for key, entry in all_fields(kind) if entry.type is str}  # type: ignore[arg-type]
+    return make_typed(kind, merge(base, merge(values, _parse_overrides(overrides, texts))))
 
 
 def load_all_points() -> list[PublishedPoints]:
@@ -838,7 +712,7 @@ def study_names() -> list[str]:
     return paths.yaml_names(paths.recipes_dir() / "study")
 
 
-def _read_yaml(path: Path) -> DictConfig:
+def _read_yaml(path: Path) -> dict[str, Any]:
     """Read an untrusted YAML file; raises UsageError if it is not a mapping or cannot be read."""
     return _parse_yaml(_read_text(path, follow=True), path.name)
 
@@ -851,16 +725,16 @@ def _read_text(path: Path, *, follow: bool) -> str:
         raise UsageError(f"{path.name} cannot be read ({first_line(error)})") from None
 
 
-def _parse_yaml(text: str, name: str) -> DictConfig:
-    """Parse the text of an untrusted YAML file of this name; raises UsageError."""
+def _parse_yaml(text: str, name: str) -> dict[str, Any]:
+    """Parse an untrusted YAML file of this name, with aliases of its keys; raises UsageError."""
     try:
         check_events(text)
-        values = OmegaConf.load(io.StringIO(text))
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        values = yaml.load(text, _Loader)
+    except (ValueError, YAMLError) as error:
         raise UsageError(f"{name} cannot be read ({first_line(error)})") from None
-    if not isinstance(values, DictConfig):
+    if not isinstance(values, dict):
         raise UsageError(f"{name} is not a mapping of keys to values")
-    return values
+    return {ALIASES.get(str(key), str(key)): value for key, value in values.items()}
 
 
 def _check_saved_values(values: Any, *, depth: int = 0) -> int:
@@ -910,63 +784,13 @@ def to_yaml(recipe: Recipe) -> str:
         )
         + f"{lr}# fingerprint: {recipe.fingerprint}\n"
     )
-    # Most runs of a report or a study differ in seed and folder alone, and OmegaConf takes 25 ms.
-    other = replace(recipe, seed=OTHER_SEED, run_dir=None)
-    key = repr(other)
-    if key not in _yaml_by_recipe:
-        if len(_yaml_by_recipe) >= CACHED:
-            _yaml_by_recipe.clear()
-        _yaml_by_recipe[key] = _values_to_yaml(other)
-    text = _yaml_by_recipe[key].replace(f"\nseed: {OTHER_SEED}\n", f"\nseed: {recipe.seed}\n", 1)
-    if recipe.run_dir is not None:
-        line = OmegaConf.to_yaml(OmegaConf.create({"run_dir": recipe.run_dir}))
-        text = text.replace("\nrun_dir: null\n", f"\n{line}", 1)
-    return f"{derived}{text}"
-
-
-def _values_to_yaml(recipe: Recipe) -> str:
-    """Format a recipe's fields as YAML, without those of other workloads."""
-    values: Any = OmegaConf.to_container(OmegaConf.structured(recipe))
+    values = asdict(recipe)
     for key, entry in all_fields(Recipe):
         if not applies_to(entry, recipe.data.workload):
             group, _, name = key.rpartition(".")
             del (values[group] if group else values)[name]
-    return OmegaConf.to_yaml(OmegaConf.create(values))
-
-
-@cache
-def _schema(kind: type[Recipe]) -> DictConfig:
-    """Return the cached OmegaConf schema of recipes: types and defaults, not to be modified."""
-    schema: DictConfig = OmegaConf.structured(_with_placeholders(kind))
-    # The dataclasses are frozen, which OmegaConf takes for read-only, at every level of its own.
-    OmegaConf.set_readonly(schema, None)
-    for entry in fields(kind):
-        if group_of(entry.type):
-            OmegaConf.set_readonly(schema[entry.name], None)
-            if entry.default is None:
-                schema[entry.name] = None
-    return schema
-
-
-@cache
-def _required_groups() -> tuple[str, ...]:
-    """Return the names of the groups that a recipe does not have by default."""
-    return tuple(
-        entry.name
-        for entry in fields(Recipe)
-        if group_of(entry.type) and entry.default is MISSING and entry.default_factory is MISSING
-    )
-
-
-def _with_placeholders(kind: Any) -> Any:
-    """Create an instance of a nested dataclass with ??? for each field without a default."""
-    values: dict[str, Any] = {}
-    for entry in fields(kind):
-        if group := group_of(entry.type):
-            values[entry.name] = _with_placeholders(group)
-        elif entry.default is MISSING and entry.default_factory is MISSING:
-            values[entry.name] = "???"
-    return kind(**values)
+    text = yaml.dump(values, Dumper=get_omega_conf_dumper(), allow_unicode=True, sort_keys=False)
+    return f"{derived}{text}"
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
@@ -987,29 +811,15 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
     # A choice on the command line replaces the whole group of a file with all fields.
     replaced = {key_and_value(word)[0] for word in overrides} & {*groups} if is_complete else ()
     for path, file in files.items():
-        stream = io.StringIO(file.text)
-        stream.name = file.shown  # which YAML names in its errors
-        try:
-            given = OmegaConf.load(stream)
-        except ValueError as error:  # a number with too many digits
-            raise UsageError(f"{file.shown} cannot be read ({error}); fix it") from None
-        assert isinstance(given, DictConfig)
-        given = _with_texts(file, given, Recipe)
-        for alias, key in ALIASES.items():
-            if alias in given:
-                given[key] = given.pop(alias)
+        given = _values_of_own_file(file, Recipe)
         if "defaults" in given:
-            given.defaults = [
+            given["defaults"] = [
                 names[base] if isinstance(each, str) and (base := base_file(file, each)) else each
-                for each in given.defaults
+                for each in given["defaults"]
             ]
-        values = OmegaConf.create()
-        for key, value in as_before_values(Recipe).items() if file.is_complete else ():
-            OmegaConf.update(values, key, value)
-        values.merge_with(given)
-        for group in replaced:
-            values.pop(group, None)
-        _own_configs[f"recipe/{names[path]}"] = values
+        earlier = nest(as_before_values(Recipe)) if file.is_complete else {}
+        values = {k: v for k, v in merge(earlier, given).items() if k not in replaced}
+        _own_configs[f"recipe/{names[path]}"] = OmegaConf.create(values)
     if not is_complete:
         return "config"
     none = [{group: None} for group in groups if group != "hardware"]
@@ -1017,19 +827,22 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
     return _COMPLETE
 
 
-def _with_texts(file: OwnFile, values: DictConfig, kind: type) -> DictConfig:
-    """Return the values of a user's own file with the texts of a dataclass's fields as written."""
-    plain: Any = OmegaConf.to_container(values)
-    return OmegaConf.create(file.with_texts(plain, kind))
+def _values_of_own_file(file: OwnFile, kind: type) -> dict[str, Any]:
+    """Return the values in a user's own file of a dataclass, with texts as written."""
+    try:
+        return file.with_texts(_parse_yaml(file.text, file.shown), kind)
+    except UsageError as unread:  # another YAML reader is stricter, such as for tabs
+        raise UsageError(f"{unread}; fix it") from None
 
 
-def _compose(overrides: Sequence[str]) -> DictConfig:
+def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     _check_overrides(overrides)
     with _composing():
         return _compose_alone(overrides)
 
 
-def _compose_alone(overrides: Sequence[str]) -> DictConfig:
+def _compose_alone(overrides: Sequence[str]) -> dict[str, Any]:
+    composed: dict[Any, Any]
     try:
         primary, hydra_overrides = "config", overrides
         if own := own_recipe(overrides):
@@ -1038,15 +851,14 @@ def _compose_alone(overrides: Sequence[str]) -> DictConfig:
             hydra_overrides = [
                 chosen if key_and_value(word)[0] == "recipe" else word for word in overrides
             ]
-        composed = _config_loader().load_configuration(
+        loaded = _config_loader().load_configuration(
             primary, _ordered_overrides(hydra_overrides), RunMode.RUN, from_shell=False
         )
-        OmegaConf.set_struct(composed, False)
+        composed = OmegaConf.to_container(loaded)  # type: ignore[assignment]
         del composed["hydra"]
-        if isinstance(declared := composed.get("deviations"), DictConfig):
+        if isinstance(declared := composed.get("deviations"), dict):
             # null removes a deviation that a recipe in `defaults` declares.
-            for rule in [rule for rule, why in declared.items() if why is None]:
-                del declared[rule]
+            composed["deviations"] = {k: why for k, why in declared.items() if why is not None}
         _fill_folder_counts(composed.get("data"))
         return composed
     except (YAMLError, UnicodeDecodeError) as error:
@@ -1069,7 +881,7 @@ def _fill_folder_counts(data: Any) -> None:
     They become part of the recipe and so of a run's config.yaml: a resumed or evaluated run keeps
     its own.
     """
-    if not isinstance(data, DictConfig) or OmegaConf.select(data, "name") != "folder":
+    if select(data, "name") != "folder":
         return
     missing = [key for key in INDEXED_FIELDS if key not in data]
     root, index = data.get("root"), data.get("index")
@@ -1083,8 +895,8 @@ def _fill_folder_counts(data: Any) -> None:
         data.update({key: counted[key] for key in missing})
 
 
-def _parse_overrides(overrides: Sequence[str], text_keys: Collection[str]) -> DictConfig:
-    """Parse `key=value` overrides into a config; the keys in `text_keys` keep texts unparsed.
+def _parse_overrides(overrides: Sequence[str], text_keys: Collection[str]) -> dict[str, Any]:
+    """Parse `key=value` overrides into nested dictionaries; those in `text_keys` stay texts.
 
     Raises YAMLError for a value that cannot be parsed.
     """
@@ -1096,7 +908,7 @@ def _parse_overrides(overrides: Sequence[str], text_keys: Collection[str]) -> Di
             OmegaConf.update(parsed, key, parse_text(key, value))
         else:
             parsed.merge_with_dotlist([word])
-    return parsed
+    return OmegaConf.to_container(parsed)  # type: ignore[return-value]
 
 
 def _chosen_group(override: str) -> str | None:
@@ -1121,10 +933,6 @@ def _ordered_overrides(overrides: Sequence[str]) -> list[str]:
     return [*(part for word in rest for part in _to_hydra_overrides(word)), *hardware]
 
 
-BOOLEANS = dict.fromkeys(("1", "yes", "on"), "true") | dict.fromkeys(("0", "no", "off"), "false")
-"""The words that OmegaConf takes for a field of type bool, and not for one that may be auto."""
-
-
 def _to_hydra_overrides(override: str) -> list[str]:
     """Translate one command-line override of a recipe into overrides in Hydra's grammar.
 
@@ -1143,10 +951,6 @@ def _to_hydra_overrides(override: str) -> list[str]:
     if key in text_keys() and "=" in override:
         text = parse_text(key, value)
         value = "null" if text is None else quote(text)
-    if key in word_or_value_keys():  # of which Hydra takes '2' in quotes for a text
-        value = re.sub(r"""(['"])([\w.]+)\1""", r"\2", value)
-    if key in boolean_or_text_keys():
-        value = BOOLEANS.get(value.lower(), value)
     return [f"++{key}={value}" if "=" in override else override]
 
 
@@ -1204,40 +1008,6 @@ def _refuse_several(word: str, overrides: Sequence[str]) -> NoReturn:
     values = "VALUE,VALUE" if is_sweep else value
     command = shlex.join(["python", "-m", "lsgd.search", *rest, f"{key}=[{values}]"])
     raise UsageError(f"{refusal}, or search for the best by {command}") from None
-
-
-def _first_below(key: str, sources: Sequence[DictConfig]) -> str:
-    """Return the first key of the values below an unknown key, as dat.root for dat={root: a}."""
-    for source in sources:
-        values: Any = OmegaConf.to_container(source)
-        if isinstance(below := values.get(key), dict) and below:
-            return f"{key}.{next(iter(below))}"
-    return key
-
-
-def _values_of_groups(sources: Sequence[DictConfig]) -> Iterator[tuple[str, Any]]:
-    """Yield (group, value) for each recipe group that is set to a plain value instead of keys."""
-    groups = [entry.name for entry in fields(Recipe) if group_of(entry.type)]
-    for source in sources:
-        # Not resolved: a reference to an unknown key is a plain value too.
-        values: Any = OmegaConf.to_container(source)
-        for name in groups:
-            value = values.get(name)
-            if not isinstance(value, dict | None) and value != "???":
-                yield name, value
-
-
-def _refuse_overflow(sources: Sequence[DictConfig]) -> NoReturn:
-    """Raise UsageError that names the recipe field whose integer exceeds the largest float."""
-    for source in sources:
-        for key, _ in all_fields(Recipe):
-            value = OmegaConf.select(source, key, throw_on_resolution_failure=False)
-            if type(value) is int and abs(value) > sys.float_info.max:
-                raise UsageError(
-                    f"{key} has {len(str(abs(value)))} digits, and a number has at most 308; write "
-                    "a smaller one"
-                ) from None
-    raise UsageError("a number has at most 308 digits; write smaller ones") from None
 
 
 def _refuse_batch_size(value: str, rest: Sequence[str]) -> NoReturn:

@@ -12,15 +12,15 @@ import importlib
 import inspect
 import re
 import sys
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from lsgd.errors import UsageError
+from lsgd.typed import describe, fits
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """The form of the import path of a part, such as mypackage.rules:Lion."""
@@ -169,7 +169,7 @@ class OwnPart:
                 raise UsageError(
                     f"there is no key '{key}' with {self.override}; {self._hint(name)}"
                 )
-            if not _is_plain(value) or (option and not _fits(value, option.type)):
+            if not _is_plain(value) or (option and not fits(value, option.type)):
                 what = "a number, a text or a list" if option is None else describe(option.type)
                 raise UsageError(
                     f"{key}={value} is not {what}, which {self.override} takes; write one"
@@ -401,47 +401,6 @@ def _is_plain(value: Any) -> bool:
 
 def _as_plain(default: Any) -> Any:
     return [_as_plain(each) for each in default] if isinstance(default, tuple | list) else default
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Return whether a plain value is of an annotated type."""
-    origin = get_origin(kind)
-    if kind is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, each) for each in get_args(kind))
-    if origin is Literal:
-        return value in get_args(kind)
-    if (origin or kind) in (list, tuple, Sequence):
-        elements = [each for each in get_args(kind) if each is not ...] or [Any]
-        many = len(elements) > 1
-        return (
-            isinstance(value, list)
-            and (len(value) == len(elements) if many else True)
-            and all(_fits(each, elements[i if many else 0]) for i, each in enumerate(value))
-        )
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value) is kind
-
-
-def describe(kind: Any) -> str:
-    """Describe the type of an option in a few words, such as `a number`."""
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        known = [describe(each) for each in get_args(kind) if each is not type(None)]
-        return " or ".join(dict.fromkeys(known))
-    if origin is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
-    if (origin or kind) in (list, tuple, Sequence):
-        inside = [each for each in get_args(kind) if each is not ...]
-        many = {int: "whole numbers", float: "numbers", str: "texts"}.get(
-            next(iter(inside), object), "values"
-        )
-        count = f"{len(inside)} " * (len(inside) > 1)
-        return f"a list of {count}{many}"
-    return words.get(kind, "any value" if kind is Any else f"a {getattr(kind, '__name__', kind)}")
 
 
 def _source_digest(shown: str, modules: Sequence[str]) -> str:

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from lsgd.errors import NotSavedError, UsageError, converting_disk_full
-from lsgd.job.command import Parser, integer_from
+from lsgd.job.command import Parser, integer_from, positive_number
 from lsgd.job.launcher import FIRST_GPU, cores, detect_launch, omp_num_threads
 from lsgd.launch.k8s import check_options, longest_name
 from lsgd.launch.options import LAUNCHERS, Request, option_words, read_options
 from lsgd.launch.processes import count_processes, gpus_per_machine, python
 from lsgd.launch.sbatch_options import with_gres_gpus
-from lsgd.launch.status import QueuedRun, job_table
+from lsgd.launch.status import QueuedRun, job_table, last_line
 from lsgd.launch.submission import is_active, job_path, planned_job
 from lsgd.override_syntax import expand_override_home, format_override
 from lsgd.recipe import Recipe
 from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
-from lsgd.sanitizing import sanitize
 from lsgd.suggestions import did_you_mean
 from lsgd.supervise.logbook import open_logbook
 from lsgd.supervise.start import run_job
@@ -257,8 +257,29 @@ def limit_threads(launcher: RunLauncher, jobs: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
-def add_options(parser: Parser, *, more_launchers: str = "") -> None:
-    """Add the options --launch, --jobs and --print of studies and searches to a parser."""
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The overrides and options that studies and searches have in common."""
+
+    overrides: list[str]
+    """The `key=value` overrides for every run, without the one that names study or search."""
+    launcher: RunLauncher
+    jobs: int | None
+    """The number of runs or trials trained at a time; None for one, or on Slurm all that fit."""
+    print_only: bool
+    """Whether to print the state and command of each run, and start none."""
+    report_only: bool
+    """Whether to write the report on the existing runs, and train none."""
+    cost_only: bool
+    """Whether to print what the runs cost, and start none."""
+    images_per_second: float | None
+    """The speed of one GPU or process, by which their cost is estimated."""
+    status_only: bool
+    """Whether to print the state of each run and its Slurm job, and start none."""
+
+
+def add_options(parser: Parser, *, trained: str, timed: str, more_launchers: str = "") -> None:
+    """Add options of RunOptions, all but --cost; `trained` and `timed` name what they are about."""
     parser.add_argument(
         "--launch",
         metavar="LAUNCHER",
@@ -273,14 +294,33 @@ def add_options(parser: Parser, *, more_launchers: str = "") -> None:
     )
     parser.add_argument(
         "--print",
+        dest="print_only",
         action="store_true",
         help="print finished runs and the commands of the others, and start nothing",
     )
     parser.add_argument(
         "--status",
+        dest="status_only",
         action="store_true",
         help="print the progress of each run and its Slurm job, with its nodes and log",
     )
+    parser.add_argument(
+        "--report-only",
+        action="store_true",
+        help=f"write the report on the {trained} so far, and train none",
+    )
+    parser.add_argument(
+        "--images-per-second",
+        type=positive_number,
+        metavar="X",
+        help=f"the speed of one GPU, for the cost of {timed} without runs",
+    )
+
+
+def given_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of add_options that a parser has read, as RunOptions takes them."""
+    names = ("jobs", "print_only", "report_only", "cost_only", "images_per_second", "status_only")
+    return {name: getattr(options, name) for name in names}
 
 
 def read_launcher(
@@ -379,21 +419,10 @@ def gpus_of_slot(launcher: RunLauncher, slot: int) -> dict[str, str]:
 def failure_reason(trial: PlannedRun, ending: ExitSummary) -> str:
     """Return why a job exited before its run was finished: exit code, cause and last log line."""
     why = f"exit code {ending.code}, {ending.cause}"
-    line = _last_line(trial.log_path).removeprefix("lsgd: ")
-    is_said = line and line in ending.cause
-    return f"{why}; see {trial.log_path}" if is_said else f"{why}; {last_log_line(trial.log_path)}"
-
-
-def last_log_line(log: Path) -> str:
-    """Return a log file's path with its last line that the supervisor did not write, as text."""
-    line = _last_line(log)
-    return f"{log} ends with: {line}" if line else f"nothing is in {log}"
-
-
-def _last_line(log: Path) -> str:
-    """Return the last line of a log that the supervisor did not write; empty if there is none."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     # The supervisor's own line repeats the exit code and the cause.
-    lines = [line for line in lines if line.strip() and " supervise: " not in line]
-    # Launchers and libraries write to the log too, so the line may hold control characters.
-    return sanitize(lines[-1].strip()) if lines else ""
+    line = last_line(trial.log_path, but=" supervise: ")
+    if not line:
+        return f"{why}; nothing is in {trial.log_path}"
+    if line.removeprefix("lsgd: ") in ending.cause:
+        return f"{why}; see {trial.log_path}"
+    return f"{why}; {trial.log_path} ends with: {line}"

@@ -22,7 +22,8 @@ from lsgd.job.ending import GRACE, end_tagged
 from lsgd.job.launcher import LIFE
 from lsgd.job.system import has_ended, has_tag, preallocate, tagged_pids, watch_process
 from lsgd.sanitizing import sanitize
-from lsgd.untrusted_files import convert_json, open_regular, parse_json
+from lsgd.typed import convert_json
+from lsgd.untrusted_files import open_regular, parse_json
 
 JOB_TAG = "LSGD_SUPERVISED"
 FOLDER = "supervised"

@@ -11,7 +11,8 @@ from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.inputs.index import image_files
-from lsgd.untrusted_files import convert_json, parse_json
+from lsgd.typed import convert_json
+from lsgd.untrusted_files import parse_json
 
 
 @dataclass(frozen=True)

@@ -582,22 +582,9 @@ class Recipe(RunSettings):
         data = replace(self.data, root=None, index=None, stage=None, skip_list=None)
         return replace(self, data=data, model=replace(self.model, start=None), run_dir=None)
 
-    def summary(self) -> str:
-        """Describe the run in a few lines of text: network, dataset, steps, batch size and lr."""
-        return wording.summarize(self)
-
-    def describe_evaluations(self) -> str:
-        """Describe the cost of evaluations within epochs and of further sets; empty if none."""
-        return wording.describe_evaluations(self)
-
-    def format_result(self, metric: Metric, metrics: Mapping[int, Mapping[str, Any]]) -> str:
-        """Format the run's final metric as a sentence that compares it with the published number.
-
-        It is computed from the metrics of each epoch, by its number from 1. The published number is
-        added if it is of the same metric and dataset. A dry run reports no number, since its metric
-        means nothing.
-        """
-        return wording.format_result(self, metric, metrics)
+    summary = wording.summarize
+    describe_evaluations = wording.describe_evaluations
+    format_result = wording.format_result
 
 
 def _hash(fields: dict[str, Any]) -> str:

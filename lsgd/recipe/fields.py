@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, get_args
 
 from lsgd.errors import UsageError
@@ -484,16 +484,19 @@ def group_of(kind: Any) -> Any:
     return next((each for each in (kind, *get_args(kind)) if is_dataclass(each)), None)
 
 
-def all_fields(kind: type, above: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """Yield the dotted key and the field of all fields of a dataclass, nested ones included.
+@cache
+def all_fields(kind: type, above: str = "") -> list[tuple[str, Field[Any]]]:
+    """Return the dotted key and the field of all fields of a dataclass, nested ones included.
 
     A group of fields comes before its own fields.
     """
+    found = []
     for entry in fields(kind):
         key = above + entry.name
-        yield key, entry
+        found.append((key, entry))
         if group := group_of(entry.type):
-            yield from all_fields(group, f"{key}.")
+            found += all_fields(group, f"{key}.")
+    return found
 
 
 def flatten(values: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
@@ -564,6 +567,17 @@ def as_before_values(kind: type) -> dict[str, Any]:
 def limits(entry: Field[Any]) -> list[FieldLimit]:
     """Return the limits on a recipe field's value, which its metadata has."""
     return [word for word in entry.metadata.values() if isinstance(word, FieldLimit)]
+
+
+def check_limits(settings: Any, above: str = "") -> None:
+    """Raise UsageError for a field beyond its limits, in a dataclass or in those inside it."""
+    for entry in fields(settings):
+        key, value = f"{above}{entry.name}", getattr(settings, entry.name)
+        for limit in limits(entry):
+            limit.enforce(key, value)
+        for each in value if isinstance(value, list) else [value]:
+            if is_dataclass(each):
+                check_limits(each, f"{key}.")
 
 
 def relevances(entry: Field[Any]) -> list[Relevance]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, NoReturn, Union, get_args
 
 from lsgd import paths
@@ -72,22 +72,6 @@ def field_keys() -> frozenset[str]:
 def text_keys() -> frozenset[str]:
     """Return the keys of all recipe fields that hold text: of type str or str | None."""
     return frozenset(key for key, entry in all_fields(Recipe) if entry.type in (str, str | None))
-
-
-@cache
-def boolean_or_text_keys() -> frozenset[str]:
-    """Return the keys of all recipe fields of type bool | str, which are true, false or auto."""
-    return frozenset(key for key, entry in all_fields(Recipe) if entry.type == bool | str)
-
-
-@cache
-def word_or_value_keys() -> frozenset[str]:
-    """Return the keys of all recipe fields that hold a text or a number or a boolean."""
-    return frozenset(
-        key
-        for key, entry in all_fields(Recipe)
-        if isinstance(entry.type, UnionType) and {str, NoneType} < {NoneType, *get_args(entry.type)}
-    )
 
 
 def config_groups() -> list[str]:
@@ -158,9 +142,12 @@ def check_overrides(overrides: Sequence[str]) -> None:
             )
 
 
-def refuse_long_number(key: str, value: str) -> None:
-    """Raise UsageError for a number in an override that has more digits than Python reads."""
-    if key not in text_keys() and (number := re.search(rf"\d{{{MAX_DIGITS},}}", value)):
+def refuse_long_number(key: str, value: str, digits: int = MAX_DIGITS) -> None:
+    """Raise UsageError for a number of `digits` digits or more, by default more than Python reads.
+
+    A text may have any.
+    """
+    if key not in text_keys() and (number := re.search(rf"\d{{{digits},}}", value)):
         raise UsageError(
             f"{key} has {len(number[0])} digits, and a number has at most 308; write a smaller one"
         )
@@ -268,6 +255,7 @@ def refuse_type(key: str, value: Any) -> NoReturn:
     """Raise UsageError for a value that is not of its field's type."""
     if key.startswith("deviations."):
         raise UsageError(f"{key}={value} is not a reason; write it as a text, +{key}='…'") from None
+    refuse_long_number(key, str(value), 309)
     field, element, _ = key.partition("[")
     entries = dict(all_fields(Recipe))
     field = field if field in entries else field.rpartition(".")[0]  # a key of a dict field

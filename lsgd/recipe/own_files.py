@@ -163,6 +163,10 @@ class OwnFile:
                 return f"{self.shown}, line {self.lines[token]}"
         return ""
 
+    def line_of(self, key: str) -> int | None:
+        """Return the line of a dotted key, or of that whose list it is in; None for no such key."""
+        return self.lines.get(key.partition("[")[0])
+
     def with_texts(self, values: dict[str, Any], kind: type) -> dict[str, Any]:
         """Return the values of this file with the texts of a dataclass's fields as written.
 

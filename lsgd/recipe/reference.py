@@ -11,13 +11,13 @@ from lsgd.errors import UsageError
 from lsgd.own_parts import (
     FORM,
     KINDS,
-    describe,
     import_part,
     installed_parts,
     is_import_path,
 )
 from lsgd.recipe import Recipe
 from lsgd.recipe.fields import as_override, default, group_of, limits, relevances
+from lsgd.typed import describe
 
 WIDTH = 100
 """The columns of a list on a terminal."""

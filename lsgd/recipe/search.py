@@ -8,7 +8,7 @@ from typing import Any
 from lsgd.errors import UsageError
 from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
-from lsgd.recipe.fields import all_fields
+from lsgd.recipe.fields import all_fields, at_least, check_limits, one_of, setting
 from lsgd.suggestions import did_you_mean
 
 SAMPLERS = ("grid", "random", "tpe", "gp")
@@ -87,18 +87,18 @@ class CategoricalChoices:
 Dimension = NumericRange | CategoricalChoices
 
 
-@dataclass  # not frozen, since OmegaConf could not fill in the values of a file
+@dataclass(frozen=True)
 class Pruning:
     """The pruning settings of a search: when trials are stopped for being worse than others."""
 
-    rule: str
+    rule: str = field(metadata=one_of(*PRUNING_RULES))
     """The pruning rule: median or successive_halving.
     median: stop a trial that is worse than half of the others, whatever it was in earlier epochs or
     with another seed. successive_halving: stop a trial that is not among the best quarter at epochs
     1, 4, 16, … (Li et al. 2018)."""
-    after_trials: int = 5
+    after_trials: int = setting(5, at_least(0))
     """The number of finished trials before the median rule stops the first one."""
-    after_epochs: int = 1
+    after_epochs: int = setting(1, at_least(1))
     """The number of epochs, over all seeds of a trial, before it may be stopped."""
 
 
@@ -111,12 +111,12 @@ class Search:
     recipe: str
     space: dict[str, Any]
     """The search space: `{from, to, scale, steps}` or `{choices}` for each searched field."""
-    trials: int
+    trials: int = field(metadata=at_least(1))
     """The largest number of trials."""
     words: list[str] = field(default_factory=list)
     """The `key=value` overrides that hold for every trial."""
-    sampler: str = "tpe"
-    sampler_seed: int = 0
+    sampler: str = setting("tpe", one_of(*SAMPLERS))
+    sampler_seed: int = setting(0, at_least(0))
     seeds: list[int] = field(default_factory=lambda: [0])
     """The seeds that each trial is trained with; its value is the mean of their final metrics."""
     prune: Pruning | None = None
@@ -219,11 +219,7 @@ def check_search(search: Search, recipes: list[str]) -> None:
         )
     if not search.space:
         raise UsageError(f"{where} has an empty space; write at least one field of the recipe")
-    for number, name in ((search.trials, "trials"), (search.sampler_seed + 1, "sampler_seed")):
-        if number < 1:
-            raise UsageError(f"{where}: {name} is too small; write {1 if name == 'trials' else 0}")
-    if search.sampler not in SAMPLERS:
-        raise UsageError(f"sampler={search.sampler} is unknown; write one of {', '.join(SAMPLERS)}")
+    check_limits(search)
     if not _are_seeds(search.seeds) or not search.seeds:
         raise UsageError(f"{where} has seeds={search.seeds}; write different numbers, 0 or more")
     if not _are_seeds(search.holdout_seeds) or set(search.holdout_seeds) & set(search.seeds):
@@ -231,8 +227,6 @@ def check_search(search: Search, recipes: list[str]) -> None:
             f"{where} has holdout_seeds={search.holdout_seeds}; write distinct numbers that are "
             f"not among seeds={search.seeds}, which select the best trial"
         )
-    if search.prune:
-        _check_pruning(search.prune)
     dimensions = search.dimensions
     if search.sampler == "grid":
         for dimension in dimensions:
@@ -241,13 +235,3 @@ def check_search(search: Search, recipes: list[str]) -> None:
 
 def _are_seeds(seeds: list[int]) -> bool:
     return len(set(seeds)) == len(seeds) and all(seed >= 0 for seed in seeds)
-
-
-def _check_pruning(prune: Pruning) -> None:
-    if prune.rule not in PRUNING_RULES:
-        raise UsageError(f"prune.rule={prune.rule} is unknown; write {' or '.join(PRUNING_RULES)}")
-    if prune.after_trials < 0 or prune.after_epochs < 1:
-        raise UsageError(
-            f"prune has after_trials={prune.after_trials} and after_epochs={prune.after_epochs}; "
-            "write 0 or more, and 1 or more"
-        )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from lsgd.errors import UsageError
 from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
+from lsgd.recipe.fields import check_limits, one_of, setting
 
 RELATIONS = ("as_good_as", "no_worse_than", "worse_than")
 REPEATS = ("first", "mean")
@@ -48,7 +49,7 @@ class Claim:
 
     says: str
     recipe: str
-    relation: str
+    relation: str = field(metadata=one_of(*RELATIONS))
     """The tested relation: as_good_as, no_worse_than or worse_than.
     as_good_as: at most `within` away from `other`; no_worse_than: at most `within` above it;
     worse_than: more than `within` above it."""
@@ -82,7 +83,7 @@ class Study:
     claims: list[Claim] = field(default_factory=list)
     spread: float | None = None
     """The expected standard deviation over seeds, by which --print computes statistical power."""
-    repeats: str = "first"
+    repeats: str = setting("first", one_of(*REPEATS))
     """The rule by which several runs of one seed count, such as runs on other numbers of threads.
     first: the first that has ended, by the order and the names of the folders; mean: by their mean,
     since they are no independent samples."""
@@ -160,16 +161,8 @@ def check_study(study: Study, recipes: list[str]) -> None:
             f"study {study.name} has quick={study.quick}; write its baseline "
             f"{study.baseline} and others of its entries"
         )
-    if study.repeats not in REPEATS:
-        raise UsageError(
-            f"study {study.name} has repeats={study.repeats!r}; write one of {', '.join(REPEATS)}"
-        )
+    check_limits(study)
     for claim in study.claims:
-        if claim.relation not in RELATIONS:
-            raise UsageError(
-                f"study {study.name} has the relation {claim.relation!r}; write one of "
-                f"{', '.join(RELATIONS)}"
-            )
         if claim.relation == "as_good_as" and claim.within <= 0:
             raise UsageError(
                 f"study {study.name} claims that {claim.recipe} is as good as {claim.other} within "

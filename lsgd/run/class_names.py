@@ -9,7 +9,8 @@ from pathlib import Path
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
 from lsgd.recipe import Recipe
-from lsgd.untrusted_files import convert_json, parse_json, read_bounded
+from lsgd.typed import convert_json
+from lsgd.untrusted_files import parse_json, read_bounded
 
 CLASSES = "classes.json"
 """The file in a run folder with the list of the class names, in the order of their labels."""

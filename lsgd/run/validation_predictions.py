@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lsgd.files import atomic_write
-from lsgd.untrusted_files import convert_json, parse_json, read_bounded
+from lsgd.typed import convert_json
+from lsgd.untrusted_files import parse_json, read_bounded
 
 PREDICTIONS = "validation.json"
 """The file in a run folder with the predictions on the validation images."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from lsgd.errors import UsageError
 from lsgd.files import BLOCK, atomic_write
-from lsgd.untrusted_files import convert_json, open_regular, parse_json, read_bounded
+from lsgd.typed import convert_json
+from lsgd.untrusted_files import open_regular, parse_json, read_bounded
 
 ENDING = ".verification.json"
 """The ending of the file's name, after the name of the run folder."""

@@ -95,7 +95,7 @@ def search(argv: Sequence[str]) -> int:
     # Imported here, so that --help works without Optuna.
     from lsgd.search.optuna_study import OptunaStudy, load_trials
 
-    if request.is_dry_run or request.cost_only or request.report_only or request.status_only:
+    if request.print_only or request.cost_only or request.report_only or request.status_only:
         folder = search_folder(request.space)
         check_folder(folder, request.space)
         search, definition = request.space.search, definition_hash(request.space)

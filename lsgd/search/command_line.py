@@ -9,9 +9,9 @@ from typing import get_origin
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, integer_from, positive_number
+from lsgd.job.command import Parser, integer_from
 from lsgd.override_syntax import canonical, key_and_value, parse_seeds, parse_text
-from lsgd.planned import RunLauncher, add_options, read_launcher
+from lsgd.planned import RunLauncher, RunOptions, add_options, given_options, read_launcher
 from lsgd.recipe.search import KINDS, PRUNING_RULES, SEARCH_FIELDS, Pruning, Search
 from lsgd.search.space import FIXED, SearchSpace
 from lsgd.suggestions import did_you_mean
@@ -24,31 +24,17 @@ ARRAY_JOBS = TRIAL, COMPARISON = "trial", "comparison"
 """The kinds of jobs of an array on Slurm: each trains a trial, or a run that compares the best."""
 
 
-@dataclass(frozen=True)
-class SearchRequest:
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest(RunOptions):
     """A request to run a hyper-parameter search, with its launcher and command-line options."""
 
     space: SearchSpace
-    overrides: list[str]
-    """The overrides of the command line, without the one that names the search."""
-    launcher: RunLauncher
-    jobs: int | None
-    """The number of trials that are trained at the same time; None if the command has none."""
     storage: str | None
     """The URL of a database, or None for a journal in the folder."""
-    is_dry_run: bool
     retries: bool
     """Whether failed trials are repeated."""
-    cost_only: bool
-    """Whether to print what the trials cost, and start none."""
-    report_only: bool
-    """Whether to write the report on the existing trials, and train none."""
-    images_per_second: float | None
-    """The speed of one GPU or process, by which the cost is estimated."""
     array_job: str | None
     """The kind of array of which this process is one job on Slurm; None outside of these arrays."""
-    status_only: bool
-    """Whether to print the state of each run and its Slurm job, and start none."""
     step: tuple[str, ...]
     """The command of the array's script that trains on its nodes, up to overrides of lsgd.train."""
 
@@ -101,22 +87,15 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
         raise UsageError(
             "no search is given; write for example search=digits; --searches lists them"
         )
-    space = SearchSpace(search, of_recipe)
-    rest = [*of_search, *of_recipe]
     return SearchRequest(
-        space,
-        rest,
-        launcher,
-        options.jobs,
-        options.storage,
-        options.print,
-        options.retry_failed,
-        options.cost,
-        options.report_only,
-        options.images_per_second,
-        options.array_job,
-        options.status,
-        step,
+        space=SearchSpace(search, of_recipe),
+        overrides=[*of_search, *of_recipe],
+        launcher=launcher,
+        storage=options.storage,
+        retries=options.retry_failed,
+        array_job=options.array_job,
+        step=step,
+        **given_options(options),
     )
 
 
@@ -207,7 +186,7 @@ def _keys() -> list[str]:
 def _parser(about: str) -> Parser:
     usage = "python -m lsgd.search search=NAME [key=value ...] [options]"
     parser = Parser("lsgd.search", about, keys=_keys, usage=usage)
-    add_options(parser, more_launchers=" or by spark")
+    add_options(parser, trained="trials", timed="a search", more_launchers=" or by spark")
     parser.add_argument(
         "--master",
         metavar="URL",
@@ -223,19 +202,8 @@ def _parser(about: str) -> Parser:
         action="store_true",
         help="retry the trials that failed, except those that diverged",
     )
-    parser.add_argument(
-        "--report-only",
-        action="store_true",
-        help="write the report on the trials so far, and train none",
-    )
     # By which lsgd plan search=NAME asks.
-    parser.add_argument("--cost", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--images-per-second",
-        type=positive_number,
-        metavar="X",
-        help="the speed of one GPU, for the cost of a search without runs",
-    )
+    parser.add_argument("--cost", dest="cost_only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--array-job", choices=ARRAY_JOBS, help=argparse.SUPPRESS)
     parser.add_argument(
         "--report",

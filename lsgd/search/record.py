@@ -15,7 +15,8 @@ from lsgd.run import provenance
 from lsgd.run.tuned import POINTS
 from lsgd.search.space import SearchSpace, overrides_of
 from lsgd.search.trial import FINISHED, PRUNED, Trial, Values, best_trial
-from lsgd.untrusted_files import convert_json, parse_json, read_bounded
+from lsgd.typed import convert_json
+from lsgd.untrusted_files import parse_json, read_bounded
 
 
 @dataclass(frozen=True)

@@ -6,38 +6,23 @@ from dataclasses import dataclass, replace
 
 from lsgd import config
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, integer_from, positive_number
+from lsgd.job.command import Parser, integer_from
 from lsgd.override_syntax import canonical, parse_seeds, parse_text
-from lsgd.planned import RunLauncher, add_options, read_launcher
+from lsgd.planned import RunOptions, add_options, given_options, read_launcher
 from lsgd.recipe.study import Study
 from lsgd.report.looks import LEAST
 from lsgd.run.tuned import apply_search_results
 
 
-@dataclass(frozen=True)
-class StudyRequest:
+@dataclass(frozen=True, kw_only=True)
+class StudyRequest(RunOptions):
     """The parsed command line of a study: its seeds, overrides, launcher and options."""
 
     study: Study
     seeds: list[int]
     """The seeds to train first; `study.seeds` contains them, and perhaps more."""
-    overrides: list[str]
-    """The `key=value` overrides for every run."""
-    launcher: RunLauncher
-    jobs: int | None
-    """The number of runs trained at a time; None for one, or on Slurm for all that fit."""
     max_seeds: int | None
     """The most seeds per recipe with --until-decided; None without it."""
-    print_only: bool
-    """Whether to print the state and command of each run, and start none."""
-    report_only: bool
-    """Whether to write the report on the existing runs, and train none."""
-    cost_only: bool
-    """Whether to print what the runs cost, and start none."""
-    images_per_second: float | None
-    """The speed of one GPU or process, by which their cost is estimated."""
-    status_only: bool
-    """Whether to print the state of each run and its Slurm job, and start none."""
 
 
 def _keys() -> list[str]:
@@ -48,7 +33,7 @@ def _keys() -> list[str]:
 def _parser(about: str) -> Parser:
     usage = "python -m lsgd.study study=NAME [key=value ...] [options]"
     parser = Parser("lsgd.study", about, keys=_keys, usage=usage)
-    add_options(parser)
+    add_options(parser, trained="runs", timed="recipes")
     parser.add_argument(
         "--quick", action="store_true", help="only train the part of the study that takes minutes"
     )
@@ -64,20 +49,10 @@ def _parser(about: str) -> Parser:
         help="of a recipe, with --until-decided (default 10); fixed by the first such command",
     )
     parser.add_argument(
-        "--report-only",
-        action="store_true",
-        help="write the report on the runs so far, and train none",
-    )
-    parser.add_argument(
         "--cost",
+        dest="cost_only",
         action="store_true",
         help="only print what the runs cost, as lsgd plan study=NAME does",
-    )
-    parser.add_argument(
-        "--images-per-second",
-        type=positive_number,
-        metavar="X",
-        help="the speed of one GPU, for the cost of recipes without runs",
     )
     parser.add_listing(
         "--studies", "FILTER", "list the studies whose text contains FILTER", _catalogue
@@ -114,11 +89,14 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
     study = apply_search_results(study.quick_part() if options.quick else study)
     seeds = parse_seeds("seeds", seed_lists[-1]) if seed_lists else study.seeds
     study = replace(study, seeds=[*study.seeds, *(s for s in seeds if s not in study.seeds)])
-    most = _most_seeds(options, study, seeds)
     return StudyRequest(
-        study, seeds, run_overrides, launcher, options.jobs, most, options.print,
-        options.report_only, options.cost, options.images_per_second, options.status,
-    )  # fmt: skip
+        study=study,
+        seeds=seeds,
+        max_seeds=_most_seeds(options, study, seeds),
+        overrides=run_overrides,
+        launcher=launcher,
+        **given_options(options),
+    )
 
 
 def _most_seeds(options: argparse.Namespace, study: Study, seeds: Sequence[int]) -> int | None:

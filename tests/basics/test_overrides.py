@@ -53,7 +53,7 @@ def test_a_field_typed_as_text_keeps_its_text(three: list[str]) -> None:
     words = [f"data.root={root}", f"run_dir={folder}"]
     recipe = config.load_recipe(["+recipe=bs8k", *words, f"++target.source={source}"])
     saved = config.from_saved(asdict(plain()), *words, f"target.source={source}")
-    again = config.from_saved(config.OmegaConf.create(config.to_yaml(recipe)))
+    again = config.from_saved(config._parse_yaml(config.to_yaml(recipe), "config.yaml"))
     for each in (recipe, saved, again):
         assert each.target is not None
         assert (each.data.root, each.target.source, each.run_dir) == tuple(three)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-
-from omegaconf import DictConfig
+from typing import Any
 
 from lsgd import config
 from lsgd.config import load_recipe
@@ -54,5 +53,5 @@ def _needs_hydra(word: str) -> bool:
 
 
 @cache
-def _groups_composed(groups: tuple[str, ...]) -> DictConfig:
+def _groups_composed(groups: tuple[str, ...]) -> dict[str, Any]:
     return config._compose(groups)

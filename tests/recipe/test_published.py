@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from helpers.checkpoints import open_once
 from helpers.reference_run import assert_equal_rows
-from omegaconf import OmegaConf
 
 from lsgd import config
 from lsgd.evaluate import evaluate_path
@@ -94,7 +93,7 @@ def configs(archive: Path) -> dict[str, Path]:
 
 @cache
 def recipe_of(text: str) -> Recipe:
-    return config.from_saved(OmegaConf.create(text))
+    return config.from_saved(config._parse_yaml(text, "config.yaml"))
 
 
 def fingerprint_of(path: Path) -> str:
@@ -155,12 +154,9 @@ class Grown(Recipe):
 def grown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """lsgd as it will be once it has these fields."""
     monkeypatch.setattr(config, "Recipe", Grown)
-    kept = (config._published_recipe, config._recipe_of_text)  # recipes of the other kind
-    for cached in kept:
-        cached.cache_clear()
+    config._published_recipe.cache_clear()  # recipes of the other kind
     yield
-    for cached in kept:
-        cached.cache_clear()
+    config._published_recipe.cache_clear()
 
 
 AS_BEFORE = "optim.clip_value=null"

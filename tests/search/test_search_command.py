@@ -176,7 +176,7 @@ def test_killed_at_thirty_random_moments(
         ("+search=smal", "+search=smal does not exist; did you mean small?"),
         ("+search=small seed=1", "write seeds=[0] for the seeds of every point"),
         ("+search=small space.a=1", "is a field of a search file; write your own file"),
-        ("+search=small trials=0", "search small: trials is too small; write 1"),
+        ("+search=small trials=0", "trials=0 is not possible; write 1 or more"),
         ("+search=small trials=1e3", "trials=1e3 is not a whole number; write for example trials="),
         (
             "+search=small prune=median",
