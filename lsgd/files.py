@@ -1,5 +1,6 @@
 """File operations that are atomic, locked or robust against a full disk."""
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -126,17 +127,35 @@ def create_output_folder(
             shutil.rmtree(folder)
 
 
-def lock(file: IO[Any], *, wait: bool, shared: bool = False) -> bool:
+class NoLocksError(UsageError):
+    """The error for a lock on a drive without file locks, as some network drives are mounted."""
+
+
+def lock(
+    file: IO[Any],
+    *,
+    wait: bool,
+    shared: bool = False,
+    remedy: str = "use a folder on a drive with locks, such as a local disk",
+) -> bool:
     """Lock an open file for this process; return False if another process holds the lock.
 
     Several processes can hold a `shared` lock, which excludes any other. The lock ends when the
-    file is closed or the process ends in any way. Raises OSError on a file system without locks.
+    file is closed or the process ends in any way. Raises NoLocksError, which ends with the remedy,
+    on a file system without locks.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
         fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        raise NoLocksError(
+            f"{file.name} is on a drive without file locks ({error.strerror}), which keep other "
+            f"processes from writing there at the same time; {remedy}"
+        ) from None
     return True
 
 

@@ -1,6 +1,7 @@
 """A file is there whole, or as it was; a folder is there with what was to be in it, or not."""
 
 import errno
+import fcntl
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -54,6 +55,18 @@ def test_a_file_may_have_the_longest_name(length: int, letter: str, tmp_path: Pa
         second.write(b"2")
     assert sorted(tmp_path.iterdir()) == paths
     assert [path.read_bytes() for path in paths] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_drive_without_locks_is_named_with_the_way_out(number: int, tmp_path: Path) -> None:
+    with (
+        (tmp_path / "locked").open("w") as file,
+        patch.object(fcntl, "flock", side_effect=OSError(number, "No locks")),
+        pytest.raises(
+            UsageError, match=r"locked is on a drive without file locks \(No locks\).*; b"
+        ),
+    ):
+        files.lock(file, wait=False, remedy="by hand")
 
 
 @given(st.lists(st.binary(max_size=9)), st.binary(max_size=9), st.sampled_from([1, 3, 2**16]))
