@@ -31,6 +31,30 @@ def create_empty(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
+def sync_file(file: BinaryIO) -> None:
+    """Write what an open file holds back to the disk, and wait until it is there."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, so that none is lost in a power failure.
+
+    Nothing is waited for where the drive or the folder's permissions do not allow it.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # a folder may be writable alone
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def partial_path(path: Path) -> Path:
     """Return the path of the temporary file that `atomic_write` renames to `path`.
 
@@ -43,16 +67,22 @@ def partial_path(path: Path) -> Path:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces the file at `path` if the context ends without error.
 
-    If the disk is full, the temporary file is removed and the OSError names `path`.
+    After a power failure the file is the old or the new one; without `sync` it may be empty, which
+    is for thousands of files that can be written again. If the disk is full, the temporary file is
+    removed and the OSError names `path`.
     """
     partial = partial_path(path)
     try:
         with create_empty(partial) as file:
             yield file
+            if sync:
+                sync_file(file)
         os.replace(partial, path)
+        if sync:
+            sync_folder(path.parent)
     except OSError as error:
         if error.errno in DISK_FULL_ERRNOS:
             with suppress(OSError):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lsgd import config
 from lsgd.errors import UsageError
-from lsgd.files import create_empty
+from lsgd.files import create_empty, sync_file, sync_folder
 from lsgd.recipe.retention import Retention, newest_steps
 from lsgd.rules.metric import TOP1
 from lsgd.untrusted_files import check_unzipped_size, open_regular
@@ -112,8 +112,7 @@ def write(
             if archive.error:
                 raise archive.error
             file.write(archive.hash.digest())
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
@@ -179,11 +178,7 @@ def point_to(target: Path, name: str = FILE) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target.name)
     os.replace(temporary, link)
-    descriptor = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(target.parent)
 
 
 def step_in_name(path: Path, kinds: str = "checkpoint|milestone") -> int | None:

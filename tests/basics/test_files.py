@@ -2,11 +2,14 @@
 
 import errno
 import fcntl
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import pytest
+from helpers.watched_disk import watched_disk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +37,25 @@ def test_what_stops_half_way_leaves_the_file_as_it_was(tmp_path: Path) -> None:
         file.write(b"after")
     assert [each.name for each in tmp_path.iterdir()] == ["a.JPEG"]
     assert path.read_bytes() == b"after"
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a power failure could leave an empty one; only what can be made again need not wait."""
+    done = watched_disk(tmp_path, monkeypatch)
+    for sync in (True, False):
+        with atomic_write(tmp_path / "a", sync=sync) as file:
+            file.write(b"a")
+    assert done == ["sync .a.part", "move .a.part to a", "sync .", "move .a.part to a"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
+def test_a_drive_may_refuse_to_synchronize_its_folders(number: int, tmp_path: Path) -> None:
+    with patch.object(os, "fsync", side_effect=OSError(number, "refused")):
+        expected = pytest.raises(OSError, match="refused") if number == errno.EIO else nullcontext()
+        with expected:
+            files.sync_folder(tmp_path)
 
 
 def test_of_what_a_full_disk_does_not_take_nothing_stays(tmp_path: Path) -> None:

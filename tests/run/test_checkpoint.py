@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers.checkpoints import CPU, content, learner_after, make_steps, open_once, recipe, tiny
 from helpers.soak import FaultSeries
+from helpers.watched_disk import watched_disk
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -262,20 +263,7 @@ def test_the_file_is_on_disk_before_its_name_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And then the name is: otherwise a power cut leaves an empty file, or the old one for ever."""
-    done: list[str] = []
-    fsync, rename = os.fsync, os.replace
-
-    def watched_fsync(descriptor: int) -> None:
-        target = os.readlink(f"/proc/self/fd/{descriptor}")
-        done.append(f"sync {Path(target).relative_to(tmp_path)}")
-        fsync(descriptor)
-
-    def watched_replace(a: Path, b: Path) -> None:
-        done.append(f"move {a.name} to {b.name}")
-        rename(a, b)
-
-    monkeypatch.setattr(os, "fsync", watched_fsync)
-    monkeypatch.setattr(os, "replace", watched_replace)
+    done = watched_disk(tmp_path, monkeypatch)
     checkpoint.write(tiny(), tmp_path)
     expected = [
         "sync checkpoint-3.pt.tmp",
