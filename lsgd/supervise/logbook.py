@@ -20,11 +20,10 @@ from lsgd.errors import (
 from lsgd.files import AppendOnlyFile
 from lsgd.job import members
 from lsgd.job.members import GRACE
-from lsgd.paths import is_leftover
+from lsgd.paths import CHECKPOINT, is_leftover
 from lsgd.run import lock
 from lsgd.run.read import SUPERVISOR_LOG
 from lsgd.sanitizing import mask_passwords, sanitize
-from lsgd.supervise.folder import CHECKPOINT
 
 LOCK = "supervise.lock"
 """The lock file of a run folder's supervisor; not the log, which a user may remove."""

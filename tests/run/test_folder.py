@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import pytest
 from helpers.checkpoints import content, open_once, recipe, tiny
+from helpers.symlinks import refuse_symlinks
 from helpers.watched_disk import watched_disk
 
 from lsgd import config
@@ -19,6 +20,7 @@ from lsgd.errors import NotSavedError, UsageError
 from lsgd.run import checkpoint, lock
 from lsgd.run import folder as run_folder
 from lsgd.run.folder import OpenRun, open_run
+from lsgd.trained_model import load_trained
 
 
 def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -95,6 +97,20 @@ def test_a_configuration_that_a_power_failure_has_emptied_is_written_again(
     made = recipe(f"run_dir={tmp_path}")
     assert open_once(made).content == (saved if with_checkpoint else None)
     assert config.read_recipe(tmp_path / "config.yaml") == made
+
+
+def test_on_a_drive_without_symlinks_a_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_symlinks(monkeypatch, errno.EPERM)
+    made = recipe(f"run_dir={tmp_path}")
+    open_once(made)
+    checkpoint.write(replace(tiny(3), fingerprint=made.fingerprint, recipe=asdict(made)), tmp_path)
+    opened = open_once(made)
+    assert opened.checkpoint_path == f"{tmp_path}/checkpoint-3.pt"
+    assert not (tmp_path / checkpoint.FILE).exists()
+    for path in (tmp_path, tmp_path / checkpoint.FILE):
+        assert load_trained(path, [], remedy="")[1].step == 3
 
 
 def test_the_configuration_is_on_disk_before_it_has_its_name(
