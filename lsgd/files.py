@@ -1,5 +1,6 @@
 """File operations that are atomic, locked or robust against a full disk."""
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -30,6 +31,30 @@ def create_empty(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
+def sync_file(file: BinaryIO) -> None:
+    """Write what an open file holds back to the disk, and wait until it is there."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, so that none is lost in a power failure.
+
+    Nothing is waited for where the drive or the folder's permissions do not allow it.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # a folder may be writable alone
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def partial_path(path: Path) -> Path:
     """Return the path of the temporary file that `atomic_write` renames to `path`.
 
@@ -42,16 +67,22 @@ def partial_path(path: Path) -> Path:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces the file at `path` if the context ends without error.
 
-    If the disk is full, the temporary file is removed and the OSError names `path`.
+    After a power failure the file is the old or the new one; without `sync` it may be empty, which
+    is for thousands of files that can be written again. If the disk is full, the temporary file is
+    removed and the OSError names `path`.
     """
     partial = partial_path(path)
     try:
         with create_empty(partial) as file:
             yield file
+            if sync:
+                sync_file(file)
         os.replace(partial, path)
+        if sync:
+            sync_folder(path.parent)
     except OSError as error:
         if error.errno in DISK_FULL_ERRNOS:
             with suppress(OSError):
@@ -126,17 +157,35 @@ def create_output_folder(
             shutil.rmtree(folder)
 
 
-def lock(file: IO[Any], *, wait: bool, shared: bool = False) -> bool:
+class NoLocksError(UsageError):
+    """The error for a lock on a drive without file locks, as some network drives are mounted."""
+
+
+def lock(
+    file: IO[Any],
+    *,
+    wait: bool,
+    shared: bool = False,
+    remedy: str = "use a folder on a drive with locks, such as a local disk",
+) -> bool:
     """Lock an open file for this process; return False if another process holds the lock.
 
     Several processes can hold a `shared` lock, which excludes any other. The lock ends when the
-    file is closed or the process ends in any way. Raises OSError on a file system without locks.
+    file is closed or the process ends in any way. Raises NoLocksError, which ends with the remedy,
+    on a file system without locks.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
         fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        raise NoLocksError(
+            f"{file.name} is on a drive without file locks ({error.strerror}), which keep other "
+            f"processes from writing there at the same time; {remedy}"
+        ) from None
     return True
 
 

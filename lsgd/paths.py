@@ -1,6 +1,6 @@
-"""Paths as users write them, and the data folders of this installation.
+"""Paths as users write them, the data folders of this installation, and names of checkpoints.
 
-These are beside the package in a checkout, and inside it in a wheel.
+The data folders are beside the package in a checkout, and inside it in a wheel.
 """
 
 import os
@@ -135,3 +135,37 @@ def local_path(text: str) -> str:
 def parse_path(text: Path | str) -> Path:
     """Convert a text to a Path with ~ expanded, or raise as local_path does; an argparse type."""
     return Path(local_path(str(text)))
+
+
+CHECKPOINT = "checkpoint.pt"
+"""The name of the link to a run's newest checkpoint, which a drive without symlinks lacks."""
+
+
+def step_in_name(path: Path, kinds: str = "checkpoint|milestone") -> int | None:
+    """Return the step in the name of a checkpoint file of these kinds; None for other files."""
+    match = re.fullmatch(rf"(?:{kinds})-(\d+)\.pt", path.name)
+    return int(match[1]) if match else None
+
+
+def checkpoint_steps(folder: Path, kinds: str = "checkpoint|milestone") -> dict[Path, int]:
+    """Return the steps of a run folder's checkpoint files of these kinds, the last step first."""
+    steps = {
+        path: step for path in folder.iterdir() if (step := step_in_name(path, kinds)) is not None
+    }
+    # A milestone goes before a checkpoint of the same step, whose evaluation was not made yet.
+    newest_first = sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
+    return {path: steps[path] for path in newest_first}
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """Return the paths of a run folder's checkpoint files, newest first, damaged ones included."""
+    # It is a regular file in a run folder that was copied with links followed.
+    plain = [path for path in [folder / CHECKPOINT] if path.exists() and not path.is_symlink()]
+    return [*plain, *checkpoint_steps(folder)]
+
+
+def existing_checkpoint(path: Path) -> Path:
+    """Return a path, or, if it is a missing link to the newest checkpoint of a folder, that one."""
+    if path.name != CHECKPOINT or path.exists() or not path.parent.is_dir():
+        return path
+    return next(iter(checkpoint_files(path.parent)), path)

@@ -18,6 +18,7 @@ from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_in
 from lsgd.inputs.wrapped import inputs_after
 from lsgd.override_syntax import key_and_value
 from lsgd.own_parts import is_import_path
+from lsgd.paths import existing_checkpoint
 from lsgd.recipe import CommSettings, InputsSettings, Recipe
 from lsgd.rules import augmentation, sampler
 from lsgd.rules.sampler import MicroBatch
@@ -44,6 +45,7 @@ def load_trained(
                 f"{path} has no checkpoint; give a run folder that has one, or its file"
             )
         path = found[0]
+    path = existing_checkpoint(path)
     content = checkpoint.read(path, remedy)
     try:
         saved = checkpoint.decode_checkpoint(content, str(path))

@@ -388,7 +388,10 @@ def _copy_file(path: Path, target: Path, size: int) -> Iterator[int]:
 
     Raises ValueError if it has another size.
     """
-    with open_regular(path, buffering=0) as original, files.atomic_write(target) as copy:
+    with (
+        open_regular(path, buffering=0) as original,
+        files.atomic_write(target, sync=False) as copy,
+    ):
         status = os.fstat(original.fileno())
         if status.st_size != size:
             raise ValueError(

@@ -7,8 +7,9 @@ take precedence over the rendezvous that the table gives.
 import os
 import platform
 import re
+import signal
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lsgd.errors import UsageError
@@ -117,6 +118,11 @@ _FAMILIES = (
     "FLUX_", "JSM_", LIFE,
 )  # fmt: skip
 """The prefixes of the variables by which launchers number their processes."""
+_FORWARDED = {"mpirun": signal.SIGUSR1, "horovodrun": signal.SIGTERM}
+"""The signal that a launcher forwards to processes on other machines, which save and exit.
+
+At SIGTERM mpirun would kill them a second later.
+"""
 
 
 def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
@@ -172,6 +178,21 @@ def environment_of(launch: Launch) -> dict[str, str]:
 def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment without launcher variables, for a child outside the job."""
     return {key: value for key, value in environment.items() if not key.startswith(_FAMILIES)}
+
+
+def forwarded_signal(command: Sequence[str]) -> signal.Signals | None:
+    """Return the signal that a launch command forwards to the processes on other machines.
+
+    They save at this signal and exit. It is None if the launcher starts none there: a torchrun has
+    processes on its own machine alone, as it is started on each.
+
+    >>> forwarded_signal(["env", "A=1", "/opt/bin/mpirun", "-np", "8"]).name
+    'SIGUSR1'
+    >>> forwarded_signal(["launch/torchrun.sh", "digits", "run_dir=runs/mpirun"])
+    """
+    # The first word may be env, sh or python; a word with = is a variable or an override.
+    names = [word.rpartition("/")[2].removesuffix(".sh") for word in command if "=" not in word]
+    return next((_FORWARDED[name] for name in names if name in _FORWARDED), None)
 
 
 def omp_num_threads(environment: Mapping[str, str] = os.environ) -> int | None:

@@ -94,10 +94,11 @@ def exit_report(rank: int) -> Iterator[Callable[[int, str], int]]:
 def _opened(path: Path) -> BinaryIO:
     """Create a process's record file with preallocated space; open /dev/null if that fails.
 
-    Space for the exit report is reserved, since a full disk may be why the process ends.
+    Space for the exit report is reserved, since a full disk may be why the process ends. The job's
+    folder may be missing on another machine, where nobody would read the file or remove it.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         file = path.open("wb", buffering=0)
     except OSError:
         return open(os.devnull, "wb", buffering=0)

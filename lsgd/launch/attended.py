@@ -15,13 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from lsgd.job.ending import cleanup_process
+from lsgd.job.launcher import forwarded_signal
 from lsgd.job.members import JOB_TAG, is_job_process, process_records, stop_job
 
 SAVING = 15.0
 """The seconds after Ctrl-C within which the processes exit: their own limit and some more."""
 INTERRUPTED = 130
-FORWARDED = {"mpirun": signal.SIGUSR1, "horovodrun": signal.SIGTERM}
-"""The signal that a launcher forwards to processes on other machines, which save and exit."""
 
 
 def is_attended() -> bool:
@@ -44,7 +43,7 @@ def run_attended(command: Sequence[str]) -> int:
             try:
                 code = job.wait()
             except KeyboardInterrupt:
-                code = _interrupt(job, folder, _forwarded_signal(command))
+                code = _interrupt(job, folder, forwarded_signal(command))
     return code if code >= 0 else 128 - code
 
 
@@ -74,15 +73,6 @@ def _interrupt(
     stop_job(folder)
     print(f"\nlsgd: {reasons[0] if reasons else 'interrupted'}", file=sys.stderr)
     return INTERRUPTED
-
-
-def _forwarded_signal(command: Sequence[str]) -> signal.Signals | None:
-    """Return the signal for processes on other machines, or None if the launcher starts none there.
-
-    A torchrun has processes on its own machine alone, as it is started on each.
-    """
-    names = [Path(word).name for word in command]  # the first may be env or sh
-    return next((FORWARDED[name] for name in names if name in FORWARDED), None)
 
 
 def _at_work(folder: Path) -> list[int]:

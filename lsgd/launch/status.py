@@ -205,8 +205,18 @@ def _job_lines(job: Mapping[str, str], record: Mapping[str, Any] | None) -> list
 def _queued_job(jobs: Sequence[Mapping[str, str]], folder: Path) -> dict[str, str]:
     """Return the fields of a pending or running job whose log is that of the folder, or none."""
     log = str(folder.absolute()) + ".log"
-    found = [job for job in jobs if job["JobState"] in ACTIVE and job.get("StdOut") == log]
+    found = [job for job in jobs if job["JobState"] in ACTIVE and _has_log(job, log)]
     return dict(found[-1]) if found else {}
+
+
+def _has_log(job: Mapping[str, str], log: str) -> bool:
+    """Return whether a job, or a task of an array that has not begun, writes this log."""
+    path = job.get("StdOut", "")
+    if NO_TASK not in path:
+        return path == log
+    return any(
+        path.replace(NO_TASK, str(task)) == log for task in _tasks(job.get("ArrayTaskId", ""))
+    )
 
 
 def _show() -> list[dict[str, str]]:

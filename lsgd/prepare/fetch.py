@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lsgd import paths
 from lsgd.errors import UsageError
-from lsgd.files import lock
+from lsgd.files import NoLocksError, lock
 from lsgd.job.command import Parser
 
 CHUNK = 1 << 20
@@ -184,7 +184,7 @@ def locked_folder(root: Path) -> Iterator[None]:
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".prepare.lock").open("w") as file:
         # On a file system without locks, users must not start two of these commands.
-        with suppress(OSError):
+        with suppress(OSError, NoLocksError):
             if not lock(file, wait=False):
                 raise UsageError(f"another process is preparing {root}; wait until it has ended")
         yield

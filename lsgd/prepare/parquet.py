@@ -145,7 +145,7 @@ def _unpack_file(
         if target.parent not in made:
             target.parent.mkdir(parents=True, exist_ok=True)
             made.add(target.parent)
-        with atomic_write(target) as out:
+        with atomic_write(target, sync=False) as out:
             out.write(content)
         written += 1
     return split, written, FolderFindings(str(path), begun, images)

@@ -151,8 +151,6 @@ def _write_shard(
                 raise UsageError(f"{path} changed since it was indexed; rerun the same command")
             out.write(image + _padded(content) + class_)
         out.write(bytes(2 * BLOCK))
-        out.flush()
-        os.fsync(out.fileno())
     return shard.name, offsets
 
 

@@ -60,7 +60,7 @@ def _unpack(archive: Path, root: Path) -> None:
             target = root / place / Path(member.filename).name
             # A file gets its name only when it is complete.
             if not target.exists() or target.stat().st_size != member.file_size:
-                with zipped.open(member) as opened, atomic_write(target) as file:
+                with zipped.open(member) as opened, atomic_write(target, sync=False) as file:
                     shutil.copyfileobj(opened, file)
 
 

@@ -122,7 +122,7 @@ def _extract(archive: Path, images: list[tuple[ArchiveMember, Path]]) -> tuple[i
             content = os.pread(file.fileno(), size, offset)
             if len(content) != size:
                 raise UsageError(f"{archive} became shorter while it was read; give the whole file")
-            with atomic_write(target) as out:
+            with atomic_write(target, sync=False) as out:
                 out.write(content)
             written += 1
     return written, len(images) - written

@@ -6,10 +6,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from lsgd.errors import UsageError
+from lsgd.paths import CHECKPOINT, existing_checkpoint
 from lsgd.recipe import Model
 from lsgd.untrusted_files import open_regular
 
-FILES = ("checkpoint.pt", "model.safetensors")
+FILES = (CHECKPOINT, "model.safetensors")
 """The file of weights in a run folder, the link to its newest checkpoint, and that of an export."""
 
 
@@ -20,10 +21,10 @@ def start_file(start: str) -> Path:
     """
     path = Path(start)
     if not path.is_dir():
-        return path
+        return existing_checkpoint(path)
     for name in FILES:
-        if (path / name).exists():
-            return path / name
+        if (file := existing_checkpoint(path / name)).exists():
+            return file
     raise UsageError(
         f"model.start={start} is a folder without {' or '.join(FILES)}; write a run folder with a "
         "checkpoint, a folder of lsgd export, or a file"

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import io
 import os
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,14 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lsgd import config
-from lsgd.errors import UsageError
-from lsgd.files import create_empty
+from lsgd.errors import DISK_FULL_ERRNOS, UsageError
+from lsgd.files import create_empty, sync_file, sync_folder
+from lsgd.paths import CHECKPOINT, checkpoint_steps
+from lsgd.paths import checkpoint_files as checkpoint_files
+from lsgd.paths import step_in_name as step_in_name
 from lsgd.recipe.retention import Retention, newest_steps
 from lsgd.rules.metric import TOP1
 from lsgd.untrusted_files import check_unzipped_size, open_regular
 
-FILE = "checkpoint.pt"
-"""The name of the link to the newest checkpoint."""
+FILE = CHECKPOINT
+"""The name of the link to the newest checkpoint, which a drive without symbolic links lacks."""
 BEST = "best.pt"
 """The name of the link to the checkpoint of the best evaluation, if the recipe has keep_best."""
 FORMAT = 2
@@ -94,14 +96,15 @@ def write(
     milestone: bool = False,
     keep: Retention = newest_steps,
     best_first: Sequence[int] = (),
-) -> None:
+) -> bool:
     """Write a checkpoint file into a run folder atomically, then delete those that `keep` omits.
 
     The file is checkpoint-STEP.pt, or milestone-STEP.pt, which is kept for good; a kill leaves a
     complete file or none. Then the link `checkpoint.pt` is moved to it, and `best.pt` to the first
     file of the steps in `best_first`; the file of this link is kept as long as it leads there. The
     file ends with the SHA-256 of torch's archive, which torch.load ignores, so that no manifest is
-    needed. Raises OSError and leaves the folder unchanged if the file cannot be written.
+    needed. Returns whether the first link could be moved, and raises OSError and leaves the folder
+    unchanged if the file cannot be written.
     """
     target = folder / f"{'milestone' if milestone else 'checkpoint'}-{checkpoint.step}.pt"
     temporary = Path(f"{target}.tmp")
@@ -114,25 +117,25 @@ def write(
             if archive.error:
                 raise archive.error
             file.write(archive.hash.digest())
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
     os.replace(temporary, target)
-    point_to(target)
+    is_linked = point_to(target)
     best = _link_best(folder, best_first)
-    steps = _numbered(folder, "checkpoint")
+    steps = checkpoint_steps(folder, "checkpoint")
     kept = {checkpoint.step, *keep(steps.values())}
     for path, step in steps.items():
         if step not in kept and path.name != best:
             path.unlink()
+    return is_linked
 
 
 def _link_best(folder: Path, best_first: Sequence[int]) -> str:
     """Move `best.pt` to the first file of these steps; return its file's name, or ''."""
     # By the files that exist: a full disk or a kill may have lost that of the best evaluation.
-    files = {step: path for path, step in reversed(_numbered(folder).items())}
+    files = {step: path for path, step in reversed(checkpoint_steps(folder).items())}
     best = next((files[step] for step in best_first if step in files), None)
     link = folder / BEST
     kept = os.readlink(link) if link.is_symlink() else ""
@@ -165,41 +168,27 @@ class _Hashed:
         """Do nothing: torch flushes at the end of its archive, before the hash is appended."""
 
 
-def point_to(target: Path, name: str = FILE) -> None:
-    """Replace the symlink of this name by one to this checkpoint file, and fsync its folder."""
+def point_to(target: Path, name: str = FILE) -> bool:
+    """Replace the symlink of this name by one to this checkpoint file, and fsync its folder.
+
+    Returns whether that was possible: some network drives and formats of USB disks have no
+    symlinks. No file of this name is left then, since it would be that of another checkpoint.
+    """
     link = target.parent / name
     temporary = Path(f"{link}.tmp")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target.name)
-    os.replace(temporary, link)
-    descriptor = os.open(target.parent, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def step_in_name(path: Path, kinds: str = "checkpoint|milestone") -> int | None:
-    """Return the step in the name of a checkpoint file of these kinds; None for other files."""
-    match = re.fullmatch(rf"(?:{kinds})-(\d+)\.pt", path.name)
-    return int(match[1]) if match else None
-
-
-def _numbered(folder: Path, kinds: str = "checkpoint|milestone") -> dict[Path, int]:
-    """Return the steps of a run folder's checkpoint files of these kinds, the last step first."""
-    steps = {
-        path: step for path in folder.iterdir() if (step := step_in_name(path, kinds)) is not None
-    }
-    # A milestone goes before a checkpoint of the same step, whose evaluation was not made yet.
-    newest_first = sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
-    return {path: steps[path] for path in newest_first}
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """Return the paths of a run folder's checkpoint files, newest first, damaged ones included."""
-    # It is a regular file in a run folder that was copied with links followed.
-    plain = [path for path in [folder / FILE] if path.exists() and not path.is_symlink()]
-    return [*plain, *_numbered(folder)]
+        temporary.symlink_to(target.name)
+    except OSError as error:
+        if error.errno in DISK_FULL_ERRNOS:
+            raise
+        link.unlink(missing_ok=True)
+        is_linked = False
+    else:
+        os.replace(temporary, link)
+        is_linked = True
+    sync_folder(target.parent)
+    return is_linked
 
 
 def decode_checkpoint(content: bytes, name: str) -> Checkpoint:

@@ -37,6 +37,8 @@ HEADER, FOOTER = 12, 4
 """The bytes before and after the content of a TFRecord: its length with a CRC, and its own CRC."""
 WINDOW = 2**22
 """The bytes of an event file that are read at a time, from its end backwards."""
+BEGINNING = 2**12
+"""The bytes at the beginning of an event file in which the first configuration begins."""
 
 
 def tag(kind: str, key: str, rate: str) -> str:
@@ -82,13 +84,16 @@ class Curves:
         self.unfinished = folder / "events.part"
         self.unfinished.unlink(missing_ok=True)
         rows = run / "metrics.jsonl"
-        if not self._continue(rows):
-            self._rebuild(run / "config.yaml", rows)
+        text = (run / "config.yaml").read_text(encoding="utf-8")
+        config = indent(text, "    ", lambda _: True)  # as a code block of Markdown
+        if not self._continue(config, rows):
+            self._rebuild(config, rows)
 
-    def _continue(self, rows: Path) -> bool:
+    def _continue(self, config: str, rows: Path) -> bool:
         """Open the newest event file behind the event of the last row, and draw what it lacks.
 
-        Return False, and change no file, if it has no such event or cannot be written.
+        That is also the configuration, if the run was extended. Return False, and change no file,
+        if it has no such event or cannot be written.
         """
         paths = sorted(path for path in self.path.parent.glob(FILES) if _is_own(path))
         if not paths:
@@ -115,18 +120,19 @@ class Curves:
             self.path = newest
             self._empty_others()
         self._open(self.path)
+        if not _has_text(self.path, config):
+            self._text("config", config, step=self.examples(last[number]["step"]))
         for row in last[number + 1 :]:
             self._record(row)
         return True
 
-    def _rebuild(self, config: Path, rows: Path) -> None:
+    def _rebuild(self, config: str, rows: Path) -> None:
         """Write a new event file with all rows, one by one."""
         self._open(self.unfinished)
         self._add(Event(step=0, file_version="brain.Event:2"))
         # At a START, a running TensorBoard drops what it has read from the previous file.
         self._add(Event(step=0, session_log=SessionLog(status=SessionLog.START)))
-        # As a code block of Markdown.
-        self._text("config", indent(config.read_text(encoding="utf-8"), "    ", lambda _: True))
+        self._text("config", config)
         for row in RowReader(rows):
             self._record(row)
         self._put_in_place()
@@ -170,10 +176,10 @@ class Curves:
         ]
         return Event(step=position, summary=Summary(value=values))
 
-    def _text(self, tag: str, text: str) -> None:
+    def _text(self, tag: str, text: str, *, step: int = 0) -> None:
         metadata = create_summary_metadata(display_name=None, description=None)
         value = Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto([text.encode()]))
-        self._add(Event(step=0, summary=Summary(value=[value])))
+        self._add(Event(step=step, summary=Summary(value=[value])))
 
     def _add(self, event: Event) -> None:
         event.wall_time = time.time()
@@ -201,6 +207,18 @@ def _is_own(path: Path) -> bool:
     status = path.lstat()
     is_alone = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
     return is_alone and status.st_size > 0 and os.access(path, os.W_OK)
+
+
+def _has_text(path: Path, text: str) -> bool:
+    """Return whether an event file has this text, looking first where that of the start is.
+
+    So the whole file is read only if the configuration has changed since.
+    """
+    searched = text.encode()
+    with open_regular(path) as file:
+        if searched in file.read(BEGINNING + len(searched)):
+            return True
+    return any(searched in content for _, content in _records_from_the_end(path))
 
 
 def _last_event(path: Path, numbers: dict[bytes, int]) -> tuple[int, int] | None:

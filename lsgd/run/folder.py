@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from lsgd import config
 from lsgd.comm import Comm, ElasticComm, broadcast_from_rank0
 from lsgd.errors import ExitError, UsageError, disk_full_error
+from lsgd.files import create_empty, sync_file, sync_folder
 from lsgd.paths import is_leftover
 from lsgd.recipe import Recipe, differing_fields
 from lsgd.recipe.continuation import is_longer_run, past_difference
@@ -119,7 +120,8 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[OpenRun, list[Path]]:
         opened, damaged, saved = _newest_whole(folder, paths)
         theirs, step, earlier = saved.fingerprint, saved.step, shorter_recipe(saved, recipe)
     elif (folder / "config.yaml").exists():
-        theirs = _fingerprint_in(folder / "config.yaml")
+        # Of an empty one the run did not get far, and any recipe may begin there.
+        theirs = _fingerprint_in(folder / "config.yaml") or recipe.fingerprint
     else:
         raise UsageError(
             f"run_dir={folder} holds files that are not of a run; write a new or empty folder"
@@ -236,17 +238,27 @@ def _newest_whole(folder: Path, paths: list[Path]) -> tuple[OpenRun, list[Path],
 
 def _write_config(recipe: Recipe, folder: Path) -> None:
     temporary = folder / CONFIG_BESIDE
-    temporary.write_text(config.to_yaml(recipe), encoding="utf-8")
+    with create_empty(temporary) as file:
+        file.write(config.to_yaml(recipe).encode())
+        sync_file(file)
     started = folder / "config.yaml"
     if started.exists() and _fingerprint_in(started) in ("none", recipe.fingerprint):
         temporary.unlink()  # the configuration that started the run stays
-    else:  # the run is new, or goes on to more epochs
+    else:  # the run is new or goes on to more epochs, or a power failure has emptied the file
         os.replace(temporary, started)
+        sync_folder(folder)
 
 
 def _fingerprint_in(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.split()[-1] for line in lines if line.startswith("# fingerprint:")), "none")
+    """Return the fingerprint in a configuration, `none` without one, or '' if it is empty.
+
+    A power failure may leave zeros or nothing of a file.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not text.strip("\0\n "):
+        return ""
+    found = (line.split()[-1] for line in text.splitlines() if line.startswith("# fingerprint:"))
+    return next(found, "none")
 
 
 def _new_folder(recipe: Recipe, holding: ExitStack) -> Path:

@@ -82,7 +82,8 @@ def _taken(path: Path) -> BinaryIO:
         except FileExistsError:
             doubtful = _removed(path)
             continue
-        with suppress(OSError):  # on a drive without locks the touches are the only sign of life
+        # On a drive without locks the touches are the only sign of life.
+        with suppress(OSError, files.NoLocksError):
             files.lock(file, wait=True)
         try:
             since = f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}"
@@ -135,7 +136,7 @@ def _locked(file: BinaryIO) -> bool | None:
     """Try to lock a file; return whether that succeeded, or None if its drive supports no locks."""
     try:
         return files.lock(file, wait=False)
-    except OSError:
+    except (OSError, files.NoLocksError):
         return None
 
 

@@ -58,6 +58,9 @@ class CheckpointSaver:
         self.keep, self.best_first = keep, best_first
         self.thread = ThreadPoolExecutor(1, "saver")
         self.pending_write: Future[_Failure | None] | None = None
+        self._unlinked_step: int | None = None
+        """The step of the last checkpoint if no link leads to it."""
+        self._has_warned = False
 
     def save(self, snapshot: Checkpoint, *, milestone: bool = False) -> None:
         """Wait until the previous checkpoint is written, then write this one in the background."""
@@ -66,6 +69,7 @@ class CheckpointSaver:
             raise NotSavedError(failure.why)
         if failure:
             self.log.warn(snapshot.step, f"{failure.why}; training continues")
+        self._warn_without_link(snapshot.step)
         if self.comm.rank == 0:
             copied, wait = _on_host(snapshot)
             self.pending_write = self.thread.submit(self._write, copied, wait, milestone)
@@ -81,6 +85,7 @@ class CheckpointSaver:
         if kind in (None, PreemptedError, TrainingInterrupted):
             if failure := self._settle():
                 raise NotSavedError(failure.why) from None
+            self._warn_without_link(self._unlinked_step)
         # After any other error a broadcast might hang, since other processes may have exited.
         elif self.pending_write and (failure := self.pending_write.result()):
             self.log.warn(failure.step, failure.why)
@@ -90,15 +95,27 @@ class CheckpointSaver:
         self.pending_write = None
         return self.comm.broadcast_object(failure)
 
+    def _warn_without_link(self, step: int | None) -> None:
+        """Log once, at this step of the run, that the checkpoints written so far have no link."""
+        if self._unlinked_step is not None and step is not None and not self._has_warned:
+            self._has_warned = True
+            self.log.warn(
+                step,
+                f"{self.folder} is on a drive that refuses symbolic links, so that "
+                f"{checkpoint.FILE} and {checkpoint.BEST} are missing; commands that take a run "
+                "folder find its newest checkpoint",
+            )
+
     def _write(
         self, snapshot: Checkpoint, wait: Callable[[], None], milestone: bool
     ) -> _Failure | None:
         wait()
         try:
             best_first = self.best_first(snapshot.rates, snapshot.evaluations)
-            checkpoint.write(
+            is_linked = checkpoint.write(
                 snapshot, self.folder, milestone=milestone, keep=self.keep, best_first=best_first
             )
+            self._unlinked_step = None if is_linked else snapshot.step
         except OSError as error:
             why = f"step {snapshot.step} could not be saved in {self.folder} ({error.strerror}"
             if full := error.errno in DISK_FULL_ERRNOS:

@@ -115,6 +115,11 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
             f"{NP} in the command needs --processes N, and the other way round; write for example "
             f"--processes 4 python -m lsgd.launch torchrun digits run_dir=runs/a --np {NP}"
         )
+    if options.min_processes > 1 and NP not in line:
+        raise UsageError(
+            f"--min-processes {options.min_processes} needs {NP} in the command, whose number of "
+            f"processes is fixed otherwise; write --processes N and {NP}, or leave it out"
+        )
     if (HOSTS in line) != bool(options.hosts):
         raise UsageError(
             f"{HOSTS} in the command needs --hosts HOST:N,..., and the other way round; write "

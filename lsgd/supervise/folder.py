@@ -7,10 +7,11 @@ from pathlib import Path
 
 from lsgd.errors import UsageError
 from lsgd.override_syntax import last_path
+from lsgd.paths import CHECKPOINT, existing_checkpoint
 from lsgd.run.rows import STRAGGLER, read_last_rows
 from lsgd.sanitizing import sanitize
 
-METRICS, CHECKPOINT = "metrics.jsonl", "checkpoint.pt"
+METRICS = "metrics.jsonl"
 EPOCHS, REPEATED = 10, 3
 """The last epochs in which stragglers are counted, and in how many a host has to be one.
 
@@ -61,7 +62,7 @@ def repeated_straggler(folder: Path) -> str:
 def newest_checkpoint(folder: Path) -> tuple[int, int] | None:
     """Return inode and mtime (ns), which identify a run's newest checkpoint file, or None."""
     try:
-        status = (folder / CHECKPOINT).stat()
+        status = existing_checkpoint(folder / CHECKPOINT).stat()
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_mtime_ns
@@ -74,8 +75,8 @@ def progress_marker(folder: Path) -> list[tuple[int, int, int]]:
     differs from this machine's: they are compared with each other only.
     """
     found = []
-    for name in (METRICS, CHECKPOINT):
+    for path in (folder / METRICS, existing_checkpoint(folder / CHECKPOINT)):
         with suppress(FileNotFoundError):
-            status = (folder / name).stat()
+            status = path.stat()
             found.append((status.st_ino, status.st_size, status.st_mtime_ns))
     return found

@@ -20,14 +20,17 @@ from lsgd.errors import (
 from lsgd.files import AppendOnlyFile
 from lsgd.job import members
 from lsgd.job.ending import GRACE
-from lsgd.paths import is_leftover
+from lsgd.paths import CHECKPOINT, is_leftover
 from lsgd.run import lock
 from lsgd.run.read import SUPERVISOR_LOG
 from lsgd.sanitizing import mask_passwords, sanitize
-from lsgd.supervise.folder import CHECKPOINT
 
 LOCK = "supervise.lock"
 """The lock file of a run folder's supervisor; not the log, which a user may remove."""
+WITHOUT_LOCKS = (
+    "write run_dir=PATH of a folder on a drive with locks, or run the command without "
+    "lsgd.supervise, as training needs none"
+)
 RETRY = 0.5
 """The seconds between attempts to lock the folder."""
 
@@ -67,7 +70,8 @@ def open_logbook(
     """Lock the run folder for this supervisor, stop leftover processes, and yield the log.
 
     Raises SupervisorLockedError if another supervisor is active there for `patience` seconds,
-    UsageError if the folder holds files of something else or cannot be written, and NotSavedError
+    UsageError if the folder holds files of something else, cannot be written or is on a drive
+    without locks, where the processes of another supervisor would be stopped, and NotSavedError
     if the disk is full at the start, or rows are still unwritten at the end.
     """
     try:
@@ -90,7 +94,7 @@ def open_logbook(
     with held:
         # The helper of a killed supervisor holds the lock until it has stopped the job.
         deadline = time.monotonic() + patience
-        while not files.lock(held, wait=False):
+        while not files.lock(held, wait=False, remedy=WITHOUT_LOCKS):
             if time.monotonic() > deadline:
                 raise SupervisorLockedError(
                     f"run_dir={folder} has a supervisor already; wait for it, or end it with "

@@ -12,6 +12,7 @@ from typing import IO
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.job import members
 from lsgd.job.ending import GRACE, cleanup_process
+from lsgd.job.launcher import forwarded_signal
 from lsgd.job.members import JOB_TAG, PeerMonitor, was_restarted
 from lsgd.job.system import memory_kills
 from lsgd.supervise.folder import progress_marker, run_folder
@@ -47,7 +48,9 @@ def run_job(
     with cleanup_process((JOB_TAG, str(folder)), keep=[logbook.lock_file.fileno()]):
         launcher = _launched(command, folder, output, environment or {})
         with PeerMonitor(folder, launcher.pid) as watch:
-            silent = _watch_to_the_end(watch, launcher, logbook, signals, stall_timeout, grace)
+            silent = _watch_to_the_end(
+                watch, command, launcher, logbook, signals, stall_timeout, grace
+            )
             code = launcher.poll()
         members.stop_job(folder)
         launcher.wait()
@@ -84,6 +87,7 @@ def _launched(
 
 def _watch_to_the_end(
     watch: PeerMonitor,
+    command: Sequence[str],
     launcher: "subprocess.Popen[bytes]",
     logbook: Logbook,
     signals: Sequence[int],
@@ -113,11 +117,7 @@ def _watch_to_the_end(
             passed_on += 1
             logbook.log_event("asked", f"{signal.Signals(signals[-1]).name}: stopping the job")
             watch.wait(0)
-            # Signal the processes themselves, as launchers give them too little time to save. Where
-            # none has reported yet, signal the launcher's process group: a negative pid.
-            for pid in [member.pid for member in watch.alive.values()] or [-launcher.pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
+            _ask_to_stop(watch, command, launcher.pid)
             stop_at = min(stop_at, time.monotonic() + (grace if passed_on == 1 else 0))
         if stall_timeout and (now := progress_marker(watch.folder)) != seen:
             seen, since = now, time.monotonic()
@@ -125,6 +125,22 @@ def _watch_to_the_end(
             silent, stop_at = True, 0
     watch.wait(0)
     return silent
+
+
+def _ask_to_stop(watch: PeerMonitor, command: Sequence[str], launcher: int) -> None:
+    """Signal the processes of a job to save and exit.
+
+    The signal goes to the processes themselves, as launchers give them too little time to save. If
+    none has reported on this machine, they may be on others, where the launcher alone reaches them;
+    without such a launcher they start here, in its process group, which is a negative pid.
+    """
+    asked = [(member.pid, signal.SIGTERM) for member in watch.alive.values()]
+    if not asked:
+        forwarded = forwarded_signal(command)
+        asked = [(launcher, forwarded) if forwarded else (-launcher, signal.SIGTERM)]
+    for pid, number in asked:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _write_lives(watch: PeerMonitor, logbook: Logbook, told: set[tuple[str, int]]) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Metric, Param, RunStatus, RunTag
+from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 
 from lsgd.errors import UsageError
 from lsgd.sanitizing import mask_passwords
@@ -20,8 +21,10 @@ EXPERIMENT = "lsgd"
 """The default experiment; MLFLOW_EXPERIMENT_NAME overrides it."""
 ID = "lsgd.id"
 KIND = "mlflow.experimentKind"
-METRICS, PARAMS = 1000, 100
-"""The most metrics and parameters in one request to MLflow."""
+CHANGED = "changed."
+"""The beginning of the tag with the value of a field that has changed since the run's start."""
+METRICS, AT_ONCE = 1000, 100
+"""The most metrics, and the most parameters or tags, in one request to MLflow."""
 LONGEST_NAME = 250
 """The most characters in the name of a metric or parameter at MLflow."""
 T = TypeVar("T")
@@ -56,14 +59,18 @@ class MlflowRun:
             mlflow.get_tracking_uri(), f"#/experiments/{experiment}/runs/{self._id}"
         )
         self._client.update_run(self._id, RunStatus.to_string(RunStatus.RUNNING))
-        config = [
-            Param(key, str(value))
-            for key, value in _with_names(about.config)
-            if key not in run.data.params
-        ]
-        for first in range(0, len(config), PARAMS):
-            self._client.log_batch(self._id, params=config[first : first + PARAMS])
-        self._client.log_batch(self._id, tags=[RunTag(k, v) for k, v in about.tags.items()])
+        config, known = dict(_with_names(about.config)), run.data.params
+        params = [Param(key, str(value)) for key, value in config.items() if key not in known]
+        # A parameter cannot change, and a run that is extended has more epochs than at its start.
+        changed = {
+            mlflow_name(f"{CHANGED}{key}"): str(config[key])
+            for key in config.keys() & known.keys()
+            if str(config[key])[:MAX_PARAM_VAL_LENGTH] != known[key]
+        }
+        tags = [RunTag(key, value) for key, value in (about.tags | changed).items()]
+        for first in range(0, max(len(params), len(tags)), AT_ONCE):
+            some = slice(first, first + AT_ONCE)
+            self._client.log_batch(self._id, params=params[some], tags=tags[some])
 
     def last_step(self) -> int:
         """Return the last training step at MLflow, by the metric `examples` of every step, or 0."""

@@ -27,6 +27,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """The first and longest pause before a retry to reach a tracker, in seconds; pauses double."""
 DRAIN_TIMEOUT = 300.0
 """The time limit for sending the remaining rows after the end of a run, in seconds."""
+WITHOUT_LOCKS = (
+    "copy the run folder to a drive with locks, such as a local disk, and send it from there with "
+    "python -m lsgd.track RUN --to TRACKER"
+)
 
 
 class Tracker(Protocol):
@@ -147,13 +151,13 @@ def _upload_lock(folder: Path, to: str, *, wait: bool) -> Iterator[None]:
     """Hold a lock within this context so that no other process uploads the run to the tracker.
 
     Raises UsageError if another process holds the lock and `wait` is false, or if the folder
-    cannot be written.
+    cannot be written or is on a drive without locks.
     """
     path = log_of(folder, to)
     with ExitStack() as stack:
         try:
             file = stack.enter_context(path.open("ab"))
-            alone = lock(file, wait=wait)
+            alone = lock(file, wait=wait, remedy=WITHOUT_LOCKS)
         except OSError as error:
             raise UsageError(
                 f"{path} cannot be written ({error.strerror}), which must hold the id of the "

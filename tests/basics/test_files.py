@@ -1,11 +1,15 @@
 """A file is there whole, or as it was; a folder is there with what was to be in it, or not."""
 
 import errno
+import fcntl
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import pytest
+from helpers.watched_disk import watched_disk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +39,25 @@ def test_what_stops_half_way_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     assert path.read_bytes() == b"after"
 
 
+def test_a_file_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a power failure could leave an empty one; only what can be made again need not wait."""
+    done = watched_disk(tmp_path, monkeypatch)
+    for sync in (True, False):
+        with atomic_write(tmp_path / "a", sync=sync) as file:
+            file.write(b"a")
+    assert done == ["sync .a.part", "move .a.part to a", "sync .", "move .a.part to a"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
+def test_a_drive_may_refuse_to_synchronize_its_folders(number: int, tmp_path: Path) -> None:
+    with patch.object(os, "fsync", side_effect=OSError(number, "refused")):
+        expected = pytest.raises(OSError, match="refused") if number == errno.EIO else nullcontext()
+        with expected:
+            files.sync_folder(tmp_path)
+
+
 def test_of_what_a_full_disk_does_not_take_nothing_stays(tmp_path: Path) -> None:
     """It would fill the disk; and the error says which file it was."""
     path = tmp_path / "a.JPEG"
@@ -54,6 +77,18 @@ def test_a_file_may_have_the_longest_name(length: int, letter: str, tmp_path: Pa
         second.write(b"2")
     assert sorted(tmp_path.iterdir()) == paths
     assert [path.read_bytes() for path in paths] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_drive_without_locks_is_named_with_the_way_out(number: int, tmp_path: Path) -> None:
+    with (
+        (tmp_path / "locked").open("w") as file,
+        patch.object(fcntl, "flock", side_effect=OSError(number, "No locks")),
+        pytest.raises(
+            UsageError, match=r"locked is on a drive without file locks \(No locks\).*; b"
+        ),
+    ):
+        files.lock(file, wait=False, remedy="by hand")
 
 
 @given(st.lists(st.binary(max_size=9)), st.binary(max_size=9), st.sampled_from([1, 3, 2**16]))

@@ -71,6 +71,17 @@ def test_without_a_supervisor_nothing_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_on_another_machine_without_the_folder_of_the_job_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("enable", "disable"):  # pytest has its own
+        monkeypatch.setattr(members.faulthandler, name, lambda *_: None)
+    monkeypatch.setenv(members.JOB_TAG, str(tmp_path / "lsgd-job-x"))
+    with members.exit_report(0) as leave:
+        assert leave(5, "peer lost") == 5
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_stop_finds_what_has_gone_its_own_way_and_nothing_else(tmp_path: Path) -> None:
     """A daemon whose parents are gone, a stopped process, one that refuses to go."""
     one, other = tmp_path / "run", tmp_path / "run2"

@@ -76,6 +76,17 @@ def test_a_run_that_waits_for_its_job_of_an_array(
     assert "job    1_[2-3,5%1] PENDING, waits for Resources" in said
 
 
+def test_a_waiting_job_of_an_array_has_the_log_of_its_task(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm shows one log for all jobs of an array that have not begun."""
+    assert print_status(["a/s-1_5"]) == 0
+    said = capsys.readouterr().out
+    assert "job    1_[2-3,5%1] PENDING, waits for Resources" in said
+    with pytest.raises(UsageError, match="has no run and no Slurm job"):
+        print_status(["a/s-1_4"])
+
+
 def test_a_study_is_no_folder(here: Path) -> None:
     with pytest.raises(UsageError, match="or lsgd study study=NAME --status for all runs"):
         print_status(["study=digits"])

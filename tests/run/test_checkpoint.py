@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import io
 import math
@@ -15,6 +16,8 @@ import pytest
 import torch
 from helpers.checkpoints import CPU, content, learner_after, make_steps, open_once, recipe, tiny
 from helpers.soak import FaultSeries
+from helpers.symlinks import refuse_symlinks
+from helpers.watched_disk import watched_disk
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -22,9 +25,12 @@ from torch import Tensor
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DivergedError, UsageError
 from lsgd.learner import Learner
+from lsgd.paths import existing_checkpoint
 from lsgd.recipe.retention import Retention, newest_steps
+from lsgd.recipe.start_file import start_file
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
+from lsgd.supervise.folder import newest_checkpoint, progress_marker
 
 
 def same(a: Any, b: Any) -> bool:
@@ -262,20 +268,7 @@ def test_the_file_is_on_disk_before_its_name_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And then the name is: otherwise a power cut leaves an empty file, or the old one for ever."""
-    done: list[str] = []
-    fsync, rename = os.fsync, os.replace
-
-    def watched_fsync(descriptor: int) -> None:
-        target = os.readlink(f"/proc/self/fd/{descriptor}")
-        done.append(f"sync {Path(target).relative_to(tmp_path)}")
-        fsync(descriptor)
-
-    def watched_replace(a: Path, b: Path) -> None:
-        done.append(f"move {a.name} to {b.name}")
-        rename(a, b)
-
-    monkeypatch.setattr(os, "fsync", watched_fsync)
-    monkeypatch.setattr(os, "replace", watched_replace)
+    done = watched_disk(tmp_path, monkeypatch)
     checkpoint.write(tiny(), tmp_path)
     expected = [
         "sync checkpoint-3.pt.tmp",
@@ -284,6 +277,37 @@ def test_the_file_is_on_disk_before_its_name_moves(
         "sync .",
     ]
     assert done == expected
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_on_a_drive_without_symlinks_the_newest_file_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Instead of a copied link, which would be the file of another step."""
+    (tmp_path / checkpoint.FILE).write_bytes(b"copied")
+    refuse_symlinks(monkeypatch, number)
+    assert not checkpoint.write(tiny(4), tmp_path)
+    assert not checkpoint.write(tiny(5), tmp_path, best_first=[4])
+    assert not checkpoint.write(tiny(10), tmp_path, best_first=[4, 10], keep=newest(1))
+    assert file_names(tmp_path) == ["checkpoint-10.pt", "checkpoint-4.pt"]
+    newest_file = tmp_path / "checkpoint-10.pt"
+    assert existing_checkpoint(tmp_path / checkpoint.FILE) == newest_file
+    assert start_file(str(tmp_path)) == start_file(f"{tmp_path}/checkpoint.pt") == newest_file
+    status = newest_file.stat()
+    assert newest_checkpoint(tmp_path) == (status.st_ino, status.st_mtime_ns)
+    assert len(progress_marker(tmp_path)) == 1
+    assert existing_checkpoint(tmp_path / "gone/checkpoint.pt").parent.name == "gone"
+    assert existing_checkpoint(tmp_path / "best.pt") == tmp_path / "best.pt"
+
+
+def test_a_full_disk_is_no_drive_without_symlinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.write(tiny(4), tmp_path)
+    refuse_symlinks(monkeypatch, errno.ENOSPC)
+    with pytest.raises(OSError, match="refused"):
+        checkpoint.write(tiny(5), tmp_path)
+    assert os.readlink(tmp_path / checkpoint.FILE) == "checkpoint-4.pt"
 
 
 def test_the_newest_stay_and_every_milestone(tmp_path: Path) -> None:

@@ -71,6 +71,22 @@ def test_made_anew_it_has_the_rows_that_are_left_and_takes_the_place_of_the_old(
     assert not old.exists()
 
 
+def test_the_configuration_of_an_extended_run_is_added_once(run: Path, opened: Opens) -> None:
+    """At the step from which it holds, beside that of the start."""
+    rows = [row(1), row(2)]
+    opened(run, *rows)
+    opened(run, *rows)
+    first = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text("name: an extended run\n")
+    opened(run, *rows)
+    opened(run, *rows)
+    opened(run, *rows, row(3))
+    events = reader(run).Reload().Tensors("config")
+    shown = [(each.step, each.tensor_proto.string_val[0].decode()) for each in events]
+    assert shown == [(0, curves._verbatim(first)), (20, "    name: an extended run\n")]
+    assert points(run)[CURVE] == expected(1, 2, 3)
+
+
 def test_killed_before_the_old_one_is_removed_no_point_is_there_twice(
     run: Path, opened: Opens
 ) -> None:
@@ -174,7 +190,7 @@ def test_what_a_full_disk_keeps_back_is_there_once_there_is_space(
 ) -> None:
     """Neither a row nor the file before is lost, whenever it gets full."""
     if rebuilds:
-        monkeypatch.setattr(Curves, "_continue", lambda curves, rows: False)
+        monkeypatch.setattr(Curves, "_continue", lambda *_: False)
     ballast = small_disk / "ballast"
     (small_disk / "metrics.jsonl").symlink_to(tmp_path_factory.mktemp("large") / "rows")
     (small_disk / "config.yaml").write_text("name: run\n")

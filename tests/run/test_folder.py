@@ -11,6 +11,8 @@ from typing import Any, BinaryIO
 
 import pytest
 from helpers.checkpoints import content, open_once, recipe, tiny
+from helpers.symlinks import refuse_symlinks
+from helpers.watched_disk import watched_disk
 
 from lsgd import config
 from lsgd.comm.single import SingleComm
@@ -18,6 +20,7 @@ from lsgd.errors import NotSavedError, UsageError
 from lsgd.run import checkpoint, lock
 from lsgd.run import folder as run_folder
 from lsgd.run.folder import OpenRun, open_run
+from lsgd.trained_model import load_trained
 
 
 def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -78,6 +81,44 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     assert open_once(made) == OpenRun(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("left", [b"", bytes(300)])
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_a_configuration_that_a_power_failure_has_emptied_is_written_again(
+    tmp_path: Path, with_checkpoint: bool, left: bytes
+) -> None:
+    saved = saved_run(tmp_path)
+    if not with_checkpoint:
+        (tmp_path / checkpoint.FILE).unlink()
+        (tmp_path / "checkpoint-3.pt").unlink()
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "config.yaml").write_bytes(left)
+    made = recipe(f"run_dir={tmp_path}")
+    assert open_once(made).content == (saved if with_checkpoint else None)
+    assert config.read_recipe(tmp_path / "config.yaml") == made
+
+
+def test_on_a_drive_without_symlinks_a_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_symlinks(monkeypatch, errno.EPERM)
+    made = recipe(f"run_dir={tmp_path}")
+    open_once(made)
+    checkpoint.write(replace(tiny(3), fingerprint=made.fingerprint, recipe=asdict(made)), tmp_path)
+    opened = open_once(made)
+    assert opened.checkpoint_path == f"{tmp_path}/checkpoint-3.pt"
+    assert not (tmp_path / checkpoint.FILE).exists()
+    for path in (tmp_path, tmp_path / checkpoint.FILE):
+        assert load_trained(path, [], remedy="")[1].step == 3
+
+
+def test_the_configuration_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = watched_disk(tmp_path, monkeypatch)
+    open_once(recipe(f"run_dir={tmp_path}"))
+    assert done == ["sync config.yaml.tmp", "move config.yaml.tmp to config.yaml", "sync ."]
 
 
 @pytest.mark.parametrize("with_checkpoint", [True, False])

@@ -1,3 +1,4 @@
+import errno
 import os
 import resource
 import threading
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.symlinks import refuse_symlinks
 from helpers.threaded import run_on_threads
 from test_checkpoint import same, tiny
 
@@ -157,6 +159,20 @@ def test_any_other_failure_ends_all_processes_at_the_next_save(tmp_path: Path) -
     assert said[0] == said[1]
     assert "step 1 could not be saved" in said[0]
     assert "No such file or directory" in said[0]
+
+
+def test_a_drive_without_symlinks_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_symlinks(monkeypatch, errno.EOPNOTSUPP)
+    for saves, at in ((3, 2), (1, 1)):
+        log = Said()
+        with CheckpointSaver(tmp_path, SingleComm(), log, keep=newest_steps) as saver:
+            for step in range(1, saves + 1):
+                saver.save(tiny(step))
+        [(step, text)] = log.warnings
+        assert (step, "refuses symbolic links" in text) == (at, True)
+    assert steps(tmp_path)[0] == 3
 
 
 def test_after_another_error_the_write_is_finished(tmp_path: Path) -> None:

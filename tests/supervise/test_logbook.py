@@ -1,6 +1,7 @@
 """A run folder has one supervisor at a time, which keeps its logbook there."""
 
 import errno
+import fcntl
 import io
 import os
 from pathlib import Path
@@ -21,6 +22,20 @@ def test_one_supervisor_per_run(tmp_path: Path) -> None:
     with open_logbook(tmp_path), said, open_logbook(tmp_path, patience=0.1):
         pass
     with open_logbook(tmp_path):
+        pass
+
+
+def test_on_a_drive_without_locks_none_is_active(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two would stop each other's processes."""
+
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    said = pytest.raises(UsageError, match=r"run the command without lsgd\.supervise")
+    with said, open_logbook(tmp_path):
         pass
 
 

@@ -44,6 +44,7 @@ def test_numbers_that_make_no_sense_are_refused(
         ("true", "has no run_dir"),
         ("--processes 2 true run_dir=run", "and the other way round"),
         ("true run_dir=run {np}", "and the other way round"),
+        ("--min-processes 4 true run_dir=run", "--min-processes 4 needs {np} in the command"),
         ("--hosts a:8 true run_dir=run {np}", "{hosts} in the command needs --hosts"),
         ("--hosts a true run_dir=run {np}", "a is not of the form HOST:N,HOST:N; see --help"),
         ("no-such-program run_dir=run", "no-such-program cannot be started"),

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from helpers.run_folders import write_run
@@ -77,6 +78,42 @@ def test_mlflow_takes_every_name(key: str) -> None:
     validation._validate_metric_name(mlflow_name(key))
     assert mlflow_name("deviations.worker_batch") == "deviations.worker_batch"
     assert mlflow_name("train/loss") == "train/loss"
+
+
+@pytest.mark.mlflow
+def test_of_an_extended_run_mlflow_has_the_current_epochs_as_a_tag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parameters cannot change."""
+    import mlflow
+
+    from lsgd.track import mlflow as tracker
+
+    client = MagicMock()
+    known: dict[str, str] = {}
+    found = SimpleNamespace(info=SimpleNamespace(run_id="7"), data=SimpleNamespace(params=known))
+    client.search_runs.return_value = [found]
+    monkeypatch.setattr(mlflow, "get_experiment_by_name", lambda name: None)
+    monkeypatch.setattr(mlflow, "set_experiment", lambda name: SimpleNamespace(experiment_id="1"))
+    monkeypatch.setattr(tracker, "MlflowClient", lambda: client)
+
+    def logged(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the parameters and tags of a start of this run."""
+        client.log_batch.reset_mock()
+        tracker.MlflowRun(tracked_run_info(read_run(folder), "mlflow"))
+        calls = [call.kwargs for call in client.log_batch.mock_calls]
+        params, tags = (
+            {each.key: each.value for call in calls for each in call[kind]}
+            for kind in ("params", "tags")
+        )
+        return params, {key: value for key, value in tags.items() if key.startswith("changed.")}
+
+    two, four = (write_run(tmp_path / n, *WORDS, f"epochs={n}", "run_dir=a") for n in "24")
+    params, changed = logged(two)
+    assert (params["epochs"], changed) == ("2", {})
+    known |= params
+    assert logged(two) == ({}, {})
+    assert logged(four) == ({}, {"changed.epochs": "4"})
 
 
 @pytest.mark.mlflow

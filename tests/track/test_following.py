@@ -1,5 +1,6 @@
 """How a run is sent: in order, nothing missing and nothing twice, whatever the tracker does."""
 
+import errno
 import fcntl
 import json
 import os
@@ -144,6 +145,22 @@ def test_one_process_at_a_time_sends_a_run(
         fcntl.flock(file, fcntl.LOCK_EX)
         says = usage_error(command.main, capsys, str(folder), "--to", "mlflow")
     assert "another process is sending" in says
+    assert not tracker.has
+
+
+def test_on_a_drive_without_locks_the_run_is_to_be_copied(
+    folder: Path,
+    tracker: Memory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    says = usage_error(command.main, capsys, str(folder), "--to", "mlflow")
+    assert "on a drive without file locks" in says
+    assert "copy the run folder to a drive with locks" in says
     assert not tracker.has
 
 
