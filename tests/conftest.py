@@ -14,7 +14,7 @@ import torch
 from helpers import capabilities
 from helpers import reference_run as undisturbed_run
 from helpers.budget import CpuTimeReport
-from helpers.composed import compose_or_explain, compose_recipe
+from helpers.composed import compose_or_explain, compose_recipe, share_compositions
 from helpers.launching import SERVERS
 from helpers.soak import FaultSeries
 from helpers.studies import StudyFolder, study_folder
@@ -93,6 +93,13 @@ def servers() -> Iterator[None]:
     """Stop the servers of forked launches after the tests."""
     with SERVERS:
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_compositions(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let the workers of pytest-xdist share recipes by their common folder."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        share_compositions(tmp_path_factory.getbasetemp().parent / "composed")
 
 
 @pytest.fixture

@@ -1,20 +1,34 @@
 """A cache of composed recipes, since Hydra takes longer than most tests."""
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from omegaconf import DictConfig
 
 from lsgd import config
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
+from lsgd.files import atomic_write
 from lsgd.override_syntax import key_and_value
 from lsgd.recipe import Recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.overrides import config_groups
 
 CONFIG_GROUPS = frozenset((*config_groups(), "recipe"))
+_shared: Path | None = None
+
+
+def share_compositions(folder: Path) -> None:
+    """Let the processes that name this folder compose each recipe without overrides once for all.
+
+    The tests of all recipes are in two files, which pytest-xdist gives to two processes.
+    """
+    global _shared
+    folder.mkdir(exist_ok=True)
+    _shared = folder
 
 
 def compose_recipe(*words: str) -> Recipe:
@@ -36,6 +50,20 @@ def compose_or_explain(words: Sequence[str], *, is_tuned: bool = False) -> Recip
 
 @cache
 def _loaded(words: tuple[str, ...]) -> Recipe:
+    """Compose a recipe, or read it if another process has."""
+    if _shared is None or len(words) != 1 or not words[0].removeprefix("+recipe=").isidentifier():
+        return _composed(words)
+    file = _shared / words[0]
+    if file.exists():
+        recipe: Recipe = pickle.loads(file.read_bytes())
+        return recipe
+    recipe = _composed(words)
+    with atomic_write(file) as stream:
+        stream.write(pickle.dumps(recipe))
+    return recipe
+
+
+def _composed(words: tuple[str, ...]) -> Recipe:
     """Compose a recipe; Hydra sees its config groups alone, once for all values of its fields."""
     words = tuple(config._canonical(words))
     groups = tuple(word for word in words if key_and_value(word)[0] in CONFIG_GROUPS)

@@ -19,7 +19,7 @@ from lsgd import config, evaluate, train
 from lsgd.errors import UsageError
 from lsgd.inputs import index, indexed_class_names
 from lsgd.inputs.index import open_indexes
-from lsgd.prepare import folder, suggestion
+from lsgd.prepare import suggestion
 from lsgd.prepare.__main__ import main as prepare
 from lsgd.prepare.indexing import index_folder
 from lsgd.prepare.suggestion import overrides_for_size
@@ -64,6 +64,7 @@ def words(root: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("real_steps")
 def test_three_commands_from_a_folder_to_an_error(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,11 +157,8 @@ def test_a_set_of_other_classes_is_refused(root: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("change", ["new image", "damaged index", "new class", "missing index"])
-def test_the_command_for_a_stale_set_ends_the_error(
-    change: str, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_for_a_stale_set_ends_the_error(change: str, root: Path) -> None:
     """It indexes this set and the others, and allows the class that val already lacked."""
-    monkeypatch.setattr(folder, "print_suggestion", lambda *_: None)  # which times a step
     for name in ("copy", "v2"):
         shutil.copytree(root / "val", root / name)
     shutil.rmtree(root / "val/Zebra")

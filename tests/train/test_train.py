@@ -137,8 +137,8 @@ FEW = ["inputs=synthetic", "data.train_examples=48", "workers=4", "worker_batch=
 @pytest.mark.parametrize(
     "words",
     [
-        ["optim=adamw", "schedule.reference_lr=0.001"],
-        ["averaging=last", "averaging.epochs=2", "tail=keep"],
+        ["optim=adamw", "schedule.reference_lr=0.001", *FEW],
+        ["averaging=last", "averaging.epochs=2", "tail=keep", *FEW, "data.train_examples=53"],
         ["strategy=diloco", "strategy.local_steps=3", *FEW],
         ["strategy=async", "cluster.spread=0.5", *FEW],
     ],
@@ -264,7 +264,7 @@ def test_a_kill_costs_minutes(
 
     monkeypatch.setattr(CheckpointSaver, "save", noted)
     words = ["epochs=2", "schedule.milestones=[1.5]", f"checkpoint_minutes={minutes}"]
-    train(recipe(tmp_path, *words))
+    train(recipe(tmp_path, *words, *FEW, "data.train_examples=80"))
     assert saved == expected
 
 
