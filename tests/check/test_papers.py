@@ -3,11 +3,13 @@
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.composed import compose_recipe
+from helpers.device_runs import with_fields
 
 from lsgd import check
 from lsgd.check import images, learning_rate, network, sampling, step
@@ -238,13 +240,13 @@ def test_sizes_and_phases_are_those_of_the_source(run: str, word: str, rule: str
     assert (own, other) == (set(), {rule})
 
 
-EXTRAS = {
-    "mixing": "data.mixup=0.3",
-    "loss": "loss=bce",
-    "mirror": "evaluation.mirror=true",
-    "blurpool": "model.blurpool=all",
-    "image_sizes": "image_sizes.points=[[0,128],[1,160]]",
-    "batch_growth": "batch_schedule=[[1,2,8]]",
+EXTRAS: dict[str, tuple[str, Any]] = {
+    "mixing": ("data.mixup", 0.3),
+    "loss": ("loss", "bce"),
+    "mirror": ("evaluation.mirror", True),
+    "blurpool": ("model.blurpool", "all"),
+    "image_sizes": ("image_sizes.points", [[0.0, 128.0], [1.0, 160.0]]),
+    "batch_growth": ("batch_schedule", [[1, 2, 8]]),
 }
 """Another loss, network or set of images for each recipe, by the rule against it."""
 
@@ -253,8 +255,8 @@ EXTRAS = {
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_extras_that_a_source_does_not_have_are_named(run: str, extra: str) -> None:
     """Those that it states have rules of their own, and so have DIU's minibatches by epoch."""
-    paper = PAPERS[compose_recipe(*RUNS[run]).paper]
-    asked = compose_recipe(*RUNS[run], EXTRAS[extra])
+    asked = with_fields(compose_recipe(*RUNS[run]), dict([EXTRAS[extra]]))
+    paper = PAPERS[asked.paper]
     facts = [
         sampling._mixing(asked),
         sampling._growth(asked),
