@@ -479,7 +479,7 @@ def test_the_share_of_the_peak_follows_from_the_speed(
     share = utilization.utilization_per_speed(recipe, gpu, 8)
     assert share == pytest.approx(24_299_077_632 / (8 * 989e12))
     trained, of_size = (
-        utilization.flops_per_image(load_recipe(["recipe=bs8k", word]))
+        utilization.flops_per_image(load_recipe(["recipe=bs8k", "model=small_resnet", word]))
         for word in ("image_sizes.points=[[0, 112]]", "data.image_size=112")
     )
     assert trained == of_size
