@@ -19,7 +19,7 @@ from lsgd import config, evaluate, train
 from lsgd.errors import UsageError
 from lsgd.inputs import index, indexed_class_names
 from lsgd.inputs.index import open_indexes
-from lsgd.prepare import suggestion
+from lsgd.prepare import folder, suggestion
 from lsgd.prepare.__main__ import main as prepare
 from lsgd.prepare.indexing import index_folder
 from lsgd.prepare.suggestion import overrides_for_size
@@ -157,8 +157,11 @@ def test_a_set_of_other_classes_is_refused(root: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("change", ["new image", "damaged index", "new class", "missing index"])
-def test_the_command_for_a_stale_set_ends_the_error(change: str, root: Path) -> None:
+def test_the_command_for_a_stale_set_ends_the_error(
+    change: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It indexes this set and the others, and allows the class that val already lacked."""
+    monkeypatch.setattr(folder, "print_suggestion", lambda *_: None)  # which composes a recipe
     for name in ("copy", "v2"):
         shutil.copytree(root / "val", root / name)
     shutil.rmtree(root / "val/Zebra")
