@@ -148,6 +148,7 @@ def test_position_embeddings_and_tokens_do_not_decay() -> None:
     assert "encoder.layers.encoder_layer_0.self_attention.in_proj_bias" not in names
 
 
+@pytest.mark.slow
 def test_two_workers_of_tokens_in_a_pass_are_those_of_two_passes() -> None:
     """Logits and gradient, where BN is given the tokens of all images as rows."""
     made = of("timm/levit_128s", "precision=float64", "worker_batch=3", "workers=2",

@@ -333,6 +333,7 @@ def test_a_run_on_a_gpu_says_what_would_be_faster_or_what_speed_costs(
     assert metrics._of_speed(recipe, torch.device("cuda", 0)) == older
 
 
+@pytest.mark.slow
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     """Steps before the checkpoint are not made again, so what is lost then is lost for good."""
     (tmp_path / "config.yaml").touch()
