@@ -1,6 +1,7 @@
 """A cache of composed recipes, since Hydra takes longer than most tests."""
 
 import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -18,6 +19,8 @@ from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.overrides import config_groups
 
 CONFIG_GROUPS = frozenset((*config_groups(), "recipe"))
+PLAIN_PATH = re.compile(r"(/[\w.-]+)+", re.ASCII)
+"""A path that YAML reads as it is; recipes that differ in it alone are composed once."""
 _shared: Path | None = None
 
 
@@ -37,6 +40,10 @@ def compose_recipe(*words: str) -> Recipe:
     It is the recipe of config.load_recipe, without some of its explanations of errors. A copy has
     no cached properties of earlier tests.
     """
+    folders = [word for word in words if word.startswith("run_dir=")]
+    if len(folders) == 1 and PLAIN_PATH.fullmatch(folder := folders[0].partition("=")[2]):
+        others = tuple(word for word in words if word != folders[0])
+        return replace(_loaded(others), run_dir=folder)
     return replace(_loaded(words))
 
 

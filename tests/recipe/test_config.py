@@ -285,7 +285,7 @@ def test_other_names_make_the_same_recipe(words: str, standard: str) -> None:
     [
         "+recipe=bs8k seed=3",
         "+recipe=digits strategy=backup strategy.backup=2 workers=6 optim=adam run_dir=1e3",
-        "recipe=bs256 inputs=synthetic comm=torch dry_run=true",
+        "recipe=bs256 inputs=synthetic comm=torch dry_run=true run_dir=/tmp/a-1/b",
         "+recipe=bs8k model=timm/convnext_atto epochs=30 schedule.milestones=[10]",
     ],
 )
