@@ -139,7 +139,7 @@ FEW += ["data.val_examples=20"]
     "words",
     [
         pytest.param(["optim=adamw", "schedule.reference_lr=0.001", *FEW], marks=pytest.mark.slow),
-        ["averaging=last", "averaging.epochs=2", "tail=keep", *FEW, "data.train_examples=53"],
+        ["averaging=last", "averaging.epochs=2", "tail=keep", *FEW, "data.train_examples=56"],
         ["strategy=diloco", "strategy.local_steps=3", *FEW],
         pytest.param(["strategy=async", "cluster.spread=0.5", *FEW], marks=pytest.mark.slow),
     ],
