@@ -36,13 +36,10 @@ from lsgd.run import checkpoint
 from lsgd.run.saver import _on_host
 from lsgd.step import train_step
 
+# A run of each strategy is compared in test_matrix.py.
+pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 EMA = AXES["averaging"]["ema"]
-EACH_STRATEGY = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name not in ("allreduce", "async local")))
-    for name in STRATEGIES
-]
-"""All strategies; `make test` has one that sums gradients, and one with states of workers."""
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +148,7 @@ def steps_of(made: Recipe, devices: list[torch.device]) -> Any:
     return saved
 
 
-@pytest.mark.parametrize("strategy", EACH_STRATEGY)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_goes_on_on_the_other_device(device: torch.device, strategy: str) -> None:
     made = with_fields(base("images"), STRATEGIES[strategy] | AXES["optim"]["adam"])
     steps = min(made.total_steps, 5)
@@ -172,7 +169,7 @@ def test_a_run_that_is_told_to_leave_goes_on(
     assert not differences(finished, tmp_path / "run")
 
 
-@pytest.mark.parametrize("strategy", EACH_STRATEGY)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_loss_that_is_no_number_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.export
         ("lenet5", ()),
         ("torchvision/squeezenet1_1", ()),
         ("torchvision/squeezenet1_1", GREY),
-        ("timm/test_convnext", ()),
+        pytest.param("timm/test_convnext", (), marks=pytest.mark.slow),
     ],
 )
 def test_the_code_of_the_card_loads_the_network(
