@@ -1,5 +1,6 @@
 """A cache of composed recipes, since Hydra takes longer than most tests."""
 
+import os
 import pickle
 import re
 from collections.abc import Sequence
@@ -12,14 +13,15 @@ from omegaconf import DictConfig
 from lsgd import config
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
-from lsgd.files import atomic_write
 from lsgd.override_syntax import key_and_value
 from lsgd.recipe import Recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.overrides import config_groups
 
 CONFIG_GROUPS = frozenset((*config_groups(), "recipe"))
-PLAIN_PATH = re.compile(r"(/[\w.-]+)+", re.ASCII)
+SHIPPED = frozenset((f"+recipe={name}",) for name in config.sorted_recipe_names())
+"""The overrides of each shipped recipe as it is."""
+RUN_DIR = re.compile(r"run_dir=(/[\w.-]+)+", re.ASCII)
 """A path that YAML reads as it is; recipes that differ in it alone are composed once."""
 _shared: Path | None = None
 
@@ -40,10 +42,11 @@ def compose_recipe(*words: str) -> Recipe:
     It is the recipe of config.load_recipe, without some of its explanations of errors. A copy has
     no cached properties of earlier tests.
     """
-    folders = [word for word in words if word.startswith("run_dir=")]
-    if len(folders) == 1 and PLAIN_PATH.fullmatch(folder := folders[0].partition("=")[2]):
-        others = tuple(word for word in words if word != folders[0])
-        return replace(_loaded(others), run_dir=folder)
+    with_paths = [word for word in words if "/" in word or word.startswith("run_dir=")]
+    if len(with_paths) == 1 and RUN_DIR.fullmatch(with_paths[0]):
+        # Nothing else names a file, whose content might have changed since.
+        others = tuple(word for word in words if word not in with_paths)
+        return replace(_loaded(others), run_dir=with_paths[0].partition("=")[2])
     return replace(_loaded(words))
 
 
@@ -58,15 +61,16 @@ def compose_or_explain(words: Sequence[str], *, is_tuned: bool = False) -> Recip
 @cache
 def _loaded(words: tuple[str, ...]) -> Recipe:
     """Compose a recipe, or read it if another process has."""
-    if _shared is None or len(words) != 1 or not words[0].removeprefix("+recipe=").isidentifier():
+    if _shared is None or words not in SHIPPED:
         return _composed(words)
     file = _shared / words[0]
     if file.exists():
         recipe: Recipe = pickle.loads(file.read_bytes())
         return recipe
     recipe = _composed(words)
-    with atomic_write(file) as stream:
-        stream.write(pickle.dumps(recipe))
+    own = file.with_name(f"{file.name}.{os.getpid()}")  # another process may write it as well
+    own.write_bytes(pickle.dumps(recipe))
+    own.replace(file)
     return recipe
 
 
