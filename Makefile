@@ -6,7 +6,8 @@ BIN := .venv/bin
 SEED ?= 0
 # Two processes share the test files, since the smallest machine has two cores.
 SIDE_BY_SIDE := -n 2 --dist loadfile
-SHORT := $(SIDE_BY_SIDE) -m 'not distributed and not slow'
+# All of tests/distributed has the marker, and would take seconds to import.
+SHORT := $(SIDE_BY_SIDE) --ignore tests/distributed -m 'not distributed and not slow'
 # The CPU times of the runs of test-all, so that the last can print the sum.
 TAKEN := .venv/.taken
 # Keep bytecode, even if the environment disables it: otherwise every process of a test would compile

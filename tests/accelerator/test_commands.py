@@ -36,6 +36,8 @@ from lsgd.run import checkpoint
 from lsgd.run.saver import _on_host
 from lsgd.step import train_step
 
+# A run of each strategy is compared in test_matrix.py.
+pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 EMA = AXES["averaging"]["ema"]
 

@@ -12,7 +12,6 @@ import torch
 from helpers import accelerator
 from helpers.accelerator import available, count_operations
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 CPU = torch.device("cpu")
 
@@ -162,61 +161,6 @@ def test_a_module_that_is_moved_keeps_its_parameters(device: torch.device) -> No
     model.to(device)
     assert model[1].weight is model[0].weight is weight
     assert weight.device == device
-
-
-def trained(device: torch.device, precision: torch.dtype | None) -> list[Tensor]:
-    """Return the loss, output and parameters of a few layers after steps of SGD.
-
-    `precision` is the data type of autocast, or None without it.
-    """
-    generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5),
-    ).to(device)  # fmt: skip
-    images = torch.randn(6, 3, 8, 8, generator=generator).to(device)
-    labels = torch.arange(6).remainder(5).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
-    for _ in range(3):
-        optimizer.zero_grad()
-        with torch.autocast(device.type, precision, enabled=precision is not None):
-            loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-    model.eval()
-    with torch.inference_mode():
-        return [loss.detach().cpu(), model(images).cpu(), *map(Tensor.cpu, model.parameters())]
-
-
-def read(device: torch.device, packed: bool) -> list[Tensor]:
-    """Return the output and gradients of an LSTM."""
-    torch.manual_seed(0)
-    model = nn.LSTM(3, 4, 2).to(device)
-    x = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(1)).to(device)
-    x.requires_grad_()
-    if packed:
-        sizes = torch.tensor([2, 2, 2, 1, 1])
-        output, (h, _) = model(nn.utils.rnn.PackedSequence(x.flatten(0, 1)[:8], sizes))
-        y = output.data
-    else:
-        y, (h, _) = model(x)
-    (y.sum() + h.square().sum()).backward()
-    return [each.detach().cpu() for each in (y, x.grad, *(p.grad for p in model.parameters()))]
-
-
-@pytest.mark.parametrize("precision", [None, torch.bfloat16])
-def test_numbers_are_those_of_the_cpu(device: torch.device, precision: torch.dtype | None) -> None:
-    same(trained(CPU, precision), trained(device, precision))
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_an_lstm_is_that_of_the_cpu(device: torch.device, packed: bool) -> None:
-    same(read(CPU, packed), read(device, packed))
-
-
-def same(expected: list[Tensor], found: list[Tensor]) -> None:
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
 def test_the_fused_cell_is_a_cell(device: torch.device) -> None:

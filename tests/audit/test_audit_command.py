@@ -180,7 +180,8 @@ for _ in range(int(sys.argv[1])):
 @pytest.mark.parametrize(
     ("command", "updates"),
     [
-        ("{train} 3; sleep 1", 3),  # another process of the command goes on, such as an evaluation
+        # Another process of the command goes on, such as an evaluation.
+        pytest.param("{train} 3; sleep 1", 3, marks=pytest.mark.slow),
         ("{train} 9; exec sleep 60", 5),  # what does not end gets SIGTERM after the grace
         # The first ends, and another one trains; a launcher may make anything of its end.
         pytest.param("{train} 3; {train} 9; exit 3", 5, marks=pytest.mark.slow),

@@ -134,7 +134,10 @@ def assert_named(
         assert says in found[rule][0]
 
 
-@pytest.mark.parametrize(("script", "processes"), [(IMAGENET, 1), (IMAGENET, 2), (TRAINER, 1)])
+@pytest.mark.parametrize(
+    ("script", "processes"),
+    [(IMAGENET, 1), (IMAGENET, 2), pytest.param(TRAINER, 1, marks=pytest.mark.slow)],
+)
 def test_no_false_alarm(script: Path, processes: int) -> None:
     assert_named(script, "-", {}, "", processes=processes)
 
@@ -274,11 +277,13 @@ def test_of_two_processes(mistake: str, rules: dict[str, str], says: str) -> Non
     assert_named(IMAGENET, mistake, rules, says, processes=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mistake", "rules", "says"), OF_TRAINER, ids=lambda each: str(each)[:20])
 def test_of_a_trainer(mistake: str, rules: dict[str, str], says: str) -> None:
     assert_named(TRAINER, mistake, rules, says, processes=1, epochs=9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("style", "rules", "says"), STYLES, ids=lambda each: str(each)[:20])
 def test_of_other_styles(style: str, rules: dict[str, str], says: str) -> None:
     """Several optimizers or networks, own loaders and samplers, and gradients that are changed."""

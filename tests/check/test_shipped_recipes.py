@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,6 +51,11 @@ def words(recipe: Recipe, names: Sequence[str]) -> str:
 TEXTS = {"ptb_small", "conll_bilstm", "conll_bilstm_crf", "sst_treelstm", "sst_childsum"}
 """The recipes whose rules are not those of a paper here, which lsgd.check refuses."""
 LONG = {"bs64", "bs128", "lars_bs256", "nus_lars_bs512", "flax_bs512"}
+FIRST = {
+    min(ladder, key=len)
+    for _, each in groupby(config.sorted_recipe_names(), lambda name: re.split(r"_|bs\d", name)[0])
+    if (ladder := [name for name in each if name not in LONG])
+}
 known: dict[tuple[str, str], Any] = {}
 """What was found of each subject, with the fields it depends on, about the first such recipe."""
 
@@ -113,8 +120,9 @@ def test_nothing_is_left_out() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        # Hundreds of thousands of steps, of which many have an lr of their own.
-        pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
+        # All but one of each ladder, whose others differ in minibatch and schedule, and those of
+        # hundreds of thousands of steps, of which many have an lr of their own.
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in FIRST))
         for name in config.sorted_recipe_names()
         if name not in TEXTS
     ],

@@ -4,13 +4,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.exported import GREY, OWN, images, logits, read, trained_learner
+from helpers.launching import fork_command
 from markdown_it import MarkdownIt
 
 from lsgd.config import from_saved
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.export
         ("lenet5", ()),
         ("torchvision/squeezenet1_1", ()),
         ("torchvision/squeezenet1_1", GREY),
-        ("timm/test_convnext", ()),
+        pytest.param("timm/test_convnext", (), marks=pytest.mark.slow),
     ],
 )
 def test_the_code_of_the_card_loads_the_network(
@@ -55,7 +55,7 @@ def test_the_code_of_the_card_loads_the_network(
 def test_the_code_of_the_card_loads_a_network_of_one_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a fresh process, which has imported nothing of it."""
+    """In a fork that has imported nothing of it."""
     (tmp_path / "mynets.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     learner = trained_learner("mynets:Small", tmp_path / "run")
@@ -69,7 +69,7 @@ def test_the_code_of_the_card_loads_a_network_of_one_s_own(
     code += "import torch\nwith torch.no_grad(): said = network(torch.load('batch.pt'))\n"
     code += "torch.save(said, 'said.pt')\n"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path / "hub", env=environment)
+    subprocess.run([*fork_command(), "-c", code], check=True, cwd=tmp_path / "hub", env=environment)
     said = torch.load(tmp_path / "hub/said.pt")
     torch.testing.assert_close(said, logits(learner, batch), rtol=0, atol=1e-5)
 

@@ -279,6 +279,7 @@ def test_a_schedule_may_be_applied_again() -> None:
     torch.testing.assert_close(module.weights.grad, 2 * expected)
 
 
+@pytest.mark.slow
 def test_more_launches_than_16_bits_can_tell_apart() -> None:
     graphs = [Graph.record(chain, "m" * 9000), Graph.record(chain, "mf" * 20)]
     module = Everything()

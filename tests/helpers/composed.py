@@ -1,5 +1,6 @@
 """A cache of composed recipes, since Hydra takes longer than most tests."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -14,7 +15,8 @@ from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.overrides import config_groups
 
 CONFIG_GROUPS = frozenset((*config_groups(), "recipe"))
-
+RUN_DIR = re.compile(r"run_dir=(/[\w.-]+)+", re.ASCII)
+"""A path that YAML reads as it is; recipes that differ in it alone are composed once."""
 
 def compose_recipe(*words: str) -> Recipe:
     """Return a new copy of the recipe composed from these overrides, composed once per process.
@@ -22,6 +24,11 @@ def compose_recipe(*words: str) -> Recipe:
     It is the recipe of config.load_recipe, without some of its explanations of errors. A copy has
     no cached properties of earlier tests.
     """
+    with_paths = [word for word in words if "/" in word or word.startswith("run_dir=")]
+    if len(with_paths) == 1 and RUN_DIR.fullmatch(with_paths[0]):
+        # Nothing else names a file, whose content might have changed since.
+        others = tuple(word for word in words if word not in with_paths)
+        return replace(_loaded(others), run_dir=with_paths[0].partition("=")[2])
     return replace(_loaded(words))
 
 

@@ -130,6 +130,7 @@ def test_a_bad_file_in_another_process_is_one_sentence(root: Path, tmp_path: Pat
     assert "Traceback" not in str(failure.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_process_ends_the_run_at_once(root: Path, killed: int) -> None:
     """As the kernel does when memory is short, also while it has nothing to hand over, and another
@@ -197,8 +198,9 @@ def test_nothing_outlives_a_killed_trainer(root: Path) -> None:
         end_tagged(tag, 0)
 
 
-def test_a_decoder_has_no_torch(root: Path) -> None:
-    """Nor more threads than the one that decodes and the one that listens."""
+def test_a_decoder_has_no_torch_and_blocks_signals(root: Path) -> None:
+    """Nor more threads than the one that decodes and the one that listens. Signals are those of a
+    launcher that signals every process there is, and Ctrl-C."""
     inputs = helped(root, "inputs.decoders=2")
     list(inputs.train(some_passes()))
     for pid in decoders():
@@ -206,18 +208,12 @@ def test_a_decoder_has_no_torch(root: Path) -> None:
         assert re.search(r"/numpy/.*\.so$", libraries, re.MULTILINE)
         assert "torch" not in libraries
         assert psutil.Process(pid).num_threads() == 2
+        status = Path(f"/proc/{pid}/status").read_text()
+        blocked = re.search(r"^SigBlk:\s*(\w+)$", status, re.MULTILINE)
+        assert blocked
+        for number in (*SIGNALS, signal.SIGINT):
+            assert int(blocked[1], 16) >> number - 1 & 1
     assert len(decoders()) == 2
-
-
-def test_a_decoder_hears_no_signal(root: Path) -> None:
-    """Of a launcher that signals every process there is, or of Ctrl-C."""
-    inputs = helped(root, "inputs.decoders=1")
-    list(inputs.train(some_passes()))
-    (pid,) = decoders()
-    blocked = re.search(r"^SigBlk:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert blocked
-    for number in (*SIGNALS, signal.SIGINT):
-        assert int(blocked[1], 16) >> number - 1 & 1
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert not before & {*SIGNALS, signal.SIGINT}
 
@@ -266,6 +262,7 @@ def test_decoders_find_what_the_trainer_has_found(root: Path, tmp_path: Path) ->
     assert lines == [*3 * [b"found\n"], b"\n"]
 
 
+@pytest.mark.slow
 def test_a_loader_that_is_given_up_leaves_nothing(root: Path) -> None:
     """Neither processes nor open files."""
     gc.collect()  # or files that earlier tests have left would be closed meanwhile

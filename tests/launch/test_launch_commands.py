@@ -162,6 +162,7 @@ def test_where_processes_could_not_meet_at_all(
 
 
 @pytest.mark.horovod
+@pytest.mark.slow
 def test_horovodrun_on_one_machine_needs_no_home(
     printed: Printed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

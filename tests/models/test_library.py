@@ -67,20 +67,20 @@ def test_the_seed_alone_starts_it_and_torch_s_generator_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "blocks"),
+    ("network", "gamma", "blocks"),
     [
-        ("torchvision/resnet18", 8),
-        ("timm/resnet10t", 4),
-        ("timm/regnety_002", 13),
-        ("timm/efficientnet_b0", 9),
+        ("torchvision/resnet18", 0.25, 8),
+        ("timm/resnet10t", 0.0, 4),
+        ("timm/resnet10t", 0.25, 4),
+        ("timm/regnety_002", 0.25, 13),
+        ("timm/efficientnet_b0", 0.25, 9),
     ],
 )
-def test_last_gammas(network: str, blocks: int) -> None:
+def test_last_gammas(network: str, gamma: float, blocks: int) -> None:
     """As many as there are blocks, and no other."""
-    for gamma in (0.0, 0.25):
-        made = make_network(of(network, f"model.last_gamma={gamma}"))
-        gammas = [norm.weight[0].item() for norm in worker_batch_norms(made)]
-        assert sorted(gammas) == [gamma] * blocks + [1.0] * (len(gammas) - blocks)
+    made = make_network(of(network, f"model.last_gamma={gamma}"))
+    gammas = [norm.weight[0].item() for norm in worker_batch_norms(made)]
+    assert sorted(gammas) == [gamma] * blocks + [1.0] * (len(gammas) - blocks)
 
 
 def test_last_gammas_of_norms_that_are_no_bn() -> None:
@@ -148,6 +148,7 @@ def test_position_embeddings_and_tokens_do_not_decay() -> None:
     assert "encoder.layers.encoder_layer_0.self_attention.in_proj_bias" not in names
 
 
+@pytest.mark.slow
 def test_two_workers_of_tokens_in_a_pass_are_those_of_two_passes() -> None:
     """Logits and gradient, where BN is given the tokens of all images as rows."""
     made = of("timm/levit_128s", "precision=float64", "worker_batch=3", "workers=2",

@@ -64,6 +64,7 @@ def words(root: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("real_steps")
 def test_three_commands_from_a_folder_to_an_error(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,7 +161,7 @@ def test_the_command_for_a_stale_set_ends_the_error(
     change: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It indexes this set and the others, and allows the class that val already lacked."""
-    monkeypatch.setattr(folder, "print_suggestion", lambda *_: None)  # which times a step
+    monkeypatch.setattr(folder, "print_suggestion", lambda *_: None)  # which composes a recipe
     for name in ("copy", "v2"):
         shutil.copytree(root / "val", root / name)
     shutil.rmtree(root / "val/Zebra")

@@ -42,11 +42,14 @@ def real_peak(recipe: Recipe, workers: int) -> int:
     [
         ["workers_per_pass=4"],
         ["workers_per_pass=1"],
-        ["workers_per_pass=4", "precision=bfloat16"],
+        pytest.param(["workers_per_pass=4", "precision=bfloat16"], marks=pytest.mark.slow),
         ["workers_per_pass=2", "optim=lars", "averaging=ema", "averaging.half_life=3"],
-        ["workers_per_pass=4", "optim=adamw"],
-        ["workers_per_pass=2", "optim=lamb", "optim.bias_correction=true"],
-        ["workers_per_pass=4", "optim=rmsprop_warmup"],
+        pytest.param(["workers_per_pass=4", "optim=adamw"], marks=pytest.mark.slow),
+        pytest.param(
+            ["workers_per_pass=2", "optim=lamb", "optim.bias_correction=true"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(["workers_per_pass=4", "optim=rmsprop_warmup"], marks=pytest.mark.slow),
         ["workers_per_pass=4", "model=lenet5", "data=fashion_mnist", "channels_last=true"],
     ],
     ids=lambda words: "-".join(words),

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -284,7 +285,7 @@ def test_other_names_make_the_same_recipe(words: str, standard: str) -> None:
     [
         "+recipe=bs8k seed=3",
         "+recipe=digits strategy=backup strategy.backup=2 workers=6 optim=adam run_dir=1e3",
-        "recipe=bs256 inputs=synthetic comm=torch dry_run=true",
+        "recipe=bs256 inputs=synthetic comm=torch dry_run=true run_dir=/tmp/a-1/b",
         "+recipe=bs8k model=timm/convnext_atto epochs=30 schedule.milestones=[10]",
     ],
 )
@@ -296,12 +297,19 @@ def test_the_cache_of_the_tests_composes_the_same_recipe(words: str) -> None:
 OWN = "defaults: [digits, _self_]\nname: own\n"
 
 
+@pytest.fixture(scope="module")
+def copied_recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(paths.recipes_dir(), tmp_path_factory.mktemp("own") / "recipes")
+
+
 @pytest.fixture
-def own_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of recipes beside which one has put files of one's own."""
-    shutil.copytree(paths.recipes_dir(), tmp_path / "recipes")
-    monkeypatch.setattr(paths, "recipes_dir", lambda: tmp_path / "recipes")
-    return tmp_path / "recipes"
+def own_recipes(copied_recipes: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of recipes beside which one has put files of one's own, which do not stay there."""
+    monkeypatch.setattr(paths, "recipes_dir", lambda: copied_recipes)
+    before = {*copied_recipes.rglob("*")}
+    yield copied_recipes
+    for path in {*copied_recipes.rglob("*")} - before:
+        path.rmdir() if path.is_dir() else path.unlink()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -91,12 +92,17 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
         lambda: b"",
     ],
 )
-def test_an_archive_of_something_else_is_refused(tmp_path: Path, make: Callable[[], bytes]) -> None:
+def test_an_archive_of_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], bytes]
+) -> None:
+    """And nothing is left, neither where it is unpacked nor beside."""
     (tmp_path / FILE).write_bytes(make())
-    before = {*tmp_path.parent.rglob("*")}
+    (tmp_path / "unpacked").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "unpacked"))
+    before = {*tmp_path.rglob("*")}
     with pytest.raises(UsageError, match=r"runs\.tar\.xz is not an archive of runs"):
         unpack(tmp_path / FILE)
-    assert {*tmp_path.parent.rglob("*")} == before
+    assert {*tmp_path.rglob("*")} == before
 
 
 def test_an_archive_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -334,6 +334,7 @@ def test_a_recipe_without_a_finished_epoch_has_no_curves(tmp_path: Path) -> None
     assert dots.count(BLUE) >= 2, "training and validation"
 
 
+@pytest.mark.slow
 def test_figure_1_of_imagenet_has_the_papers_points_beside(tmp_path: Path) -> None:
     for name, error in {"bs256": 24.0, "bs512": 24.1, "bs8k": 24.2}.items():
         write_run(tmp_path / "runs" / name, f"+recipe={name}", errors=[error] * 90)
@@ -342,6 +343,7 @@ def test_figure_1_of_imagenet_has_the_papers_points_beside(tmp_path: Path) -> No
     assert not (out / "figure1-steps.svg").exists()
 
 
+@pytest.mark.slow
 def test_another_dataset_has_the_papers_curve_by_steps_per_epoch(tmp_path: Path) -> None:
     """Not by minibatch, where 256 images would stand beside the paper's 256; and from baselines."""
     errors = {"fashion_ladder_bs8": 8.0, "fashion_ladder_bs256": 8.1, "fashion_ladder_bs2k": 12.5}

@@ -333,6 +333,7 @@ def test_a_run_on_a_gpu_says_what_would_be_faster_or_what_speed_costs(
     assert metrics._of_speed(recipe, torch.device("cuda", 0)) == older
 
 
+@pytest.mark.slow
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     """Steps before the checkpoint are not made again, so what is lost then is lost for good."""
     (tmp_path / "config.yaml").touch()
@@ -479,7 +480,7 @@ def test_the_share_of_the_peak_follows_from_the_speed(
     share = utilization.utilization_per_speed(recipe, gpu, 8)
     assert share == pytest.approx(24_299_077_632 / (8 * 989e12))
     trained, of_size = (
-        utilization.flops_per_image(load_recipe(["recipe=bs8k", word]))
+        utilization.flops_per_image(load_recipe(["recipe=bs8k", "model=small_resnet", word]))
         for word in ("image_sizes.points=[[0, 112]]", "data.image_size=112")
     )
     assert trained == of_size

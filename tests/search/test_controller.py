@@ -412,9 +412,9 @@ def test_a_point_that_ends_before_its_first_step_where_others_do_not_has_failed(
 
 def with_invalid_inside() -> Search:
     """A grid in which 64 workers with 32 examples each exceed the examples of digits."""
-    choices = {"worker_batch": [16, 32], "workers": [1, 64, 2], "optim.momentum": [0.1, 0.5]}
+    choices = {"worker_batch": [16, 32], "workers": [1, 64]}
     space = {key: {"choices": values} for key, values in choices.items()}
-    fields = {"trials": 12, "sampler": "grid", "words": WORDS}
+    fields = {"trials": 4, "sampler": "grid", "words": WORDS}
     return Search("one", "One", "digits", space, **fields)  # type: ignore[arg-type]
 
 
@@ -423,12 +423,12 @@ def test_a_trial_that_the_recipe_refuses_fails_alone(capsys: pytest.CaptureFixtu
     work = Work(with_invalid_inside())
     work.run(well)
     trials = work.engine.all_trials()
-    assert len(trials) == 12
+    assert len(trials) == 4
     for trial in trials:
         is_invalid = trial.values["worker_batch"] == 32 and trial.values["workers"] == 64
         assert trial.state == (FAILED if is_invalid else FINISHED)
         assert ("refuses the trial worker_batch=32 workers=64" in trial.why) == is_invalid
-    assert capsys.readouterr().out.count("failed: the recipe refuses the trial") == 2
+    assert capsys.readouterr().out.count("failed: the recipe refuses the trial") == 1
     assert crashed_trials(work.space, trials) == []
     again = Work(with_invalid_inside())
     again.retries = True

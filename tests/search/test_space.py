@@ -12,6 +12,7 @@ from lsgd.recipe.search import Search
 from lsgd.search.folder import definition, search_folder
 from lsgd.search.space import SearchSpace, overrides_of
 
+pytestmark = pytest.mark.usefixtures("composed_once")
 LR = "schedule.reference_lr"
 SEARCH = Search("one", "One", "digits", {LR: {"from": 0.001, "to": 1.0}}, trials=3)
 

@@ -314,6 +314,7 @@ KILLED = ("tools/mktemp", "tools/make", "python")
 """The places that are tried with a tool that a signal ends, which bash tells of in its own way."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [

@@ -113,6 +113,7 @@ def checkout(tmp_path: Path) -> Checkout:
 # --- setup/packages.py -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_cpu_build_is_taken_before_the_same_version_of_the_main_index(
     checkout: Checkout,
 ) -> None:
@@ -127,6 +128,7 @@ def test_the_cpu_build_is_taken_before_the_same_version_of_the_main_index(
     assert checkout.install(CPU="yes").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_pip_that_is_configured_decides(checkout: Checkout) -> None:
     """And where that brought a CUDA build, CPU=yes says what to do, each time."""
     done = checkout.install("report", PIP_INDEX_URL=checkout.main, CPU="yes")
@@ -139,6 +141,7 @@ def test_a_pip_that_is_configured_decides(checkout: Checkout) -> None:
     assert checkout.install().returncode == 0
 
 
+@pytest.mark.slow
 def test_a_pip_that_installs_for_its_user_installs_into_the_environment(
     checkout: Checkout,
 ) -> None:
@@ -147,6 +150,7 @@ def test_a_pip_that_installs_for_its_user_installs_into_the_environment(
     assert checkout.torch() == ["2.13.0"]
 
 
+@pytest.mark.slow
 def test_a_pip_that_fails_has_a_sentence_after_it(checkout: Checkout) -> None:
     for setting in ({"PIP_NO_INDEX": "1"}, {"PIP_TIMEOUT": "a while"}):
         done = checkout.install("report", **setting)

@@ -158,9 +158,9 @@ def test_what_no_scale_can_mend_ends_the_run(bad: str) -> None:
     assert all(map(torch.equal, learner.model.parameters(), before))
 
 
-@pytest.mark.parametrize("words", ["optim=lars optim.trust=1.0", "workers_per_pass=2 tail=keep"])
-def test_the_loss_is_that_of_float32(words: str) -> None:
-    words = [*words.split(), "schedule.warmup_epochs=0.25", "epochs=1", "schedule.milestones=[]"]
+def test_the_loss_is_that_of_float32() -> None:
+    words = ["optim=lars", "optim.trust=1.0", "workers_per_pass=2", "tail=keep"]
+    words += ["schedule.warmup_epochs=0.25", "epochs=1", "schedule.milestones=[]"]
     losses = []
     for precision in ("float32", "float16"):
         made = recipe(*words, f"precision={precision}", "channels_last=true")

@@ -187,6 +187,7 @@ def test_it_costs_a_norm_of_each_parameter_in_each_pass() -> None:
     assert sum(others.values()) - 2 * parameters < 2 * parameters
 
 
+@pytest.mark.slow
 def test_rows_and_curves_have_it(tmp_path: Path) -> None:
     """Of the steps since the row before, and of whole epochs; two runs may differ in it."""
     words = (

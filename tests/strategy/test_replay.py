@@ -91,7 +91,13 @@ def synchronous(*words: str) -> Checkpoint:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [(), ("optim=adam",), ("optim=adagrad",), ("optim.clip_norm=0.5",), ("optim=adamw",)],
+    [
+        (),
+        pytest.param(("optim=adam",), marks=pytest.mark.slow),
+        pytest.param(("optim=adagrad",), marks=pytest.mark.slow),
+        ("optim.clip_norm=0.5",),
+        pytest.param(("optim=adamw",), marks=pytest.mark.slow),
+    ],
 )
 def test_no_backup_is_the_synchronous_run(optimizer: tuple[str, ...]) -> None:
     words = ["strategy=backup", "strategy.backup=0", "strategy.servers=2", *UNEVEN, *optimizer]

@@ -26,6 +26,7 @@ from lsgd.study.power import claim_spread, detectable_difference, equivalence_ma
 from lsgd.study.reporting import study_findings, write_report
 from lsgd.study.request import read_request
 
+pytestmark = pytest.mark.usefixtures("composed_once")
 STUDY = Study(
     name="one", title="One", question="Is it?", source="nobody", baseline="digits",
     seeds=[0, 1, 2], entries=[Entry("digits", "a"), Entry("digits_unscaled", "b")],

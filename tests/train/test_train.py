@@ -132,15 +132,16 @@ def test_a_checkpoint_is_evaluated_to_the_error_it_was_saved_with(
 
 
 FEW = ["inputs=synthetic", "data.train_examples=48", "workers=4", "worker_batch=4"]
+FEW += ["data.val_examples=20"]
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["optim=adamw", "schedule.reference_lr=0.001"],
-        ["averaging=last", "averaging.epochs=2", "tail=keep"],
+        pytest.param(["optim=adamw", "schedule.reference_lr=0.001", *FEW], marks=pytest.mark.slow),
+        ["averaging=last", "averaging.epochs=2", "tail=keep", *FEW, "data.train_examples=56"],
         ["strategy=diloco", "strategy.local_steps=3", *FEW],
-        ["strategy=async", "cluster.spread=0.5", *FEW],
+        pytest.param(["strategy=async", "cluster.spread=0.5", *FEW], marks=pytest.mark.slow),
     ],
     ids=lambda words: words[0],
 )
@@ -264,7 +265,7 @@ def test_a_kill_costs_minutes(
 
     monkeypatch.setattr(CheckpointSaver, "save", noted)
     words = ["epochs=2", "schedule.milestones=[1.5]", f"checkpoint_minutes={minutes}"]
-    train(recipe(tmp_path, *words))
+    train(recipe(tmp_path, *words, *FEW, "data.train_examples=80"))
     assert saved == expected
 
 

@@ -266,6 +266,7 @@ def test_whether_and_when_steps_diverge_is_compared(
     assert any(result in each for each in words) if result else not evidence.mismatches
 
 
+@pytest.mark.slow
 def test_a_run_that_still_trains_is_confirmed_by_the_rows_that_were_read(copied: Path) -> None:
     """The last line is incomplete, and checkpoints have metrics of evaluations that follow it."""
     lines = (copied / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -532,7 +533,12 @@ def another_seed_in_the_configuration(folder: Path) -> None:
                 "start row of step 0: final metric is top5_error, and must be top1_error",
             ],
         ),
-        (another_seed_in_the_configuration, (0, 20), ["config.yaml: fingerprint is"]),
+        pytest.param(
+            another_seed_in_the_configuration,
+            (0, 20),
+            ["config.yaml: fingerprint is"],
+            marks=pytest.mark.slow,
+        ),
         (
             metrics_that_the_recipe_does_not_compute,
             (0, 5, 20),
@@ -595,6 +601,7 @@ def test_a_run_under_the_recipe_of_another_is_not_confirmed(
     assert found.mismatches[0].startswith(first), found.mismatches
 
 
+@pytest.mark.slow
 def test_another_order_of_the_examples_is_not_confirmed(
     honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

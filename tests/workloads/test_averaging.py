@@ -128,6 +128,7 @@ def test_processes_and_passes_do_not_matter() -> None:
         assert loss == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [EMA, LAST])
 def test_a_run_goes_on_and_is_evaluated_to_what_it_said(
     words: tuple[str, ...], tmp_path: Path

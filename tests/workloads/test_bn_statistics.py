@@ -150,6 +150,7 @@ RUN = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["precise", "last"])
 def test_a_run_goes_on_and_says_what_its_checkpoint_is_evaluated_to(
     word: str, tmp_path: Path

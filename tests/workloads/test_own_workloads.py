@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.launching import fork_command
 
 from lsgd.comm.single import SingleComm
 from lsgd.config import from_saved, load_recipe, to_yaml
@@ -539,7 +540,7 @@ def test_a_metric_of_ones_own_judges_the_run() -> None:
 
 
 def test_the_code_that_an_export_prints_loads_the_network(tmp_path: Path) -> None:
-    """In a process that has not imported the workload, which that code does."""
+    """In a fork that has not imported the workload, which that code does."""
     pytest.importorskip("safetensors")
     learner = Learner(sums(), SingleComm(), CPU)
     (tmp_path / "run").mkdir()
@@ -548,7 +549,7 @@ def test_the_code_that_an_export_prints_loads_the_network(tmp_path: Path) -> Non
     exported = load_exported_network(tmp_path / "run", (), "safetensors")
     code = "import json, torch, lsgd.workloads, lsgd.config; from pathlib import Path; "
     code += f"RUN = Path('run'); print(json.dumps([*{exported.constructor_code}.state_dict()]))"
-    run = [sys.executable, "-c", code]
+    run = [*fork_command(), "-c", code]
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     names = subprocess.run(run, stdout=subprocess.PIPE, check=True, cwd=tmp_path, env=environment)
     assert json.loads(names.stdout) == [*exported.network.state_dict()]

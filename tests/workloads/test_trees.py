@@ -258,6 +258,7 @@ def made_up(*words: str) -> Recipe:
     return compose_recipe("+recipe=sst_treelstm", "inputs=synthetic", *words)
 
 
+@pytest.mark.slow
 def test_made_up_trees_are_the_recipes() -> None:
     recipe = made_up("data.classes=3", "data.test_examples=0")
     one, other = (TreeClassification(recipe, CPU).corpus for _ in range(2))
