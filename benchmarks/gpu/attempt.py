@@ -30,7 +30,7 @@ from benchmarks.gpu.outcome import (
 from benchmarks.gpu.slices import Slice
 from lsgd.errors import PreemptedError
 from lsgd.job.ending import GRACE, cleanup_process
-from lsgd.planned import last_log_line
+from lsgd.launch.status import last_line
 from lsgd.run.provenance import version
 from lsgd.supervise.start import SAVING
 
@@ -63,7 +63,7 @@ def run_slice(
     seconds = time.monotonic() - began + (earlier.seconds if earlier else 0)
     outcome, why = _judge(code, late, limit, bool(signals))
     if why:
-        why = f"{why}; {last_log_line(log)}"
+        why = f"{why}; {last_line(log)}"
     ended = SliceOutcome(outcome, why, each.shell_command(folder), round(seconds, 1), version())
     write_outcome(folder, ended)
     return ended

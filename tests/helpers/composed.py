@@ -18,6 +18,7 @@ CONFIG_GROUPS = frozenset((*config_groups(), "recipe"))
 RUN_DIR = re.compile(r"run_dir=(/[\w.-]+)+", re.ASCII)
 """A path that YAML reads as it is; recipes that differ in it alone are composed once."""
 
+
 def compose_recipe(*words: str) -> Recipe:
     """Return a new copy of the recipe composed from these overrides, composed once per process.
 
