@@ -290,6 +290,8 @@ class LiveStrategy(Strategy):
         self.tickets: deque[int] = deque()
         self.given = self.taken = 0
         """Number of pushes sent, and number of tickets passed to the loader."""
+        self.life = 0.0
+        """Number of this worker's returns to the order that server 0 sent last."""
         self.over = self.last = self.finished = self.stop_requested = False
         self.paused = self.living is not None and self.living.is_outside_group
         """Whether this worker has left the gates of the servers other than server 0."""
@@ -433,7 +435,7 @@ class LiveStrategy(Strategy):
         counted = torch.cat((torch.stack((doubt, norm, self.tally.loss)), self.tally.counts))
         own, counted = to_host((own, counted))
         numbers = torch.zeros_like(self.pushes[0].numbers)
-        numbers[2], numbers[3:5] = self.stop_requested, counted[:2]
+        numbers[1], numbers[2], numbers[3:5] = self.life, self.stop_requested, counted[:2]
         numbers[5], numbers[6] = task.divisor, self.finished
         numbers[7:] = counted[2:]
         self.tally.clear()
@@ -460,7 +462,7 @@ class LiveStrategy(Strategy):
                 f"epoch {int(epoch) + 1} by now; its next restart may be in time"
             )
         assert self.layout is not None
-        self.row = numbers[-self.layout.row_length :]
+        self.row, self.life = numbers[-self.layout.row_length :], life
         self.stop_requested |= bool(told)
         if kind == ReplyType.END:
             self._close()
@@ -468,7 +470,7 @@ class LiveStrategy(Strategy):
         if kind == ReplyType.WAIT and self.paused:
             return
         if kind == ReplyType.GO and self.paused:
-            self._send_to_other_servers(MessageType.RETURN, life)
+            self._send_to_other_servers(MessageType.RETURN)
             self.paused = False
         for pair, reply in zip(self.pairs[1:], others, strict=True):
             pair.receive(reply.bytes)
@@ -480,20 +482,21 @@ class LiveStrategy(Strategy):
         self.tickets += [int(ticket) for ticket in numbers[: int(tickets)]]
         self.last = bool(last)
         if kind == ReplyType.WAIT:
-            self._send_to_other_servers(MessageType.PAUSE, life)
+            self._send_to_other_servers(MessageType.PAUSE)
             self.paused = True
 
-    def _send_to_other_servers(self, word: MessageType, life: float) -> None:
+    def _send_to_other_servers(self, word: MessageType) -> None:
         """Send this worker's pause or return to the servers that do not follow server 0."""
         if self.one_gate:
             return
         for server in range(1, len(self.pairs)):
-            self._send_word(server, word, life)
+            self._send_word(server, word)
 
-    def _send_word(self, server: int, word: MessageType, life: float = 0) -> None:
+    def _send_word(self, server: int, word: MessageType) -> None:
         message = self.pushes[server]
         message.numbers.zero_()
-        message.numbers[0], message.numbers[1], message.numbers[2] = word, life, self.stop_requested
+        message.numbers[0], message.numbers[1] = word, self.life
+        message.numbers[2] = self.stop_requested
         self.pairs[server].send(message.bytes)
 
     def _close(self) -> None:

@@ -87,8 +87,9 @@ class MessageLayout:
     def push_header_length(self) -> int:
         """Number of values in the header of a worker's message to a server.
 
-        Its numbers: message type, worker's restart count, stop requested, loss or gradient not
-        finite, norm and weight of the push, loader finished, loss, counts.
+        Its numbers: message type, worker's life (the number of its returns that its last reply from
+        server 0 had), stop requested, loss or gradient not finite, norm and weight of the push,
+        loader finished, loss, counts.
         """
         return 8 + self.counts
 
@@ -96,7 +97,7 @@ class MessageLayout:
     def reply_header_length(self) -> int:
         """Number of values in the header of a server's reply to a worker.
 
-        Its numbers: reply type, worker's restart count, epoch, stop requested, number of tickets,
+        Its numbers: reply type, worker's life, epoch, stop requested, number of tickets,
         whether they are the last, the tickets, the row.
         """
         return 6 + 1 + self.ahead + self.row_length
@@ -148,6 +149,8 @@ class _Push:
 
     read: int
     """Version of the parameters that the gradient was computed with."""
+    life: int
+    """Number of the worker's returns to the order before it computed the gradient."""
     message: Message
 
 
@@ -217,7 +220,7 @@ class LiveServer:
         self.read = [version] * self.recipe.workers
         """Version that each worker has received last."""
         self.pushes: defaultdict[int, deque[_Push]] = defaultdict(deque)
-        """Pending pushes of each worker, in the order of their arrival."""
+        """Pushes of each worker in the order of their arrival; `_pending` drops outdated ones."""
         self.row = list(row)
         self.stop_requested = False
         self.nonfinite_step: int | None = None
@@ -292,8 +295,8 @@ class LiveServer:
             self._send_replies(self.desk.follow(event))
             return
         # A worker sends its push to server 0 last, so it has arrived here or will.
-        self.lock.wait_for(lambda: self.pushes[event] or event in self.desk.lost)
-        if not self.pushes[event]:
+        self.lock.wait_for(lambda: self._pending(event) or event in self.desk.lost)
+        if not self._pending(event):
             self.missing.append(event)
             return
         effects, replies = self.desk.push(event)
@@ -314,7 +317,7 @@ class LiveServer:
                     has_left()
                 # A push that waits for others must not be overwritten by the next message.
                 kept = message.copy() if self.one_gate else message
-                self.pushes[worker].append(_Push(self.read[worker], kept))
+                self.pushes[worker].append(_Push(self.read[worker], life, kept))
                 if self.follows:
                     self.lock.notify_all()
                     return True
@@ -332,14 +335,25 @@ class LiveServer:
         self._send_replies(replies)
         return True
 
+    def _pending(self, worker: int) -> deque[_Push]:
+        """Return a worker's pending pushes, without those of a life before its last return.
+
+        Such a push waited for others, or arrived here, when the worker was lost, and its batch is
+        issued again.
+        """
+        pushes = self.pushes[worker]
+        while pushes and pushes[0].life < self.desk.lives[worker]:
+            pushes.popleft()
+        return pushes
+
     def _make(self, worker: int, applied: tuple[int, ...], *, dropped: bool) -> None:
         """Make an update by these workers' pushes, or drop this worker's push, and count them."""
         if dropped:
-            self.pushes[worker].popleft()
+            self._pending(worker).popleft()
             self.row[-LATEST - 3] += 1
         if not applied:
             return
-        pushes = [self.pushes[each].popleft() for each in applied]
+        pushes = [self._pending(each).popleft() for each in applied]
         if self.nonfinite_step is None and any(push.message.numbers[3] for push in pushes):
             self.nonfinite_step = self.version
         if self.nonfinite_step is None:

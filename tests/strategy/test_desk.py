@@ -45,7 +45,10 @@ class Job:
         """Worker, ticket and read versions of every push that was computed."""
         self.applied: list[list[int]] = [[] for _ in gates]
         """By server, the pushes that it has applied, by their number."""
-        self.under_way: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        self.under_way: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        """What a server has of a worker's pushes, each with the life it is of."""
+        self.lives: list[int] = []
+        """The life of the worker that has computed each push."""
         self.lost: set[int] = set()
         self.programs = [self.program(worker, came_back=False) for worker in range(workers)]
         self.wants = [next(program) for program in self.programs]
@@ -75,6 +78,7 @@ class Job:
                 paused = True
             else:
                 self.pushed.append((worker, queue.pop(0), (*read,)))
+                self.lives.append(life)
                 self.post(worker, range(len(self.desks)), "push", len(self.pushed) - 1)
         self.post(worker, others, "close", 0)
         yield None
@@ -107,12 +111,12 @@ class Job:
         desk = self.desks[server]
         match word:
             case "push":
-                self.under_way[worker, server].append(number)
+                self.under_way[worker, server].append((self.lives[number], number))
                 effects, replies = desk.push(worker)
                 for each in effects.applied:
-                    self.applied[server].append(self.under_way[each, server].pop(0))
+                    self.applied[server].append(self.take(each, server))
                 if effects.dropped:
-                    self.under_way[worker, server].pop(0)
+                    self.take(worker, server)
                 self.versions[server] += bool(effects.applied)
             case "pause":
                 replies = desk.pause(worker)
@@ -121,6 +125,12 @@ class Job:
             case "close":
                 replies = desk.close(worker)
         self.say(server, replies)
+
+    def take(self, worker: int, server: int) -> int:
+        """The oldest push that the server has of the worker's present life, as in LiveServer."""
+        life, number = self.under_way[worker, server].pop(0)
+        current = life >= self.desks[server].lives[worker]
+        return number if current else self.take(worker, server)
 
     def lose(self, worker: int) -> None:
         """The worker dies; servers may have got a part of what it has sent, and it is back soon."""
@@ -132,8 +142,8 @@ class Job:
             return
         self.lost.add(worker)
         for server, desk in enumerate(self.desks):
-            for kept in (self.mail, self.under_way, self.replies):
-                kept[worker, server].clear()
+            self.mail[worker, server].clear()
+            self.replies[worker, server].clear()
             self.say(server, desk.lose(worker))
         if self.desks[0].over:
             return
