@@ -271,6 +271,8 @@ class LiveServer:
             while True:
                 pair.receive(message.bytes)
                 with self.lock:
+                    if self.pairs.get(worker) is not pair:
+                        return  # given up on, it has pushed after all
                     if not self._handle(worker, message):
                         return
         except PeerLostError:

@@ -169,3 +169,22 @@ def test_no_update_has_the_push_of_a_worker_from_before_it_was_lost(
                     server._do(worker)
     assert made == [[10, 11], [20, 21]]
     assert not any(server.pushes.values())
+
+
+def test_the_late_push_of_a_worker_that_was_given_up_on_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its step took longer than the server waits for it after a stop request; others are saved."""
+    server = a_server(Comm(), 9)
+    monkeypatch.setattr(live_server, "_start_timer", lambda *_: None)
+    # It receives zeros, which are a push.
+    pair = SimpleNamespace(start_send=lambda _: lambda: None, receive=lambda _: None)
+    server.pairs |= {0: SimpleNamespace(start_send=lambda _: lambda: None), 1: pair}
+    with server.lock:
+        server._send_replies(server.desk.begin(range(2)))
+        server.request_stop()
+        server._leave_behind()
+    before = list(server.desk.order)
+    server._serve(1, pair)
+    assert server.desk.order == before
+    assert not server.pushes[1]
