@@ -171,6 +171,7 @@ class ElasticTorchComm(TorchComm):
                 return
             if not self.is_outside_group:
                 dist.destroy_process_group()
+                self.is_outside_group = True  # also if no new group comes about: `close` has none
             self.rank = [process for process, _ in now].index(self.process)
             self.world_size, self.members = len(now), now
             dist.init_process_group(
