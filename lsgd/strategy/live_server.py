@@ -311,7 +311,7 @@ class LiveServer:
         if told:
             self._handle_stop_request()
         if message.numbers[6]:
-            self.desk.finished.add(worker)
+            self.desk.finish(worker)
         match MessageType(word):
             case MessageType.PUSH:
                 # The push is computed with the last reply, so all replies have been received.

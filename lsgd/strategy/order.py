@@ -21,7 +21,8 @@ PushOrder = list[NDArray[np.int16]]
 """Events that each server handled, in turn: one array of integers for each server.
 
 An event is the worker whose push is handled; -1 - worker if a worker leaves; the number of workers
-plus worker if it rejoins.
+plus worker if it rejoins; twice the number of workers plus worker if its loader has finished, after
+which server 0 issues it no tickets until it rejoins.
 """
 
 
@@ -151,7 +152,7 @@ class _Player:
         """Replay all events of a recorded order of pushes; return whether this was possible."""
         # Lists, since reading single elements of an array takes twenty times as long.
         self.events = [row.tolist() for row in order]
-        known = range(-self.count, 2 * self.count)
+        known = range(-self.count, 3 * self.count)
         if len(self.events) != len(self.gates):
             return False
         if any(event not in known for events in self.events for event in events):
@@ -174,6 +175,8 @@ class _Player:
         """Number of times that each worker has rejoined, by server."""
         self.away: list[set[int]] = [set() for _ in self.gates]
         """Workers that have left, by server."""
+        self.finished: set[int] = set()
+        """Workers whose loader has finished."""
         self.workers: defaultdict[tuple[int, int], _Worker] = defaultdict(_Worker)
         """Workers by (number, number of returns)."""
         for server in range(len(self.gates)):
@@ -191,6 +194,8 @@ class _Player:
         event = self.events[server][self.position[server]]
         if event < 0:
             self._leave(server, -1 - event)
+        elif event >= 2 * self.count:
+            self.finished.add(event - 2 * self.count)
         elif event >= self.count:
             self._join(server, event - self.count)
         else:
@@ -207,6 +212,8 @@ class _Player:
     def _join(self, server: int, worker: int) -> None:
         self.away[server].remove(worker)
         self.lives[server][worker] += 1
+        if server == 0:
+            self.finished.discard(worker)
         self._release(server, self.gates[server].join(worker).released)
 
     def _push(self, server: int, number: int) -> bool:
@@ -243,7 +250,7 @@ class _Player:
         for number in workers:
             worker = self._worker(server, number)
             worker.read[server] = self.version[server]
-            if server == 0:
+            if server == 0 and number not in self.finished:
                 worker.tickets += self.tickets.issue(number)
 
     def _worker(self, server: int, number: int) -> _Worker:
