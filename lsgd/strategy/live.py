@@ -281,7 +281,7 @@ class LiveStrategy(Strategy):
         tickets = Tickets(recipe.tickets, ahead=self.orders.ahead)
         versions = [0 for _ in self.server_ranks]
         if orders := self.orders.epochs.get(epoch):
-            script = play_epoch(recipe, orders, tickets)
+            script = play_epoch(recipe, orders, tickets, self.orders.aheads_of(epoch))
             if script.pushes:
                 made = [len(updates) for updates in script.updates]
                 versions = made * len(versions) if self.one_gate else made
@@ -374,7 +374,7 @@ class LiveStrategy(Strategy):
         rows = [everyone[home][2] for home in self.server_ranks]
         order = rows[: self.orders.servers]
         if any(map(len, order)):
-            self.orders.epochs.setdefault(self.epoch, []).append(order)
+            self.orders.append(self.epoch, order)
         self.row = outcome.row
         self.next_step = self.epoch * self.recipe.steps_per_epoch + int(outcome.row[0])
         for server, home in enumerate(self.server_ranks):

@@ -105,16 +105,21 @@ def play_orders(
     make_gates: Callable[[int], Sequence[AdmissionGate]],
     tickets: Tickets,
     workers: int,
+    aheads: Sequence[int] | None = None,
 ) -> EpochScript:
     """Replay an epoch's recorded orders of pushes through the gates; return the epoch's script.
 
     An epoch that was interrupted has a further order: all workers read again, and the unused
-    tickets are issued again; `make_gates` takes their number. Afterwards `tickets` has those that
-    the last order left. Raises UsageError if the servers cannot handle the pushes in these orders,
-    which then are of another run.
+    tickets are issued again; `make_gates` takes their number. `aheads` has the number of prefetched
+    tickets with which each order was recorded, by default that of `tickets`. Afterwards `tickets`
+    has those that the last order left. Raises UsageError if the servers cannot handle the pushes in
+    these orders, which then are of another run.
     """
-    player = _Player(make_gates, tickets, workers)
-    if not all(player.play(order) for order in orders):
+    player, ahead = _Player(make_gates, tickets, workers), tickets.ahead
+    recorded = zip(orders, aheads or [ahead] * len(orders), strict=True)
+    is_played = all(player.play(*each) for each in recorded)
+    tickets.ahead = ahead
+    if not is_played:
         raise UsageError(
             f"this event order belongs to another run: with {workers} workers and "
             f"{len(player.gates)} servers it stops after {len(player.pushes)} pushes; write the "
@@ -148,8 +153,12 @@ class _Player:
         self.pushes: list[ScriptedPush] = []
         self.dropped = [0]
 
-    def play(self, order: PushOrder) -> bool:
-        """Replay all events of a recorded order of pushes; return whether this was possible."""
+    def play(self, order: PushOrder, ahead: int) -> bool:
+        """Replay all events of a recorded order of pushes; return whether this was possible.
+
+        Its workers prefetched up to `ahead` tickets.
+        """
+        self.tickets.ahead = ahead
         # Lists, since reading single elements of an array takes twenty times as long.
         self.events = [row.tolist() for row in order]
         known = range(-self.count, 3 * self.count)
