@@ -194,7 +194,14 @@ class RecordedOrders:
             )
         tickets = Tickets(recipe.tickets, ahead=self.orders.ahead)
         aheads = self.orders.aheads_of(epoch)
-        return play_epoch(recipe, self.orders.epochs[epoch], tickets, aheads)
+        script = play_epoch(recipe, self.orders.epochs[epoch], tickets, aheads)
+        if not script.pushes:  # its run was stopped before the first update of the epoch
+            raise UsageError(
+                f"strategy.order={recipe.strategy.order} ends after step "
+                f"{epoch * recipe.steps_per_epoch}, where the recorded run ended, and this run has "
+                "reached that step"
+            )
+        return script
 
     def row(self, step: int) -> dict[str, float | list[int]]:
         """Return the staleness and dropped pushes since the last metrics row, as of this step."""
