@@ -104,13 +104,23 @@ class ElasticTorchComm(TorchComm):
             return super().broadcast_object(value)
         number = self.store.add("asks", 1)
         self.store.set(f"ask/{number}", "")
-        try:
-            answered: T = pickle.loads(self.store.get(f"answer/{number}"))
-        except (dist.DistError, RuntimeError) as error:
-            raise PeerLostError(
-                f"process 0 does not answer this restarted process ({error})"
-            ) from None
+        answered: T = self._await_process_0(f"answer/{number}")
         return answered
+
+    def publish(self, name: str, value: T) -> T:
+        """Return the value that process 0 passes; it stays in the store for restarted processes."""
+        key = f"published/{name}"
+        if self.process == 0:
+            self.store.set(key, pickle.dumps(value))
+        published: T = self._await_process_0(key)
+        return published
+
+    def _await_process_0(self, key: str) -> Any:
+        """Return the value that process 0 sets in the store under this key, once it is there."""
+        try:
+            return pickle.loads(self.store.get(key))
+        except (dist.DistError, RuntimeError) as error:
+            raise PeerLostError(f"process 0 does not answer this process ({error})") from None
 
     def gather_objects(self, value: T) -> list[T]:
         """Gather the values of all processes; outside of the group, copies of the own value."""

@@ -310,14 +310,7 @@ class LiveStrategy(Strategy):
 
     def _connect(self) -> None:
         """Open the connections between workers and servers that this process needs."""
-        ahead = max(self.comm.gather_objects(prefetch_limit(self.recipe) if self.hosted else 0))
-        if ahead and self.one_gate:
-            raise UsageError(
-                f"a loader that prefetches {ahead} micro-batches holds tickets of other workers, "
-                "and updates of strategy=backup would wait for them; write inputs=torchvision "
-                "inputs.decoders=0, which does not prefetch"
-            )
-        self.orders.ahead = max(ahead, self.orders.ahead)
+        self.orders.ahead = self._agree_on_prefetch()
         self.layout = MessageLayout(self.orders.ahead, len(self.tally.counts))
         if self.process in self.server_ranks:
             number = self.server_ranks.index(self.process)
@@ -351,6 +344,31 @@ class LiveStrategy(Strategy):
         pushed, replied = self.layout.push_message, self.layout.reply_message
         self.pushes = [pushed(each, self.values[each], self.carried_states) for each in servers]
         self.replies = [replied(self.values[each]) for each in servers]
+
+    def _agree_on_prefetch(self) -> int:
+        """Return the number of tickets that each worker holds beyond the one it computes.
+
+        A process that has restarted takes that of the others, since the length of messages depends
+        on it. Raises UsageError if the loader of a process prefetches more.
+        """
+        own = prefetch_limit(self.recipe) if self.hosted else 0
+        ahead = max(*self.comm.gather_objects(own), self.orders.ahead)
+        if ahead and self.one_gate:
+            raise UsageError(
+                f"a loader that prefetches {ahead} micro-batches holds tickets of other workers, "
+                "and updates of strategy=backup would wait for them; write inputs=torchvision "
+                "inputs.decoders=0, which does not prefetch"
+            )
+        if self.living:
+            ahead = self.living.publish("ahead", ahead)
+        if own > ahead:
+            raise UsageError(
+                f"process {self.process} has restarted where its loader prefetches {own} "
+                f"micro-batches, and the other processes are set up for {ahead} at most; restart "
+                "all with the same inputs.decoders on every machine",
+                is_local=True,
+            )
+        return ahead
 
     def _end_order(self) -> None:
         """Gather the results of an order of pushes; copy the servers' values to all processes.

@@ -90,6 +90,14 @@ def test_an_answer_that_cannot_be_had_now_is_had_later(
     assert "a restarted process gets no answer yet" in capsys.readouterr().err
 
 
+def test_a_restarted_process_gets_what_process_0_has_published() -> None:
+    first, restarted = object.__new__(ElasticTorchComm), object.__new__(ElasticTorchComm)
+    first.process, restarted.process = 0, 1
+    first.store = restarted.store = Store()
+    assert first.publish("ahead", 8) == 8
+    assert restarted.publish("ahead", 16) == 8
+
+
 def test_who_finds_nobody_for_a_new_group_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where process 0, with its store, is lost at the end of an order: it is named as lost."""
     groups = [1]
