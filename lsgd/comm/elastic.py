@@ -131,11 +131,17 @@ class ElasticTorchComm(TorchComm):
         return (lambda: None) if self.is_outside_group else super().start_all_reduce_(tensor, name)
 
     def open_pairs(self, wanted: Sequence[tuple[str, int]]) -> list[ProcessPair]:
-        """Open connections as TorchComm does; after a restart the other ends wait for this one."""
+        """Open connections as TorchComm does; after a restart the other ends wait for this one.
+
+        They are then opened one by one, from the last to the first.
+        """
         if not self.is_outside_group:
             return super().open_pairs(wanted)
         self.store.set(f"life/{self.process}", str(self.restart_count))
-        return [self.open_pair(f"{name}/{self.restart_count}", side) for name, side in wanted]
+        opened = [
+            self.open_pair(f"{name}/{self.restart_count}", side) for name, side in reversed(wanted)
+        ]
+        return opened[::-1]
 
     def open_pair(self, name: str, side: int) -> ProcessPair:
         """Open a two-process connection of this name over the job's store."""

@@ -221,6 +221,11 @@ class LiveServer:
         """Version that each worker has received last."""
         self.pushes: defaultdict[int, deque[_Push]] = defaultdict(deque)
         """Pushes of each worker in the order of their arrival; `_pending` drops outdated ones."""
+        self.unsent: dict[int, Message] = {}
+        """Follower's reply to each worker that server 0 has let rejoin before its connection here.
+
+        A restarted worker connects to server 0 last, but each server notes it in its own thread.
+        """
         self.row = list(row)
         self.stop_requested = False
         self.nonfinite_step: int | None = None
@@ -294,7 +299,12 @@ class LiveServer:
     def _do(self, event: int) -> None:
         """Repeat one event of server 0 on this server: a worker's push, leaving or return."""
         if event not in range(self.recipe.workers):
-            self._send_replies(self.desk.follow(event))
+            self.unsent.pop(-1 - event, None)  # of a worker that was lost again
+            replies = self.desk.follow(event)
+            for reply in replies:
+                if reply.worker not in self.pairs:
+                    self.unsent[reply.worker] = self._written(reply, self._values())
+            self._send_replies(replies)
             return
         # A worker sends its push to server 0 last, so it has arrived here or will.
         self.lock.wait_for(lambda: self._pending(event) or event in self.desk.lost)
@@ -402,15 +412,15 @@ class LiveServer:
             if reply.kind is ReplyType.GO:
                 self.read[reply.worker] = self.version
             if pair := self.pairs.get(reply.worker):
-                message = self._written(reply, values)
-                with suppress(PeerLostError):  # the thread that serves this worker notices it too
-                    self.pending_replies[reply.worker].append(
-                        (message, pair.start_send(message.bytes))
-                    )
+                self._start_send(reply.worker, pair, self._written(reply, values))
         self._pass_on()
         self._watch()
         if self.desk.over:
             self.lock.notify_all()
+
+    def _start_send(self, worker: int, pair: ProcessPair, message: Message) -> None:
+        with suppress(PeerLostError):  # the thread that serves this worker notices it too
+            self.pending_replies[worker].append((message, pair.start_send(message.bytes)))
 
     def _values(self) -> Sequence[Tensor]:
         """Return the current values of this server's parameter slices in host memory."""
@@ -494,6 +504,8 @@ class LiveServer:
                     self._listen(worker, pair)
                     if self.number:
                         self.desk.lost.discard(worker)
+                        if message := self.unsent.pop(worker, None):
+                            self._start_send(worker, pair, message)
                     else:
                         self._send_replies(self.desk.rejoin(worker))
 

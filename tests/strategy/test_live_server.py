@@ -12,6 +12,7 @@ import torch
 from helpers.base_recipe import BASE, with_fields
 from torch import Tensor
 
+from lsgd.errors import PeerLostError
 from lsgd.strategy import live_server
 from lsgd.strategy.gate import Tickets
 from lsgd.strategy.live_server import STOP_GRACE_SECONDS, LiveServer, MessageLayout, MessageType
@@ -39,7 +40,8 @@ def a_server(
         "lives": [0] * workers, "lock": Condition(), "missing": [], "number": number,
         "one_gate": recipe.strategy.name == "backup", "pairs": {}, "parts": (), "passed_on": 0,
         "pushes": defaultdict(deque), "read": [0] * workers, "recipe": recipe,
-        "replaceable": frozenset({1} if comm else ()), "row": [0.0] * layout.row_length,
+        "replaceable": frozenset({1} if comm else ()), "unsent": {},
+        "row": [0.0] * layout.row_length,
         "shard": SimpleNamespace(values=[torch.zeros(3)]),
         "follows": follows, "timer": None, "stop_requested": False, "version": 0,
     }  # fmt: skip
@@ -188,3 +190,30 @@ def test_the_late_push_of_a_worker_that_was_given_up_on_changes_nothing(
     server._serve(1, pair)
     assert server.desk.order == before
     assert not server.pushes[1]
+
+
+def test_a_follower_answers_a_worker_that_rejoined_before_it_was_connected() -> None:
+    """With the values of that moment, as the order says; else it waits until the timeout."""
+    sent: list[Tensor] = []
+    pair = SimpleNamespace(
+        start_send=lambda content: sent.append(content.clone()) or (lambda: None),
+        receive=lambda _: (_ for _ in ()).throw(PeerLostError("the end of this test")),
+    )
+    comm: Any = SimpleNamespace(wait_for_restart=lambda *_: 1, open_pair=lambda *_: pair)
+    fields = {"workers": 3, "strategy__name": "backup", "strategy__backup": 1}
+    server = a_server(comm, 100, number=1, **fields)
+    server.threads = []
+    server.pairs |= dict.fromkeys((0, 2), SimpleNamespace(start_send=lambda _: lambda: None))
+    with server.lock:
+        server._send_replies(server.desk.begin(range(3)))
+        server.desk.lost.add(1)
+        for event in (-1 - 1, 3 + 1):
+            server._do(event)
+        server.shard.values[0] += 1  # another update
+    server.comm = None  # the end of this test is not waited for
+    server._await_restart(1, comm)
+    [content] = sent
+    reply = server.layout.reply_message(server.shard.values)
+    reply.bytes.copy_(content)
+    assert (reply.numbers[0], reply.numbers[1]) == (ReplyType.GO, 1)
+    assert reply.values.tolist() == [0, 0, 0]
