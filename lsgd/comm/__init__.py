@@ -120,6 +120,9 @@ class ElasticComm(PairwiseComm, Protocol):
     def answer_restarted(self, answer: Callable[[], object]) -> None:
         """Make process 0 answer each query of a restarted process by a call of `answer`."""
 
+    def publish(self, name: str, value: T) -> T:
+        """Return the value that process 0 passes, also to processes that restart later."""
+
     def wait_for_restart(self, process: int, after: int) -> int:
         """Wait until a process has restarted more often than `after`; return its restart count.
 

@@ -104,13 +104,23 @@ class ElasticTorchComm(TorchComm):
             return super().broadcast_object(value)
         number = self.store.add("asks", 1)
         self.store.set(f"ask/{number}", "")
-        try:
-            answered: T = pickle.loads(self.store.get(f"answer/{number}"))
-        except (dist.DistError, RuntimeError) as error:
-            raise PeerLostError(
-                f"process 0 does not answer this restarted process ({error})"
-            ) from None
+        answered: T = self._await_process_0(f"answer/{number}")
         return answered
+
+    def publish(self, name: str, value: T) -> T:
+        """Return the value that process 0 passes; it stays in the store for restarted processes."""
+        key = f"published/{name}"
+        if self.process == 0:
+            self.store.set(key, pickle.dumps(value))
+        published: T = self._await_process_0(key)
+        return published
+
+    def _await_process_0(self, key: str) -> Any:
+        """Return the value that process 0 sets in the store under this key, once it is there."""
+        try:
+            return pickle.loads(self.store.get(key))
+        except (dist.DistError, RuntimeError) as error:
+            raise PeerLostError(f"process 0 does not answer this process ({error})") from None
 
     def gather_objects(self, value: T) -> list[T]:
         """Gather the values of all processes; outside of the group, copies of the own value."""
@@ -121,11 +131,17 @@ class ElasticTorchComm(TorchComm):
         return (lambda: None) if self.is_outside_group else super().start_all_reduce_(tensor, name)
 
     def open_pairs(self, wanted: Sequence[tuple[str, int]]) -> list[ProcessPair]:
-        """Open connections as TorchComm does; after a restart the other ends wait for this one."""
+        """Open connections as TorchComm does; after a restart the other ends wait for this one.
+
+        They are then opened one by one, from the last to the first.
+        """
         if not self.is_outside_group:
             return super().open_pairs(wanted)
         self.store.set(f"life/{self.process}", str(self.restart_count))
-        return [self.open_pair(f"{name}/{self.restart_count}", side) for name, side in wanted]
+        opened = [
+            self.open_pair(f"{name}/{self.restart_count}", side) for name, side in reversed(wanted)
+        ]
+        return opened[::-1]
 
     def open_pair(self, name: str, side: int) -> ProcessPair:
         """Open a two-process connection of this name over the job's store."""
@@ -171,6 +187,7 @@ class ElasticTorchComm(TorchComm):
                 return
             if not self.is_outside_group:
                 dist.destroy_process_group()
+                self.is_outside_group = True  # also if no new group comes about: `close` has none
             self.rank = [process for process, _ in now].index(self.process)
             self.world_size, self.members = len(now), now
             dist.init_process_group(

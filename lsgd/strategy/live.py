@@ -282,7 +282,7 @@ class LiveStrategy(Strategy):
         tickets = Tickets(recipe.tickets, ahead=self.orders.ahead)
         versions = [0 for _ in self.server_ranks]
         if orders := self.orders.epochs.get(epoch):
-            script = play_epoch(recipe, orders, tickets)
+            script = play_epoch(recipe, orders, tickets, self.orders.aheads_of(epoch))
             if script.pushes:
                 made = [len(updates) for updates in script.updates]
                 versions = made * len(versions) if self.one_gate else made
@@ -291,6 +291,8 @@ class LiveStrategy(Strategy):
         self.tickets: deque[int] = deque()
         self.given = self.taken = 0
         """Number of pushes sent, and number of tickets passed to the loader."""
+        self.life = 0.0
+        """Number of this worker's returns to the order that server 0 sent last."""
         self.over = self.last = self.finished = self.stop_requested = False
         self.paused = self.living is not None and self.living.is_outside_group
         """Whether this worker has left the gates of the servers other than server 0."""
@@ -309,14 +311,7 @@ class LiveStrategy(Strategy):
 
     def _connect(self) -> None:
         """Open the connections between workers and servers that this process needs."""
-        ahead = max(self.comm.gather_objects(prefetch_limit(self.recipe) if self.hosted else 0))
-        if ahead and self.one_gate:
-            raise UsageError(
-                f"a loader that prefetches {ahead} micro-batches holds tickets of other workers, "
-                "and updates of strategy=backup would wait for them; write inputs=torchvision "
-                "inputs.decoders=0, which does not prefetch"
-            )
-        self.orders.ahead = max(ahead, self.orders.ahead)
+        self.orders.ahead = self._agree_on_prefetch()
         self.layout = MessageLayout(self.orders.ahead, len(self.tally.counts))
         if self.process in self.server_ranks:
             number = self.server_ranks.index(self.process)
@@ -351,6 +346,31 @@ class LiveStrategy(Strategy):
         self.pushes = [pushed(each, self.values[each], self.carried_states) for each in servers]
         self.replies = [replied(self.values[each]) for each in servers]
 
+    def _agree_on_prefetch(self) -> int:
+        """Return the number of tickets that each worker holds beyond the one it computes.
+
+        A process that has restarted takes that of the others, since the length of messages depends
+        on it. Raises UsageError if the loader of a process prefetches more.
+        """
+        own = prefetch_limit(self.recipe) if self.hosted else 0
+        ahead = max(*self.comm.gather_objects(own), self.orders.ahead)
+        if ahead and self.one_gate:
+            raise UsageError(
+                f"a loader that prefetches {ahead} micro-batches holds tickets of other workers, "
+                "and updates of strategy=backup would wait for them; write inputs=torchvision "
+                "inputs.decoders=0, which does not prefetch"
+            )
+        if self.living:
+            ahead = self.living.publish("ahead", ahead)
+        if own > ahead:
+            raise UsageError(
+                f"process {self.process} has restarted where its loader prefetches {own} "
+                f"micro-batches, and the other processes are set up for {ahead} at most; restart "
+                "all with the same inputs.decoders on every machine",
+                is_local=True,
+            )
+        return ahead
+
     def _end_order(self) -> None:
         """Gather the results of an order of pushes; copy the servers' values to all processes.
 
@@ -373,7 +393,7 @@ class LiveStrategy(Strategy):
         rows = [everyone[home][2] for home in self.server_ranks]
         order = rows[: self.orders.servers]
         if any(map(len, order)):
-            self.orders.epochs.setdefault(self.epoch, []).append(order)
+            self.orders.append(self.epoch, order)
         self.row = outcome.row
         self.next_step = self.epoch * self.recipe.steps_per_epoch + int(outcome.row[0])
         for server, home in enumerate(self.server_ranks):
@@ -434,7 +454,7 @@ class LiveStrategy(Strategy):
         counted = torch.cat((torch.stack((doubt, norm, self.tally.loss)), self.tally.counts))
         own, counted = to_host((own, counted))
         numbers = torch.zeros_like(self.pushes[0].numbers)
-        numbers[2], numbers[3:5] = self.stop_requested, counted[:2]
+        numbers[1], numbers[2], numbers[3:5] = self.life, self.stop_requested, counted[:2]
         numbers[5], numbers[6] = task.divisor, self.finished
         numbers[7:] = counted[2:]
         self.tally.clear()
@@ -461,7 +481,7 @@ class LiveStrategy(Strategy):
                 f"epoch {int(epoch) + 1} by now; its next restart may be in time"
             )
         assert self.layout is not None
-        self.row = numbers[-self.layout.row_length :]
+        self.row, self.life = numbers[-self.layout.row_length :], life
         self.stop_requested |= bool(told)
         if kind == ReplyType.END:
             self._close()
@@ -469,7 +489,7 @@ class LiveStrategy(Strategy):
         if kind == ReplyType.WAIT and self.paused:
             return
         if kind == ReplyType.GO and self.paused:
-            self._send_to_other_servers(MessageType.RETURN, life)
+            self._send_to_other_servers(MessageType.RETURN)
             self.paused = False
         for pair, reply in zip(self.pairs[1:], others, strict=True):
             pair.receive(reply.bytes)
@@ -481,20 +501,21 @@ class LiveStrategy(Strategy):
         self.tickets += [int(ticket) for ticket in numbers[: int(tickets)]]
         self.last = bool(last)
         if kind == ReplyType.WAIT:
-            self._send_to_other_servers(MessageType.PAUSE, life)
+            self._send_to_other_servers(MessageType.PAUSE)
             self.paused = True
 
-    def _send_to_other_servers(self, word: MessageType, life: float) -> None:
+    def _send_to_other_servers(self, word: MessageType) -> None:
         """Send this worker's pause or return to the servers that do not follow server 0."""
         if self.one_gate:
             return
         for server in range(1, len(self.pairs)):
-            self._send_word(server, word, life)
+            self._send_word(server, word)
 
-    def _send_word(self, server: int, word: MessageType, life: float = 0) -> None:
+    def _send_word(self, server: int, word: MessageType) -> None:
         message = self.pushes[server]
         message.numbers.zero_()
-        message.numbers[0], message.numbers[1], message.numbers[2] = word, life, self.stop_requested
+        message.numbers[0], message.numbers[1] = word, self.life
+        message.numbers[2] = self.stop_requested
         self.pairs[server].send(message.bytes)
 
     def _close(self) -> None:

@@ -88,8 +88,9 @@ class MessageLayout:
     def push_header_length(self) -> int:
         """Number of values in the header of a worker's message to a server.
 
-        Its numbers: message type, worker's restart count, stop requested, loss or gradient not
-        finite, norm and weight of the push, loader finished, loss, counts.
+        Its numbers: message type, worker's life (the number of its returns that its last reply from
+        server 0 had), stop requested, loss or gradient not finite, norm and weight of the push,
+        loader finished, loss, counts.
         """
         return 8 + self.counts
 
@@ -97,7 +98,7 @@ class MessageLayout:
     def reply_header_length(self) -> int:
         """Number of values in the header of a server's reply to a worker.
 
-        Its numbers: reply type, worker's restart count, epoch, stop requested, number of tickets,
+        Its numbers: reply type, worker's life, epoch, stop requested, number of tickets,
         whether they are the last, the tickets, the row.
         """
         return 6 + 1 + self.ahead + self.row_length
@@ -149,6 +150,8 @@ class _Push:
 
     read: int
     """Version of the parameters that the gradient was computed with."""
+    life: int
+    """Number of the worker's returns to the order before it computed the gradient."""
     message: Message
 
 
@@ -218,7 +221,12 @@ class LiveServer:
         self.read = [version] * self.recipe.workers
         """Version that each worker has received last."""
         self.pushes: defaultdict[int, deque[_Push]] = defaultdict(deque)
-        """Pending pushes of each worker, in the order of their arrival."""
+        """Pushes of each worker in the order of their arrival; `_pending` drops outdated ones."""
+        self.unsent: dict[int, Message] = {}
+        """Follower's reply to each worker that server 0 has let rejoin before its connection here.
+
+        A restarted worker connects to server 0 last, but each server notes it in its own thread.
+        """
         self.row = list(row)
         self.stop_requested = False
         self.nonfinite_step: int | None = None
@@ -269,6 +277,8 @@ class LiveServer:
             while True:
                 pair.receive(message.bytes)
                 with self.lock:
+                    if self.pairs.get(worker) is not pair:
+                        return  # given up on, it has pushed after all
                     if not self._handle(worker, message):
                         return
         except PeerLostError:
@@ -290,11 +300,16 @@ class LiveServer:
     def _do(self, event: int) -> None:
         """Repeat one event of server 0 on this server: a worker's push, leaving or return."""
         if event not in range(self.recipe.workers):
-            self._send_replies(self.desk.follow(event))
+            self.unsent.pop(-1 - event, None)  # of a worker that was lost again
+            replies = self.desk.follow(event)
+            for reply in replies:
+                if reply.worker not in self.pairs:
+                    self.unsent[reply.worker] = self._written(reply, self._values())
+            self._send_replies(replies)
             return
         # A worker sends its push to server 0 last, so it has arrived here or will.
-        self.lock.wait_for(lambda: self.pushes[event] or event in self.desk.lost)
-        if not self.pushes[event]:
+        self.lock.wait_for(lambda: self._pending(event) or event in self.desk.lost)
+        if not self._pending(event):
             self.missing.append(event)
             return
         effects, replies = self.desk.push(event)
@@ -307,7 +322,7 @@ class LiveServer:
         if told:
             self._handle_stop_request()
         if message.numbers[6]:
-            self.desk.finished.add(worker)
+            self.desk.finish(worker)
         match MessageType(word):
             case MessageType.PUSH:
                 # The push is computed with the last reply, so all replies have been received.
@@ -315,7 +330,7 @@ class LiveServer:
                     has_left()
                 # A push that waits for others must not be overwritten by the next message.
                 kept = message.copy() if self.one_gate else message
-                self.pushes[worker].append(_Push(self.read[worker], kept))
+                self.pushes[worker].append(_Push(self.read[worker], life, kept))
                 if self.follows:
                     self.lock.notify_all()
                     return True
@@ -333,14 +348,25 @@ class LiveServer:
         self._send_replies(replies)
         return True
 
+    def _pending(self, worker: int) -> deque[_Push]:
+        """Return a worker's pending pushes, without those of a life before its last return.
+
+        Such a push waited for others, or arrived here, when the worker was lost, and its batch is
+        issued again.
+        """
+        pushes = self.pushes[worker]
+        while pushes and pushes[0].life < self.desk.lives[worker]:
+            pushes.popleft()
+        return pushes
+
     def _make(self, worker: int, applied: tuple[int, ...], *, dropped: bool) -> None:
         """Make an update by these workers' pushes, or drop this worker's push, and count them."""
         if dropped:
-            self.pushes[worker].popleft()
+            self._pending(worker).popleft()
             self.row[-LATEST - 3] += 1
         if not applied:
             return
-        pushes = [self.pushes[each].popleft() for each in applied]
+        pushes = [self._pending(each).popleft() for each in applied]
         if self.nonfinite_step is None and any(push.message.numbers[3] for push in pushes):
             self.nonfinite_step = self.version
         if self.nonfinite_step is None:
@@ -387,15 +413,15 @@ class LiveServer:
             if reply.kind is ReplyType.GO:
                 self.read[reply.worker] = self.version
             if pair := self.pairs.get(reply.worker):
-                message = self._written(reply, values)
-                with suppress(PeerLostError):  # the thread that serves this worker notices it too
-                    self.pending_replies[reply.worker].append(
-                        (message, pair.start_send(message.bytes))
-                    )
+                self._start_send(reply.worker, pair, self._written(reply, values))
         self._pass_on()
         self._watch()
         if self.desk.over:
             self.lock.notify_all()
+
+    def _start_send(self, worker: int, pair: ProcessPair, message: Message) -> None:
+        with suppress(PeerLostError):  # the thread that serves this worker notices it too
+            self.pending_replies[worker].append((message, pair.start_send(message.bytes)))
 
     def _values(self) -> Sequence[Tensor]:
         """Return the current values of this server's parameter slices in host memory."""
@@ -479,6 +505,8 @@ class LiveServer:
                     self._listen(worker, pair)
                     if self.number:
                         self.desk.lost.discard(worker)
+                        if message := self.unsent.pop(worker, None):
+                            self._start_send(worker, pair, message)
                     else:
                         self._send_replies(self.desk.rejoin(worker))
 

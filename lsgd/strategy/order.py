@@ -21,7 +21,8 @@ PushOrder = list[NDArray[np.int16]]
 """Events that each server handled, in turn: one array of integers for each server.
 
 An event is the worker whose push is handled; -1 - worker if a worker leaves; the number of workers
-plus worker if it rejoins.
+plus worker if it rejoins; twice the number of workers plus worker if its loader has finished, after
+which server 0 issues it no tickets until it rejoins.
 """
 
 
@@ -104,16 +105,21 @@ def play_orders(
     make_gates: Callable[[int], Sequence[AdmissionGate]],
     tickets: Tickets,
     workers: int,
+    aheads: Sequence[int] | None = None,
 ) -> EpochScript:
     """Replay an epoch's recorded orders of pushes through the gates; return the epoch's script.
 
     An epoch that was interrupted has a further order: all workers read again, and the unused
-    tickets are issued again; `make_gates` takes their number. Afterwards `tickets` has those that
-    the last order left. Raises UsageError if the servers cannot handle the pushes in these orders,
-    which then are of another run.
+    tickets are issued again; `make_gates` takes their number. `aheads` has the number of prefetched
+    tickets with which each order was recorded, by default that of `tickets`. Afterwards `tickets`
+    has those that the last order left. Raises UsageError if the servers cannot handle the pushes in
+    these orders, which then are of another run.
     """
-    player = _Player(make_gates, tickets, workers)
-    if not all(player.play(order) for order in orders):
+    player, ahead = _Player(make_gates, tickets, workers), tickets.ahead
+    recorded = zip(orders, aheads or [ahead] * len(orders), strict=True)
+    is_played = all(player.play(*each) for each in recorded)
+    tickets.ahead = ahead
+    if not is_played:
         raise UsageError(
             f"this event order belongs to another run: with {workers} workers and "
             f"{len(player.gates)} servers it stops after {len(player.pushes)} pushes; write the "
@@ -147,11 +153,15 @@ class _Player:
         self.pushes: list[ScriptedPush] = []
         self.dropped = [0]
 
-    def play(self, order: PushOrder) -> bool:
-        """Replay all events of a recorded order of pushes; return whether this was possible."""
+    def play(self, order: PushOrder, ahead: int) -> bool:
+        """Replay all events of a recorded order of pushes; return whether this was possible.
+
+        Its workers prefetched up to `ahead` tickets.
+        """
+        self.tickets.ahead = ahead
         # Lists, since reading single elements of an array takes twenty times as long.
         self.events = [row.tolist() for row in order]
-        known = range(-self.count, 2 * self.count)
+        known = range(-self.count, 3 * self.count)
         if len(self.events) != len(self.gates):
             return False
         if any(event not in known for events in self.events for event in events):
@@ -174,6 +184,8 @@ class _Player:
         """Number of times that each worker has rejoined, by server."""
         self.away: list[set[int]] = [set() for _ in self.gates]
         """Workers that have left, by server."""
+        self.finished: set[int] = set()
+        """Workers whose loader has finished."""
         self.workers: defaultdict[tuple[int, int], _Worker] = defaultdict(_Worker)
         """Workers by (number, number of returns)."""
         for server in range(len(self.gates)):
@@ -191,6 +203,8 @@ class _Player:
         event = self.events[server][self.position[server]]
         if event < 0:
             self._leave(server, -1 - event)
+        elif event >= 2 * self.count:
+            self.finished.add(event - 2 * self.count)
         elif event >= self.count:
             self._join(server, event - self.count)
         else:
@@ -207,6 +221,8 @@ class _Player:
     def _join(self, server: int, worker: int) -> None:
         self.away[server].remove(worker)
         self.lives[server][worker] += 1
+        if server == 0:
+            self.finished.discard(worker)
         self._release(server, self.gates[server].join(worker).released)
 
     def _push(self, server: int, number: int) -> bool:
@@ -243,7 +259,7 @@ class _Player:
         for number in workers:
             worker = self._worker(server, number)
             worker.read[server] = self.version[server]
-            if server == 0:
+            if server == 0 and number not in self.finished:
                 worker.tickets += self.tickets.issue(number)
 
     def _worker(self, server: int, number: int) -> _Worker:

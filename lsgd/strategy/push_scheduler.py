@@ -64,7 +64,7 @@ class PushScheduler:
         """Workers that have left the gate, because they have no ticket or are lost."""
         self.lost: set[int] = set()
         self.finished: set[int] = set()
-        """Workers whose loader has finished, which take no further ticket."""
+        """Workers whose loader has finished, which take no further ticket until they restart."""
         self.closed: set[int] = set()
         """Workers that have acknowledged the end; maintained by the servers other than 0."""
         self.is_stopping = self.over = False
@@ -85,6 +85,12 @@ class PushScheduler:
         if self.tickets:
             self.tickets.apply_effects(effects)
         return effects, self._release(effects.released) + self._go_on()
+
+    def finish(self, worker: int) -> None:
+        """Handle a worker's notice that its loader has finished; server 0 records it."""
+        if self.tickets and worker not in self.finished:
+            self.order.append(2 * self.count + worker)
+        self.finished.add(worker)
 
     def pause(self, worker: int) -> list[ServerReply]:
         """Handle a worker's notice that server 0 has no ticket (batch) for it."""
@@ -118,6 +124,8 @@ class PushScheduler:
 
     def follow(self, event: int) -> list[ServerReply]:
         """Repeat on this server an event of server 0: a worker has left or rejoined."""
+        if event >= 2 * self.count:
+            return []  # a finished loader is a matter of tickets
         return self._leave(-1 - event) if event < 0 else self._join(event - self.count)
 
     def stop(self) -> list[ServerReply]:
@@ -154,7 +162,7 @@ class PushScheduler:
             if self.tickets is None:
                 replies.append(ServerReply(worker, ReplyType.GO))
                 continue
-            issued = self.tickets.issue(worker)
+            issued = [] if worker in self.finished else self.tickets.issue(worker)
             if held := len(self.tickets.held[worker]):
                 self.computing.add(worker)
                 replies.append(

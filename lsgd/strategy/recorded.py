@@ -33,9 +33,25 @@ class OrderHistory:
     servers: int
     """Number of gates, which is 1 where the gate of server 0 decides for all servers."""
     ahead: int = 0
-    """Number of tickets that a worker holds beyond the one it computes."""
+    """Number of tickets that a worker of the next order holds beyond the one it computes."""
     epochs: dict[int, list[PushOrder]] = field(default_factory=dict)
     """Orders by epoch, from 0: one, and a further one for each interruption within the epoch."""
+    aheads: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Value of `ahead` with which an order was recorded, by epoch and place; default `ahead`.
+
+    A run may be resumed with another inputs.prefetch, or on other machines.
+    """
+
+    def append(self, epoch: int, order: PushOrder) -> None:
+        """Append an epoch's order that was recorded with the current value of `ahead`."""
+        of_epoch = self.epochs.setdefault(epoch, [])
+        self.aheads[epoch, len(of_epoch)] = self.ahead
+        of_epoch.append(order)
+
+    def aheads_of(self, epoch: int) -> list[int]:
+        """Return the value of `ahead` with which each order of an epoch was recorded."""
+        places = range(len(self.epochs.get(epoch, [])))
+        return [self.aheads.get((epoch, place), self.ahead) for place in places]
 
     @property
     def digest(self) -> str:
@@ -47,20 +63,21 @@ class OrderHistory:
     def arrays(self) -> dict[str, Any]:
         """Encode all recorded orders of pushes as three arrays, as in their file.
 
-        `run` has the numbers of workers, servers and prefetched tickets; `rows`, shape (rows, 3),
-        the epoch, server and length of each row; and `events` all rows, one after the other.
+        `run` has the numbers of workers, servers and prefetched tickets; `rows`, shape (rows, 4),
+        the epoch, server and length of each row and the prefetched tickets of its order; and
+        `events` all rows, one after the other.
         """
         rows = [
-            (epoch, server, row)
+            (epoch, server, ahead, row)
             for epoch, orders in sorted(self.epochs.items())
-            for order in orders
+            for order, ahead in zip(orders, self.aheads_of(epoch), strict=True)
             for server, row in enumerate(order)
         ]
-        table = [(epoch, server, len(row)) for epoch, server, row in rows]
+        table = [(epoch, server, len(row), ahead) for epoch, server, ahead, row in rows]
         events = np.concatenate([np.empty(0, "<i2"), *(row for *_, row in rows)])
         return {
             "run": np.array([self.workers, self.servers, self.ahead], "<i4"),
-            "rows": np.array(table, "<i4").reshape(-1, 3),
+            "rows": np.array(table, "<i4").reshape(-1, 4),
             "events": events.astype("<i2"),
         }
 
@@ -68,18 +85,24 @@ class OrderHistory:
     def from_arrays(cls, arrays: dict[str, Any]) -> "OrderHistory":
         """Decode recorded orders of pushes from the three arrays of their file.
 
-        These are the arrays that `arrays` returns. Raises ValueError if the arrays do not fit
-        together.
+        These are the arrays that `arrays` returns. In `rows` of earlier versions the fourth column
+        is missing, and that of `run` is valid for all orders. Raises ValueError if the arrays do
+        not fit together.
         """
         workers, servers, ahead = map(int, arrays["run"])
         orders = cls(workers, servers, ahead)
         table, events = arrays["rows"], arrays["events"].astype(np.int16)
         if int(table[:, 2].sum()) != len(events) or servers < 1 or len(table) % servers:
             raise ValueError("its rows do not match its events")
+        if table.shape[1] == 3:
+            table = np.column_stack((table, np.full(len(table), ahead)))
         ends = np.cumsum(table[:, 2])
-        for (epoch, server, length), end in zip(table.tolist(), ends.tolist(), strict=True):
+        for (epoch, server, length, recorded), end in zip(
+            table.tolist(), ends.tolist(), strict=True
+        ):
             of_epoch = orders.epochs.setdefault(epoch, [])
             if server == 0:
+                orders.aheads[epoch, len(of_epoch)] = recorded
                 of_epoch.append([])
             of_epoch[-1].append(events[end - length : end])
         return orders
@@ -170,7 +193,15 @@ class RecordedOrders:
                 f"recorded run ended; write epochs={epoch}"
             )
         tickets = Tickets(recipe.tickets, ahead=self.orders.ahead)
-        return play_epoch(recipe, self.orders.epochs[epoch], tickets)
+        aheads = self.orders.aheads_of(epoch)
+        script = play_epoch(recipe, self.orders.epochs[epoch], tickets, aheads)
+        if not script.pushes:  # its run was stopped before the first update of the epoch
+            raise UsageError(
+                f"strategy.order={recipe.strategy.order} ends after step "
+                f"{epoch * recipe.steps_per_epoch}, where the recorded run ended, and this run has "
+                "reached that step"
+            )
+        return script
 
     def row(self, step: int) -> dict[str, float | list[int]]:
         """Return the staleness and dropped pushes since the last metrics row, as of this step."""

@@ -82,10 +82,15 @@ def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> Virtual
     return VirtualEpoch(play_epoch(recipe, [timeline.order], Tickets(tickets)), timeline)
 
 
-def play_epoch(recipe: Recipe, orders: Sequence[PushOrder], tickets: Tickets) -> EpochScript:
+def play_epoch(
+    recipe: Recipe,
+    orders: Sequence[PushOrder],
+    tickets: Tickets,
+    aheads: Sequence[int] | None = None,
+) -> EpochScript:
     """Replay an epoch's orders of pushes through a recipe's gates, as `play_orders` does."""
     gates = partial(make_gates, recipe.strategy, recipe.workers)
-    return play_orders(orders, gates, tickets, recipe.workers)
+    return play_orders(orders, gates, tickets, recipe.workers, aheads)
 
 
 def row_steps(last: int, log_steps: int) -> range:

@@ -90,6 +90,38 @@ def test_an_answer_that_cannot_be_had_now_is_had_later(
     assert "a restarted process gets no answer yet" in capsys.readouterr().err
 
 
+def test_a_restarted_process_gets_what_process_0_has_published() -> None:
+    first, restarted = object.__new__(ElasticTorchComm), object.__new__(ElasticTorchComm)
+    first.process, restarted.process = 0, 1
+    first.store = restarted.store = Store()
+    assert first.publish("ahead", 8) == 8
+    assert restarted.publish("ahead", 16) == 8
+
+
+def test_who_finds_nobody_for_a_new_group_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where process 0, with its store, is lost at the end of an order: it is named as lost."""
+    groups = [1]
+
+    def destroy() -> None:
+        assert groups.pop(), "Process group cannot be None"
+
+    def init(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the store does not answer")
+
+    monkeypatch.setattr(elastic.dist, "destroy_process_group", destroy)
+    monkeypatch.setattr(elastic.dist, "init_process_group", init)
+    monkeypatch.setattr(elastic, "PrefixStore", lambda _, store: store)
+    own = object.__new__(ElasticTorchComm)
+    own.__dict__ |= {
+        "process": 1, "members": [(0, 0), (1, 0)], "is_outside_group": False, "on_gpu": False,
+        "backend": "gloo", "timeout": 1.0, "_looking": Lock(), "_closed": False, "store": Store(),
+    }  # fmt: skip
+    with pytest.raises(PeerLostError, match="could not reconnect"):
+        own.form_group("0/0", [(1, 0)])
+    own.close()
+    assert groups == []
+
+
 def test_processes_on_gpus_form_one_group_which_a_restarted_one_cannot_join(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

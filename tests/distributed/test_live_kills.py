@@ -106,7 +106,7 @@ def returns(folder: Path, workers: int = WORKERS) -> list[int]:
     """The workers that have come back, as the order has them."""
     orders = load_orders(folder / "orders.npz").epochs.values()
     events = [int(event) for of_epoch in orders for [row] in of_epoch for event in row]
-    return [event - workers for event in events if event >= workers]
+    return [event - workers for event in events if workers <= event < 2 * workers]
 
 
 def written(job: Job) -> tuple[int, int]:

@@ -29,6 +29,7 @@ class Job:
         losses: int,
     ) -> None:
         self.draw, self.losses, self.count = random.Random(seed), losses, workers
+        self.ahead = ahead
         self.tickets = Tickets(tickets, ahead=ahead)
         self.desks = [
             PushScheduler(gate, workers, None if server else self.tickets)
@@ -45,7 +46,10 @@ class Job:
         """Worker, ticket and read versions of every push that was computed."""
         self.applied: list[list[int]] = [[] for _ in gates]
         """By server, the pushes that it has applied, by their number."""
-        self.under_way: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        self.under_way: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        """What a server has of a worker's pushes, each with the life it is of."""
+        self.lives: list[int] = []
+        """The life of the worker that has computed each push."""
         self.lost: set[int] = set()
         self.programs = [self.program(worker, came_back=False) for worker in range(workers)]
         self.wants = [next(program) for program in self.programs]
@@ -56,6 +60,7 @@ class Job:
     def program(self, worker: int, *, came_back: bool) -> Generator[int | None, Any, None]:
         """What a worker does with the replies that it asks for, as Live has it."""
         others, queue, paused = range(1, len(self.desks)), [], came_back
+        finished = False
         while True:
             reply, life, version = yield 0
             if reply.kind is ReplyType.END:
@@ -69,13 +74,18 @@ class Job:
             for server in others:
                 _, _, version = yield server
                 read.append(version)
+            assert not (finished and reply.tickets), "its loader has finished"
             queue += reply.tickets
             if reply.kind is ReplyType.WAIT:
                 self.post(worker, others, "pause", 0)
                 paused = True
             else:
+                # A loader that looks ahead finds no ticket left, soon after this reply or later.
+                finished |= reply.last and self.ahead > 0 and self.draw.random() < 0.5
                 self.pushed.append((worker, queue.pop(0), (*read,)))
-                self.post(worker, range(len(self.desks)), "push", len(self.pushed) - 1)
+                self.lives.append(life)
+                word = "push of a finished loader" if finished else "push"
+                self.post(worker, range(len(self.desks)), word, len(self.pushed) - 1)
         self.post(worker, others, "close", 0)
         yield None
 
@@ -95,9 +105,15 @@ class Job:
             self.wants[worker] = self.programs[worker].send(self.replies[worker, wants].pop(0))
 
     def run(self) -> None:
-        while waiting := sorted(key for key, letters in self.mail.items() if letters):
+        while (
+            waiting := sorted(key for key, letters in self.mail.items() if letters)
+        ) or self.lost:
+            if self.lost and (not waiting or self.draw.random() < 0.2):
+                self.bring_back(min(self.lost))
+                continue
             if self.losses and self.draw.random() < 0.1:
-                self.lose(self.draw.randrange(1, self.count))
+                if present := sorted({*range(1, self.count)} - self.lost):
+                    self.lose(self.draw.choice(present))
                 continue
             worker, server = self.draw.choice(waiting)
             self.deliver(worker, server)
@@ -106,13 +122,15 @@ class Job:
         word, number = self.mail[worker, server].pop(0)
         desk = self.desks[server]
         match word:
-            case "push":
-                self.under_way[worker, server].append(number)
+            case "push" | "push of a finished loader":
+                if word != "push":
+                    desk.finish(worker)
+                self.under_way[worker, server].append((self.lives[number], number))
                 effects, replies = desk.push(worker)
                 for each in effects.applied:
-                    self.applied[server].append(self.under_way[each, server].pop(0))
+                    self.applied[server].append(self.take(each, server))
                 if effects.dropped:
-                    self.under_way[worker, server].pop(0)
+                    self.take(worker, server)
                 self.versions[server] += bool(effects.applied)
             case "pause":
                 replies = desk.pause(worker)
@@ -122,8 +140,14 @@ class Job:
                 replies = desk.close(worker)
         self.say(server, replies)
 
+    def take(self, worker: int, server: int) -> int:
+        """The oldest push that the server has of the worker's present life, as in LiveServer."""
+        life, number = self.under_way[worker, server].pop(0)
+        current = life >= self.desks[server].lives[worker]
+        return number if current else self.take(worker, server)
+
     def lose(self, worker: int) -> None:
-        """The worker dies; servers may have got a part of what it has sent, and it is back soon."""
+        """The worker dies; servers may have got a part of what it has sent."""
         self.losses -= 1
         for server in range(len(self.desks)):
             while self.mail[worker, server] and self.draw.random() < 0.5:
@@ -132,12 +156,15 @@ class Job:
             return
         self.lost.add(worker)
         for server, desk in enumerate(self.desks):
-            for kept in (self.mail, self.under_way, self.replies):
-                kept[worker, server].clear()
+            self.mail[worker, server].clear()
+            self.replies[worker, server].clear()
             self.say(server, desk.lose(worker))
+
+    def bring_back(self, worker: int) -> None:
+        """The worker is started again, which is too late if the order has ended."""
+        self.lost.discard(worker)
         if self.desks[0].over:
             return
-        self.lost.discard(worker)
         self.programs[worker] = self.program(worker, came_back=True)
         self.wants[worker] = next(self.programs[worker])
         self.say(0, self.desks[0].rejoin(worker))
@@ -200,11 +227,42 @@ def test_a_worker_whose_loader_has_come_to_its_end_is_asked_for_nothing() -> Non
         ([0, 1], False),
         ([], False),
     ]
-    desk.finished.add(1)
+    desk.finish(1)
     desk.lose(0)
     assert desk.is_stuck
     assert [each.kind for each in desk.rejoin(0)] == [ReplyType.GO]
     assert not desk.is_stuck
+
+
+def test_a_push_of_a_worker_whose_loader_has_finished_brings_it_no_ticket_of_a_lost_one() -> None:
+    """It would compute none of them, and all would wait for it until the timeout."""
+    left, make = Tickets(4, ahead=1), lambda _: [BoundedStalenessGate(2)]
+    desk = PushScheduler(make(4)[0], 2, left)
+    assert [each.tickets for each in desk.begin(range(2))] == [[0, 1], [2, 3]]
+    assert desk.push(0)[1] == [ServerReply(0, ReplyType.GO, last=True)]
+    desk.lose(1)
+    desk.finish(0)
+    assert desk.push(0)[1] == [ServerReply(0, ReplyType.WAIT)]
+    assert desk.is_stuck
+    assert desk.rejoin(1) == [ServerReply(1, ReplyType.GO, [2, 3])]
+    desk.push(1)
+    assert [each.kind for each in desk.push(1)[1]] == [ReplyType.WAIT, ReplyType.END, ReplyType.END]
+    assert desk.order == [0, -2, 4, 0, -1, 3, 1, 1, -2]
+    order = [np.array(desk.order, np.int16)]
+    script = play_orders([order], make, Tickets(4, ahead=1), 2)
+    assert [(push.worker, push.ticket) for push in script.pushes] == [
+        (0, 0),
+        (0, 1),
+        (1, 2),
+        (1, 3),
+    ]
+
+
+def test_a_follower_learns_of_a_finished_loader_without_harm() -> None:
+    desk = PushScheduler(BarrierGate(2, pushes=2, tickets=4), 2, follows=True)
+    desk.begin(range(2))
+    assert desk.follow(2 * 2 + 1) == []
+    assert (desk.order, desk.away) == ([], set())
 
 
 def test_those_that_wait_at_their_gate_are_told_of_the_end() -> None:

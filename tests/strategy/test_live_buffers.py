@@ -1,4 +1,4 @@
-"""What a live run copies from its servers at the end of an epoch."""
+"""What the processes of a live run agree on, and copy from its servers at the end of an epoch."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lsgd.errors import UsageError
 from lsgd.strategy import live
 
 
@@ -28,3 +29,24 @@ def test_buffers_of_any_size_are_those_of_the_server(monkeypatch: pytest.MonkeyP
     )
     for mine, copied in zip(ours, theirs, strict=True):
         assert torch.equal(mine.view(torch.uint8), copied.view(torch.uint8))
+
+
+@pytest.mark.parametrize("own", [4, 16])
+def test_a_restarted_process_prefetches_as_the_others_do(
+    own: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first checkpoint it knows their number from process 0 alone.
+
+    The length of messages depends on it, so one of its own ends the connection.
+    """
+    monkeypatch.setattr(live, "prefetch_limit", lambda recipe: own)
+    restarted: Any = SimpleNamespace(
+        comm=SimpleNamespace(gather_objects=lambda value: [value] * 3),
+        living=SimpleNamespace(publish=lambda name, value: 8),
+        hosted=range(1, 2), orders=SimpleNamespace(ahead=0), one_gate=False, process=1, recipe=None,
+    )  # fmt: skip
+    if own > 8:
+        with pytest.raises(UsageError, match=r"16 .* 8 .*inputs\.decoders"):
+            live.LiveStrategy._agree_on_prefetch(restarted)
+    else:
+        assert live.LiveStrategy._agree_on_prefetch(restarted) == 8

@@ -9,6 +9,8 @@ import pytest
 from helpers.base_recipe import BASE, with_fields
 
 from lsgd.errors import UsageError
+from lsgd.strategy.gate import BoundedStalenessGate, Tickets
+from lsgd.strategy.push_scheduler import PushScheduler
 from lsgd.strategy.recorded import MOST_UNPACKED, OrderHistory, RecordedOrders, load_orders
 
 
@@ -30,12 +32,60 @@ def test_a_file_and_a_checkpoint_have_all_of_it(tmp_path: Path) -> None:
 
 
 def test_the_hash_is_of_everything() -> None:
-    others = [some() for _ in range(4)]
+    others = [some() for _ in range(5)]
     others[0].ahead = 2
     others[1].epochs[0][0][0][0] = 1
     others[2].epochs[5] = others[2].epochs.pop(4)
     others[3].epochs[0] = others[3].epochs[0][::-1]
-    assert len({each.digest for each in (some(), *others)}) == 5
+    others[4].aheads[0, 1] = 4
+    assert len({each.digest for each in (some(), *others)}) == 6
+
+
+def interrupted(ahead: int, left: list[int], seed: int) -> tuple[list[np.ndarray], list[int]]:
+    """An order of two workers, left after seven pushes of these tickets, and its batches."""
+    draw, batches = np.random.default_rng(seed), list[int]()
+    tickets = Tickets(0, ahead=ahead)
+    tickets.free = list(left)
+    desk = PushScheduler(BoundedStalenessGate(2), 2, tickets)
+    desk.begin(range(2))
+    for _ in range(7):
+        worker = int(draw.choice(sorted(desk.computing)))
+        batches.append(tickets.held[worker][0])
+        desk.push(worker)
+    desk.stop()
+    for worker in sorted(desk.computing):
+        batches.append(tickets.held[worker][0])
+        desk.push(worker)
+    return [np.array(desk.order, np.int16)], batches
+
+
+def test_an_epoch_that_is_resumed_with_another_prefetch_replays_each_order_with_its_own(
+    tmp_path: Path,
+) -> None:
+    """Else batches are trained twice or never, and the replay is another run without an error."""
+    words = {"strategy__name": "async", "workers": 2, "worker_batch": 1}
+    recipe = with_fields(BASE, **words, strategy__order=str(tmp_path / "orders.npz"))
+    orders, trained = OrderHistory(2, 1, ahead=1), list[int]()
+    for ahead in (1, 4, 2):
+        orders.ahead = ahead
+        left = sorted({*range(recipe.tickets)} - {*trained})
+        order, batches = interrupted(ahead, left, seed=ahead)
+        orders.append(0, order)
+        trained += batches
+    orders.save(tmp_path / "orders.npz")
+    loaded = load_orders(tmp_path / "orders.npz")
+    script = RecordedOrders(recipe, loaded).script(0)
+    assert [push.ticket for push in script.pushes] == trained
+    assert loaded.aheads_of(0) == [1, 4, 2]
+
+
+def test_an_order_of_an_earlier_version_has_one_prefetch_for_all_epochs() -> None:
+    arrays = some().arrays()
+    arrays["rows"] = arrays["rows"][:, :3]
+    assert same(OrderHistory.from_arrays(arrays), some())
+    orders = OrderHistory.from_arrays(arrays)
+    orders.ahead = 9  # resumed with more
+    assert (orders.aheads_of(0), orders.aheads_of(4)) == ([3, 3], [3])
 
 
 def test_an_order_has_at_most_two_bytes_per_push(tmp_path: Path) -> None:

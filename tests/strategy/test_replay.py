@@ -497,6 +497,19 @@ def test_an_order_that_ends_in_mid_epoch_is_trained_to_its_end(tmp_path: Path) -
     assert learner.next_step == 7
 
 
+def test_an_order_that_ends_before_the_first_update_of_an_epoch_says_so(
+    tmp_path: Path,
+) -> None:
+    """As that of a run which was stopped then: its workers left, and no push was applied."""
+    leaves = [-1, -2, -3, -4]
+    strategy = Learner(ordered(tmp_path, WHOLE, leaves), SingleComm(), CPU).strategy
+    with pytest.raises(UsageError, match=r"recorded\.npz ends after step 14, where the"):
+        next(strategy.tasks(1, list(range(14, 28))))
+    strategy = Learner(ordered(tmp_path, leaves), SingleComm(), CPU).strategy
+    with pytest.raises(UsageError, match=r"recorded\.npz ends after step 0, where the"):
+        next(strategy.tasks(0, list(range(14))))
+
+
 def test_a_replay_goes_on_from_its_last_step(tmp_path: Path) -> None:
     """As one does that was told to leave in its last evaluation: no epoch follows it."""
     made = ordered(tmp_path, WHOLE, WHOLE)
