@@ -271,6 +271,8 @@ class Controller:
             why = failure_reason(trial, ending)
             if ending.code in ENDINGS:
                 raise ENDINGS[ending.code](f"{trial}: {why}")
+            if stop:  # by which a process dies that has no handlers yet
+                continue
             crashes += 1
             if crashes == CRASHES:
                 return why

@@ -92,13 +92,16 @@ class Work:
         self.retries = False
         self.trained: list[str] = []
         """The trials that the search at work has trained, or the last one has."""
+        self.signals: list[int] = []
+        """The stop signals of the search at work, or of the last one."""
 
     def run(
         self, train: Callable[[PlannedRun, StopRequest], ExitSummary | None], jobs: int = 1
     ) -> Written:
         place = Written(train)
         self.trained = place.trained
-        controller = Controller(self.space, self.engine, place, self.folder, [])
+        self.signals = []
+        controller = Controller(self.space, self.engine, place, self.folder, self.signals)
         if self.retries:
             controller.retry_failed()
         controller.search(jobs)
@@ -211,6 +214,23 @@ def test_one_that_somebody_told_to_leave_goes_on() -> None:
         return DONE if trial.saved_run.finished else ExitSummary(75, "was preempted")
 
     assert len(work.run(train).trained) == 4
+    assert work.states == [FINISHED]
+
+
+def test_a_stop_while_a_run_restarts_is_no_crash() -> None:
+    """SIGTERM kills a process that still imports; the trial stays open, and a rerun resumes it."""
+    work = Work(search(trials=1))
+
+    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        trial.log_path.write_text("Segmentation fault\n")
+        if len(work.trained) == 1:
+            return ExitSummary(1, "was killed", lost=True)
+        work.signals.append(signal.SIGTERM)
+        return ExitSummary(1, "mpirun was killed by signal 15")
+
+    assert len(work.run(train).trained) == 2
+    assert work.states == [RUNNING]
+    assert len(work.run(well).trained) == 1
     assert work.states == [FINISHED]
 
 
