@@ -329,7 +329,8 @@ class _LastValueMedianPruner(BasePruner):
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         step = trial.last_step
-        ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        ended = [each for each in trials if _state(each) == FINISHED]  # no failed one with a value
         if step is None or step < self.after_steps or len(ended) < self.after_trials:
             return False
         others = [each.intermediate_values.get(step, nan) for each in ended]
