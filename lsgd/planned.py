@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -137,18 +137,20 @@ def print_jobs(
     submitted: Mapping[str, str] | None = None,
     *,
     runs_left: bool = False,
+    settled: Container[str] = (),
 ) -> int:
     """Print the progress and the Slurm job of planned runs, by their name; return the exit code.
 
     `submitted` are jobs that choose their run as they start, with the name of what they train, and
-    `runs_left` is whether they have runs to choose. The exit code is 1 if a run has not ended and
-    no job is queued or running for it, else 0.
+    `runs_left` is whether they have runs to choose. The exit code is 1 if a run has not ended, is
+    not one of those that are `settled`, and has no job that is queued or running, else 0.
     """
     entries = []
     for name, planned in runs.items():
         run = planned.saved_run
         state = run.state if run else "has not begun"
-        entries.append(QueuedRun(name, planned.folder, state, has_ended(run), planned.job_id))
+        is_over = name in settled or has_ended(run)
+        entries.append(QueuedRun(name, planned.folder, state, is_over, planned.job_id))
     table, is_abandoned = job_table(entries, submitted or {}, runs_left=runs_left)
     print(table)
     return int(is_abandoned)
