@@ -124,6 +124,23 @@ class Controller:
         if self.refusal:
             raise self.refusal
 
+    def fail_unstarted(self) -> None:
+        """Record those trials as failed that ended before their first step, if another made one.
+
+        Their own processes may have ended before that step. Those that are trained again are left
+        out.
+        """
+        if not self._found_step():
+            return
+        with hold_lock(self.folder, "ask"):
+            for number in self.engine.unstarted_trials():
+                if held := acquire_lock(self.folder, str(number), wait=False):
+                    with held:
+                        # Its process may have recorded it before it freed the lock.
+                        if why := self.engine.unstarted_trials().get(number):
+                            self.engine.tell(number, FAILED, why=why)
+                            print_line(f"trial {number + 1} failed: {why}")
+
     def _search(self, pool: ThreadPoolExecutor, jobs: int) -> None:
         """Start, watch and record trials until no process of this search has any left to train."""
         while True:
@@ -212,6 +229,8 @@ class Controller:
         job = RunningTrial(
             number, values, trials, StopRequest(self.signals), held, reported_epochs=step
         )
+        if number in self.engine.unstarted_trials():
+            self.engine.note_unstarted(number, "")  # it may end in another way now
         if step:  # of a search that was killed, perhaps before its pruning decision
             self._prune_if_due(job)
         if not job.is_recorded:
@@ -316,6 +335,7 @@ class Controller:
         if why and not job.is_recorded and not self.any_run_stepped:
             self._say(job, f"ended before its first step: {why}")
             self.ended_before_first_step[job.number] = job, why
+            self.engine.note_unstarted(job.number, why)
             if len(self.ended_before_first_step) >= UNSTARTED:
                 self._stop_trials()
             return
@@ -337,9 +357,14 @@ class Controller:
         job.lock.close()
 
     def _found_step(self) -> bool:
-        """Return whether any trial of this search has reported an epoch or ended well."""
+        """Return whether a run of any trial of this search has made a step."""
         trials = self.engine.all_trials()
-        return any(trial.reported or trial.state in (FINISHED, PRUNED) for trial in trials)
+        if any(trial.reported or trial.state in (FINISHED, PRUNED) for trial in trials):
+            return True
+        # The rows of other processes' runs show steps of an epoch that has not ended.
+        seeds = self.space.search.seeds
+        planned = [run for trial in trials for run in self.space.valid_runs(trial.values, seeds)]
+        return any((run := each.saved_run) and run.begun for each in planned)
 
     def _note_first_step(self) -> None:
         """Note that a run has made a step; record the trials that ended without one as failed."""

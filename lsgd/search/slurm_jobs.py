@@ -366,6 +366,7 @@ def _train_trial(controller: Controller) -> int:
 
 def _compare(request: SearchRequest, controller: Controller, number: int) -> int:
     """Train a comparison run by its number; return 1 if it has failed or is not known yet."""
+    controller.fail_unstarted()
     trials = controller.engine.all_trials()
     if left := pending_work(request, trials).trials:
         print_line(

@@ -3,7 +3,8 @@
 import json
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from lsgd.recipe.search import Pruning, Search
 from lsgd.run.tuned import DEFINITION
 from lsgd.search import controller as module
 from lsgd.search.controller import Controller, crashed_trials
-from lsgd.search.folder import acquire_lock, check_folder, folder_id
+from lsgd.search.folder import acquire_lock, check_folder, folder_id, hold_lock
 from lsgd.search.optuna_study import OptunaStudy
 from lsgd.search.space import SearchSpace
 from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest
@@ -96,15 +97,21 @@ class Work:
         """The stop signals of the search at work, or of the last one."""
 
     def run(
-        self, train: Callable[[PlannedRun, StopRequest], ExitSummary | None], jobs: int = 1
+        self,
+        train: Callable[[PlannedRun, StopRequest], ExitSummary | None],
+        jobs: int = 1,
+        *,
+        most_trials: int | None = None,
     ) -> Written:
         place = Written(train)
         self.trained = place.trained
         self.signals = []
-        controller = Controller(self.space, self.engine, place, self.folder, self.signals)
+        self.controller = Controller(
+            self.space, self.engine, place, self.folder, self.signals, most_trials=most_trials
+        )
         if self.retries:
-            controller.retry_failed()
-        controller.search(jobs)
+            self.controller.retry_failed()
+        self.controller.search(jobs)
         return place
 
     @property
@@ -428,6 +435,62 @@ def test_a_point_that_ends_before_its_first_step_where_others_do_not_has_failed(
     again.run(well)
     assert [point.number for point in again.engine.all_trials()] == [1, 2, 3]
     assert again.states == [FINISHED] * 3
+
+
+def begins(trial: PlannedRun) -> None:
+    """The rows of a run that has made steps in an epoch that has not ended."""
+    write(trial)
+    with (trial.folder / "metrics.jsonl").open("a") as file:
+        print(json.dumps({"kind": "train", "step": 1, "loss": 1.0}), file=file)
+
+
+@contextmanager
+def theirs(work: Work) -> Iterator[PlannedRun]:
+    """The run of a trial that another process trains within this context."""
+    number = work.engine.ask()
+    [run] = work.space.planned_runs(work.engine.values(number), [0])
+    with hold_lock(work.folder, str(number)):
+        yield run
+
+
+def test_a_trial_that_ends_before_its_first_step_beside_one_that_has_begun_has_failed() -> None:
+    """The other has made steps, and no epoch."""
+    work = Work(search(trials=2))
+    with theirs(work) as run:
+        begins(run)
+        work.run(crashes, most_trials=1)
+    assert work.states == [RUNNING, FAILED]
+
+
+def test_a_trial_that_ends_before_any_step_fails_once_another_has_begun() -> None:
+    """By the jobs of the comparison, which are after all jobs that train trials."""
+    work = Work(search(trials=2))
+    with theirs(work) as run:
+        work.run(crashes, most_trials=1)
+    work.controller.fail_unstarted()
+    assert work.states == [RUNNING, RUNNING]
+    begins(run)
+    with hold_lock(work.folder, "1"):
+        work.controller.fail_unstarted()
+    assert work.states == [RUNNING, RUNNING]
+    work.controller.fail_unstarted()
+    assert work.states == [RUNNING, FAILED]
+    assert "has crashed" in work.engine.all_trials()[1].why
+    assert crashed_trials(work.space, work.engine.all_trials())
+
+
+def test_a_trial_that_is_resumed_after_an_end_before_its_first_step_is_open() -> None:
+    work = Work(search(trials=1))
+    work.run(crashes)
+
+    def stopped(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        begins(trial)
+        work.signals.append(signal.SIGTERM)
+        return ExitSummary(75, "was preempted")
+
+    work.run(stopped)
+    work.controller.fail_unstarted()
+    assert work.states == [RUNNING]
 
 
 def with_invalid_inside() -> Search:
