@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from lsgd import messages
 from lsgd.comm.pair import ProcessPair
 from lsgd.comm.torch import TorchComm
-from lsgd.errors import PeerLostError, UsageError
+from lsgd.errors import PeerLostError
 from lsgd.job.launcher import Launch
 
 T = TypeVar("T")
@@ -70,10 +70,9 @@ class ElasticTorchComm(TorchComm):
                 timeout=timedelta(seconds=join_timeout),
             )
         except (dist.DistError, RuntimeError) as error:
-            raise UsageError(
+            raise PeerLostError(
                 f"process {launch.rank} has restarted and cannot reach process 0 at "
-                f"{launch.master_addr}:{launch.master_port} ({str(error).splitlines()[0]})",
-                is_local=True,
+                f"{launch.master_addr}:{launch.master_port} ({str(error).splitlines()[0]})"
             ) from None
         return bool(self.store.check(["met"]))
 
