@@ -17,7 +17,8 @@ from lsgd.planned import PlannedRun
 from lsgd.recipe.search import Pruning, Search
 from lsgd.run.tuned import DEFINITION
 from lsgd.search import controller as module
-from lsgd.search.controller import Controller, crashed_trials
+from lsgd.search.__main__ import final_code
+from lsgd.search.controller import Controller, comparison_runs, crashed_trials
 from lsgd.search.folder import acquire_lock, check_folder, folder_id, hold_lock
 from lsgd.search.optuna_study import OptunaStudy
 from lsgd.search.space import SearchSpace
@@ -550,6 +551,22 @@ def test_a_trial_that_is_resumed_after_an_end_before_its_first_step_is_open() ->
     work.run(stopped)
     work.controller.fail_unstarted()
     assert work.states == [RUNNING]
+
+
+def test_a_comparison_run_that_has_failed_is_exit_code_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The report lacks the comparison then."""
+    work = Work(search(trials=1, holdout_seeds=[5, 6]))
+    work.run(well)
+    trials = work.engine.all_trials()
+    runs = [run for each in comparison_runs(work.space, trials).values() for run in each]
+    for number, run in enumerate(runs):
+        assert final_code(work.space, trials) == 1
+        assert f"as {4 - number} of its 4 runs have failed" in capsys.readouterr().out
+        well(run, StopRequest([]))
+    assert final_code(work.space, trials) == 0
+    assert final_code(Work(search(trials=1)).space, trials) == 0
 
 
 def with_invalid_inside() -> Search:
