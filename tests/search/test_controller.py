@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from lsgd.run.tuned import DEFINITION
 from lsgd.search import controller as module
 from lsgd.search.__main__ import final_code
 from lsgd.search.controller import Controller, comparison_runs, crashed_trials
-from lsgd.search.folder import acquire_lock, check_folder, folder_id, hold_lock
+from lsgd.search.folder import acquire_lock, check_folder, folder_id, hold_lock, open_folder
 from lsgd.search.optuna_study import OptunaStudy
 from lsgd.search.space import SearchSpace
 from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest
@@ -328,6 +329,19 @@ def test_a_folder_of_something_else_is_refused(content: str) -> None:
         folder_id(work.folder)
     with pytest.raises(UsageError, match=r"not define a search .*; move the folder away"):
         check_folder(work.folder, work.space)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    what = search(line=["recipe=digits", "workers=[1,2]"])
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(UsageError, match=r"runs/searches/one-\w+ cannot be written \(Not a dir.*;"):
+        open_folder(SearchSpace(what, []))
+    (tmp_path / "runs").unlink()
+    folder = open_folder(SearchSpace(what, []))
+    shutil.rmtree(folder / "locks")
+    (folder / "locks").write_text("")
+    with pytest.raises(UsageError, match=r"cannot be written \(File exists\); start the search in"):
+        acquire_lock(folder, "ask", wait=True)
 
 
 def test_who_is_trained_beside_those_that_are_refused_saves_and_leaves() -> None:
