@@ -114,15 +114,22 @@ def _writing(folder: Path) -> Iterator[None]:
 def acquire_lock(folder: Path, name: str, *, wait: bool) -> IO[str] | None:
     """Take a named file lock in a search's folder; closing the file or ending the process frees it.
 
-    Returns None if another process holds it and `wait` is false. Raises UsageError, or the error of
-    a full disk, if the folder cannot be written.
+    Returns None if another process holds it and `wait` is false. Raises UsageError if the folder
+    cannot be written or its drive has no locks, and the error of a full disk.
     """
     path = folder / "locks" / name
     with _writing(folder):
         path.parent.mkdir(exist_ok=True)
         file = path.open("w")
-    if files.lock(file, wait=wait):
-        return file
+    try:
+        if files.lock(file, wait=wait):
+            return file
+    except OSError as error:
+        file.close()
+        raise UsageError(
+            f"{folder} is on a drive without file locks ({error.strerror}), by which the processes "
+            "of a search share its trials; start the search in a folder on another drive"
+        ) from None
     file.close()
     return None
 

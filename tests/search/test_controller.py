@@ -1,5 +1,6 @@
 """The search at work, with trials that are written instead of trained."""
 
+import errno
 import json
 import re
 import shutil
@@ -342,6 +343,20 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (folder / "locks").write_text("")
     with pytest.raises(UsageError, match=r"cannot be written \(File exists\); start the search in"):
         acquire_lock(folder, "ask", wait=True)
+
+
+def test_a_drive_without_locks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a search needs, unlike a run, whose lock file is touched while it is held."""
+
+    def no_locks(*_: object, **__: object) -> bool:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("lsgd.files.lock", no_locks)
+    sentence = (
+        r"runs/searches/one-\w+ is on a drive without file locks \(No locks .*; start the search"
+    )
+    with pytest.raises(UsageError, match=sentence):
+        open_folder(SearchSpace(search(line=["recipe=digits", "workers=[1,2]"]), []))
 
 
 def test_who_is_trained_beside_those_that_are_refused_saves_and_leaves() -> None:
