@@ -259,8 +259,11 @@ def limit_threads(launcher: RunLauncher, jobs: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
-def add_options(parser: Parser, *, more_launchers: str = "") -> None:
-    """Add the options --launch, --jobs and --print of studies and searches to a parser."""
+def add_options(parser: Parser, *, more_launchers: str = "") -> argparse._MutuallyExclusiveGroup:
+    """Add the options --launch, --jobs, --print and --status of studies and searches to a parser.
+
+    Returns the group of options of which a command line may have one, to which others may be added.
+    """
     parser.add_argument(
         "--launch",
         metavar="LAUNCHER",
@@ -273,16 +276,18 @@ def add_options(parser: Parser, *, more_launchers: str = "") -> None:
         metavar="N",
         help="train N runs at a time, with N times fewer threads (1)",
     )
-    parser.add_argument(
+    exclusive = parser.add_mutually_exclusive_group()
+    exclusive.add_argument(
         "--print",
         action="store_true",
         help="print finished runs and the commands of the others, and start nothing",
     )
-    parser.add_argument(
+    exclusive.add_argument(
         "--status",
         action="store_true",
         help="print the progress of each run and its Slurm job, with its nodes and log",
     )
+    return exclusive
 
 
 def read_launcher(

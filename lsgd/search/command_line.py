@@ -79,7 +79,8 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
     argv, step = argv[:end], tuple(argv[end + 1 :])
     options, rest = parser.parse_known_args(argv)
     if options.report:
-        if rest or not options.out:
+        given = {key for key, value in vars(options).items() if value != parser.get_default(key)}
+        if rest or given != {"report", "out"}:
             raise UsageError("--report FOLDER … takes only --out FOLDER, the folder of the page")
         return ReportRequest(options.report, options.out)
     if options.out:
@@ -207,7 +208,7 @@ def _keys() -> list[str]:
 def _parser(about: str) -> Parser:
     usage = "python -m lsgd.search search=NAME [key=value ...] [options]"
     parser = Parser("lsgd.search", about, keys=_keys, usage=usage)
-    add_options(parser, more_launchers=" or by spark")
+    exclusive = add_options(parser, more_launchers=" or by spark")
     parser.add_argument(
         "--master",
         metavar="URL",
@@ -218,12 +219,12 @@ def _parser(about: str) -> Parser:
         metavar="URL",
         help="keep the trials in a database, such as sqlite:///searches.db",
     )
-    parser.add_argument(
+    exclusive.add_argument(
         "--retry-failed",
         action="store_true",
         help="retry the trials that failed, except those that diverged",
     )
-    parser.add_argument(
+    exclusive.add_argument(
         "--report-only",
         action="store_true",
         help="write the report on the trials so far, and train none",
@@ -237,7 +238,7 @@ def _parser(about: str) -> Parser:
         help="the speed of one GPU, for the cost of a search without runs",
     )
     parser.add_argument("--array-job", choices=ARRAY_JOBS, help=argparse.SUPPRESS)
-    parser.add_argument(
+    exclusive.add_argument(
         "--report",
         nargs="+",
         type=paths.parse_path,

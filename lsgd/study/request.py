@@ -48,7 +48,7 @@ def _keys() -> list[str]:
 def _parser(about: str) -> Parser:
     usage = "python -m lsgd.study study=NAME [key=value ...] [options]"
     parser = Parser("lsgd.study", about, keys=_keys, usage=usage)
-    add_options(parser)
+    exclusive = add_options(parser)
     parser.add_argument(
         "--quick", action="store_true", help="only train the part of the study that takes minutes"
     )
@@ -63,7 +63,7 @@ def _parser(about: str) -> Parser:
         metavar="N",
         help="of a recipe, with --until-decided (default 10); fixed by the first such command",
     )
-    parser.add_argument(
+    exclusive.add_argument(
         "--report-only",
         action="store_true",
         help="write the report on the runs so far, and train none",
