@@ -67,8 +67,8 @@ def open_logbook(
     """Lock the run folder for this supervisor, stop leftover processes, and yield the log.
 
     Raises SupervisorLockedError if another supervisor is active there for `patience` seconds,
-    UsageError if the folder holds files of something else or cannot be written, and NotSavedError
-    if the disk is full at the start, or rows are still unwritten at the end.
+    UsageError if the folder holds files of something else or cannot be written or locked, and
+    NotSavedError if the disk is full at the start, or rows are still unwritten at the end.
     """
     try:
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
@@ -90,13 +90,19 @@ def open_logbook(
     with held:
         # The helper of a killed supervisor holds the lock until it has stopped the job.
         deadline = time.monotonic() + patience
-        while not files.lock(held, wait=False):
-            if time.monotonic() > deadline:
-                raise SupervisorLockedError(
-                    f"run_dir={folder} has a supervisor already; wait for it, or end it with "
-                    "kill PID"
-                )
-            time.sleep(RETRY)
+        try:
+            while not files.lock(held, wait=False):
+                if time.monotonic() > deadline:
+                    raise SupervisorLockedError(
+                        f"run_dir={folder} has a supervisor already; wait for it, or end it with "
+                        "kill PID"
+                    )
+                time.sleep(RETRY)
+        except OSError as error:
+            raise UsageError(
+                f"run_dir={folder} is on a drive without file locks ({error.strerror}), by which a "
+                "supervisor has the folder alone; write run_dir=PATH on another drive"
+            ) from None
         with converting_disk_full(folder / SUPERVISOR_LOG):
             file = AppendOnlyFile(folder / SUPERVISOR_LOG)
         try:

@@ -24,6 +24,16 @@ def test_one_supervisor_per_run(tmp_path: Path) -> None:
         pass
 
 
+def test_a_drive_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object, **__: object) -> bool:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("lsgd.files.lock", no_locks)
+    sentence = r"is on a drive without file locks \(No locks available\).*; write run_dir=PATH on"
+    with pytest.raises(UsageError, match=sentence), open_logbook(tmp_path):
+        pass
+
+
 def test_its_lock_is_not_its_log(tmp_path: Path) -> None:
     """Which somebody may remove while a job runs."""
     with open_logbook(tmp_path):
