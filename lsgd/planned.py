@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -137,18 +137,20 @@ def print_jobs(
     submitted: Mapping[str, str] | None = None,
     *,
     runs_left: bool = False,
+    settled: Container[str] = (),
 ) -> int:
     """Print the progress and the Slurm job of planned runs, by their name; return the exit code.
 
     `submitted` are jobs that choose their run as they start, with the name of what they train, and
-    `runs_left` is whether they have runs to choose. The exit code is 1 if a run has not ended and
-    no job is queued or running for it, else 0.
+    `runs_left` is whether they have runs to choose. The exit code is 1 if a run has not ended, is
+    not one of those that are `settled`, and has no job that is queued or running, else 0.
     """
     entries = []
     for name, planned in runs.items():
         run = planned.saved_run
         state = run.state if run else "has not begun"
-        entries.append(QueuedRun(name, planned.folder, state, has_ended(run), planned.job_id))
+        is_over = name in settled or has_ended(run)
+        entries.append(QueuedRun(name, planned.folder, state, is_over, planned.job_id))
     table, is_abandoned = job_table(entries, submitted or {}, runs_left=runs_left)
     print(table)
     return int(is_abandoned)
@@ -278,8 +280,13 @@ class RunOptions:
     """Whether to print the state of each run and its Slurm job, and start none."""
 
 
-def add_options(parser: Parser, *, trained: str, timed: str, more_launchers: str = "") -> None:
-    """Add options of RunOptions, all but --cost; `trained` and `timed` name what they are about."""
+def add_options(
+    parser: Parser, *, trained: str, timed: str, more_launchers: str = ""
+) -> argparse._MutuallyExclusiveGroup:
+    """Add options of RunOptions, all but --cost; `trained` and `timed` name what they are about.
+
+    Returns the group of options of which a command line may have one, to which others may be added.
+    """
     parser.add_argument(
         "--launch",
         metavar="LAUNCHER",
@@ -292,19 +299,20 @@ def add_options(parser: Parser, *, trained: str, timed: str, more_launchers: str
         metavar="N",
         help="train N runs at a time, with N times fewer threads (1)",
     )
-    parser.add_argument(
+    exclusive = parser.add_mutually_exclusive_group()
+    exclusive.add_argument(
         "--print",
         dest="print_only",
         action="store_true",
         help="print finished runs and the commands of the others, and start nothing",
     )
-    parser.add_argument(
+    exclusive.add_argument(
         "--status",
         dest="status_only",
         action="store_true",
         help="print the progress of each run and its Slurm job, with its nodes and log",
     )
-    parser.add_argument(
+    exclusive.add_argument(
         "--report-only",
         action="store_true",
         help=f"write the report on the {trained} so far, and train none",
@@ -315,6 +323,7 @@ def add_options(parser: Parser, *, trained: str, timed: str, more_launchers: str
         metavar="X",
         help=f"the speed of one GPU, for the cost of {timed} without runs",
     )
+    return exclusive
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from lsgd import messages
 from lsgd.comm import RERUN
 from lsgd.comm.pair import ProcessPair
 from lsgd.comm.torch import TorchComm
-from lsgd.errors import PeerLostError, UsageError
+from lsgd.errors import PeerLostError
 from lsgd.job.launcher import Launch
 
 T = TypeVar("T")
@@ -71,10 +71,9 @@ class ElasticTorchComm(TorchComm):
                 timeout=timedelta(seconds=join_timeout),
             )
         except (dist.DistError, RuntimeError) as error:
-            raise UsageError(
+            raise PeerLostError(
                 f"process {launch.rank} has restarted and cannot reach process 0 at "
-                f"{launch.master_addr}:{launch.master_port} ({str(error).splitlines()[0]})",
-                is_local=True,
+                f"{launch.master_addr}:{launch.master_port} ({str(error).splitlines()[0]})"
             ) from None
         return bool(self.store.check(["met"]))
 

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from lsgd.comm import RERUN, communicating, plain_first_line
 from lsgd.comm.group import GroupComm, wait_for
 from lsgd.comm.pair import ProcessPair, open_pairs
-from lsgd.errors import UsageError
+from lsgd.errors import PeerLostError, UsageError
 from lsgd.job.launcher import Launch
 
 MISSING = "missing"
@@ -65,15 +65,16 @@ class TorchComm(GroupComm):
             store = _join(launch, join_timeout)
         except (dist.DistError, RuntimeError, ValueError) as error:
             why = str(error).splitlines()[0].rstrip(".")
-            # Each task of srun is then a shell, and only the first receives the user's input.
-            shell = launch.launcher == "srun" and "SLURM_PTY_PORT" in os.environ
-            hint = "; start a shell under srun --pty with --ntasks 1" if shell else ""
-            raise UsageError(
+            text = (
                 f"{who} could not rendezvous with the others at {address} within "
                 f"{join_timeout:g} s ({why}); check that all processes were started, and that "
-                f"MASTER_ADDR and MASTER_PORT are right if set{hint}",
-                is_local=True,
-            ) from None
+                "MASTER_ADDR and MASTER_PORT are right if set"
+            )
+            if launch.launcher == "srun" and "SLURM_PTY_PORT" in os.environ:
+                # Each task of srun is then a shell, and only the first receives the user's input.
+                shell = "start a shell under srun --pty with --ntasks 1"
+                raise UsageError(f"{text}; {shell}", is_local=True) from None
+            raise PeerLostError(text) from None
         # Where a firewall drops packets, gloo waits for much longer than it is told to.
         reminder = Timer(join_timeout, _remind, [f"{who}{launch.on_host}", address, join_timeout])
         reminder.daemon = True
@@ -97,11 +98,10 @@ class TorchComm(GroupComm):
             variables = "GLOO_SOCKET_IFNAME"
             if own == "nccl":
                 variables += " and NCCL_SOCKET_IFNAME"
-            raise UsageError(
+            raise PeerLostError(
                 f"{who} has met the others at {address}, but could not open the connections for "
                 f"all-reduce ({error_cause(str(error))}); set {variables} to the network between "
-                "the machines; NCCL_DEBUG=INFO prints more about GPUs",
-                is_local=True,
+                "the machines; NCCL_DEBUG=INFO prints more about GPUs"
             ) from None
         finally:
             reminder.cancel()

@@ -39,8 +39,9 @@ have ended to submit what is left. --print shows the scripts and the GPU hours, 
 search=NAME.
 
 exit code 0: every trial has ended; 1: all have failed, or the first ones before their first step,
-as where a machine is at fault; 2: the command or a run was refused; 6: a disk is full; 75: stopped
-by a signal, or jobs submitted. After 6 and 75, rerun the same command to resume.
+as where a machine is at fault, or a run that compares; 2: the command or a run was refused; 6: a
+disk is full; 75: stopped by a signal, or jobs submitted. After 6 and 75, rerun the same command to
+resume.
 """
 
 import shlex
@@ -76,7 +77,7 @@ from lsgd.search.slurm_jobs import (
     run_array_job,
     submit_search,
 )
-from lsgd.search.space import format_values, overrides_of
+from lsgd.search.space import SearchSpace, format_values, overrides_of
 from lsgd.search.trial import FAILED, FINISHED, RUNNING, Trial, best_trial
 from lsgd.supervise import catch_stop_signals
 
@@ -140,7 +141,7 @@ def submit(request: SearchRequest, engine: "OptunaStudy", folder: Path) -> int:
         return PreemptedError.exit_code
     points = engine.all_trials()
     write_results(request, points, folder)
-    return final_code(points)
+    return final_code(request.space, points)
 
 
 def print_progress(request: SearchRequest, points: Sequence[Trial], folder: Path) -> None:
@@ -185,18 +186,26 @@ def run_search(
             "they have ended"
         )
         return PreemptedError.exit_code
-    return final_code(points)
+    return final_code(request.space, points)
 
 
-def final_code(points: Sequence[Trial]) -> int:
-    """Return the exit code of a search that has ended, and say why where all trials have failed."""
-    if not all(point.state == FAILED for point in points):
-        return 0
-    print_line(
-        f"all trials have failed, the last because: {points[-1].why}; fix that and retry them with "
-        "--retry-failed"
-    )
-    return 1
+def final_code(space: SearchSpace, points: Sequence[Trial]) -> int:
+    """Return the exit code of a search that has ended, and say why if it is not 0."""
+    if all(point.state == FAILED for point in points):
+        print_line(
+            f"all trials have failed, the last because: {points[-1].why}; fix that and retry them "
+            "with --retry-failed"
+        )
+        return 1
+    compared = [run for runs in comparison_runs(space, points).values() for run in runs]
+    failed = [run for run in compared if not ((saved := run.saved_run) and saved.finished)]
+    if failed:
+        print_line(
+            f"the report has no comparison with the unchanged recipe, as {len(failed)} of its "
+            f"{len(compared)} runs have failed; rerun the same command to retry those that have "
+            "not diverged"
+        )
+    return int(bool(failed))
 
 
 def report_only(request: SearchRequest, points: Sequence[Trial], folder: Path) -> None:

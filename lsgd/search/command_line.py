@@ -65,7 +65,8 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
     argv, step = argv[:end], tuple(argv[end + 1 :])
     options, rest = parser.parse_known_args(argv)
     if options.report:
-        if rest or not options.out:
+        given = {key for key, value in vars(options).items() if value != parser.get_default(key)}
+        if rest or given != {"report", "out"}:
             raise UsageError("--report FOLDER … takes only --out FOLDER, the folder of the page")
         return ReportRequest(options.report, options.out)
     if options.out:
@@ -186,7 +187,9 @@ def _keys() -> list[str]:
 def _parser(about: str) -> Parser:
     usage = "python -m lsgd.search search=NAME [key=value ...] [options]"
     parser = Parser("lsgd.search", about, keys=_keys, usage=usage)
-    add_options(parser, trained="trials", timed="a search", more_launchers=" or by spark")
+    exclusive = add_options(
+        parser, trained="trials", timed="a search", more_launchers=" or by spark"
+    )
     parser.add_argument(
         "--master",
         metavar="URL",
@@ -197,7 +200,7 @@ def _parser(about: str) -> Parser:
         metavar="URL",
         help="keep the trials in a database, such as sqlite:///searches.db",
     )
-    parser.add_argument(
+    exclusive.add_argument(
         "--retry-failed",
         action="store_true",
         help="retry the trials that failed, except those that diverged",
@@ -205,7 +208,7 @@ def _parser(about: str) -> Parser:
     # By which lsgd plan search=NAME asks.
     parser.add_argument("--cost", dest="cost_only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--array-job", choices=ARRAY_JOBS, help=argparse.SUPPRESS)
-    parser.add_argument(
+    exclusive.add_argument(
         "--report",
         nargs="+",
         type=paths.parse_path,

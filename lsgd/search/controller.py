@@ -41,7 +41,7 @@ OTHERS = 1.0
 CRASHES = 2
 """The number of crashes of a run after which its trial has failed."""
 ENDINGS: dict[int, type[ExitError]] = {each.exit_code: each for each in (UsageError, NotSavedError)}
-"""The errors that would meet every other run too, by exit code."""
+"""The errors that may meet every other run too, by exit code."""
 UNSTARTED = 2
 """The number of trials that may end before their first step while no run has made one.
 
@@ -94,6 +94,8 @@ class Controller:
         """Failed trials that are to be repeated."""
         self.any_run_stepped = self._found_step()
         """Whether any run of this search is known to have made a step."""
+        self.refused_trials = 0
+        """The number of trials in a row of this process that ended with a usage error."""
         self.ended_before_first_step: dict[int, tuple[RunningTrial, str]] = {}
         """Trials that ended before their first step, and why, while no run has made a step.
 
@@ -124,6 +126,23 @@ class Controller:
         if self.refusal:
             raise self.refusal
 
+    def fail_unstarted(self) -> None:
+        """Record those trials as failed that ended before their first step, if another made one.
+
+        Their own processes may have ended before that step. Those that are trained again are left
+        out.
+        """
+        if not self._found_step():
+            return
+        with hold_lock(self.folder, "ask"):
+            for number in self.engine.unstarted_trials():
+                if held := acquire_lock(self.folder, str(number), wait=False):
+                    with held:
+                        # Its process may have recorded it before it freed the lock.
+                        if why := self.engine.unstarted_trials().get(number):
+                            self.engine.tell(number, FAILED, why=why)
+                            print_line(f"trial {number + 1} failed: {why}")
+
     def _search(self, pool: ThreadPoolExecutor, jobs: int) -> None:
         """Start, watch and record trials until no process of this search has any left to train."""
         while True:
@@ -145,9 +164,12 @@ class Controller:
 
         def finish(trial: PlannedRun) -> None:
             who = f"{name}, seed {trial.recipe.seed}"
-            why = self._train_run(
-                trial, StopRequest(self.signals), lambda what: print_line(f"{who}: {what}")
-            )
+            try:
+                why = self._train_run(
+                    trial, StopRequest(self.signals), lambda what: print_line(f"{who}: {what}")
+                )
+            except UsageError as error:  # of this run or machine alone: trials have finished
+                why = str(error)
             if why:
                 print_line(f"{who}: {why}")
             elif (run := trial.saved_run) and run.finished:
@@ -212,6 +234,8 @@ class Controller:
         job = RunningTrial(
             number, values, trials, StopRequest(self.signals), held, reported_epochs=step
         )
+        if number in self.engine.unstarted_trials():
+            self.engine.note_unstarted(number, "")  # it may end in another way now
         if step:  # of a search that was killed, perhaps before its pruning decision
             self._prune_if_due(job)
         if not job.is_recorded:
@@ -251,7 +275,7 @@ class Controller:
         """Train a run until it ends or is stopped; return why it failed, or an empty string.
 
         A run that crashes is restarted once. Raises UsageError, or the error of a full disk, for
-        what would meet every other run too.
+        what may meet every other run too.
         """
         crashes, announced, run = 0, False, trial.saved_run
         while not stop and not has_ended(run):
@@ -271,6 +295,8 @@ class Controller:
             why = failure_reason(trial, ending)
             if ending.code in ENDINGS:
                 raise ENDINGS[ending.code](f"{trial}: {why}")
+            if stop:  # by which a process dies that has no handlers yet
+                continue
             crashes += 1
             if crashes == CRASHES:
                 return why
@@ -304,9 +330,13 @@ class Controller:
         try:
             why = future.result()
         except ExitError as error:
-            self._refuse(error)
-            job.lock.close()
-            return
+            if not self._fails_alone(job, error):
+                self._refuse(error)
+                job.lock.close()
+                return
+            why = str(error)
+        else:
+            self.refused_trials = 0
         runs = [run for trial in job.runs if (run := trial.saved_run)]
         # Of this trial, or of one that another process trains.
         if any(run.begun for run in runs) or (why and self._found_step()):
@@ -314,6 +344,7 @@ class Controller:
         if why and not job.is_recorded and not self.any_run_stepped:
             self._say(job, f"ended before its first step: {why}")
             self.ended_before_first_step[job.number] = job, why
+            self.engine.note_unstarted(job.number, why)
             if len(self.ended_before_first_step) >= UNSTARTED:
                 self._stop_trials()
             return
@@ -334,10 +365,25 @@ class Controller:
             self._say(job, "stopped; rerun the same command to resume it")
         job.lock.close()
 
-    def _found_step(self) -> bool:
-        """Return whether any trial of this search has reported an epoch or ended well."""
-        trials = self.engine.all_trials()
-        return any(trial.reported or trial.state in (FINISHED, PRUNED) for trial in trials)
+    def _fails_alone(self, job: RunningTrial, error: ExitError) -> bool:
+        """Return whether an error may be of this trial or machine, as other trials have made steps.
+
+        A second such error in a row would meet the next trials of this process too.
+        """
+        if not isinstance(error, UsageError):
+            return False
+        self.refused_trials += 1
+        return self.refused_trials < UNSTARTED and self._found_step(besides=job.number)
+
+    def _found_step(self, besides: int | None = None) -> bool:
+        """Return whether a run of any trial of this search, `besides` one, has made a step."""
+        trials = [trial for trial in self.engine.all_trials() if trial.number != besides]
+        if any(trial.reported or trial.state in (FINISHED, PRUNED) for trial in trials):
+            return True
+        # The rows of other processes' runs show steps of an epoch that has not ended.
+        seeds = self.space.search.seeds
+        planned = [run for trial in trials for run in self.space.valid_runs(trial.values, seeds)]
+        return any((run := each.saved_run) and run.begun for each in planned)
 
     def _note_first_step(self) -> None:
         """Note that a run has made a step; record the trials that ended without one as failed."""

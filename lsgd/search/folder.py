@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lsgd import config, files
-from lsgd.errors import UsageError
+from lsgd.errors import UsageError, disk_full_error
 from lsgd.run.tuned import DEFINITION, SEARCHES
 from lsgd.search.space import SearchSpace
 from lsgd.untrusted_files import parse_json, read_bounded
@@ -50,11 +50,13 @@ def search_folder(space: SearchSpace) -> Path:
 def open_folder(space: SearchSpace) -> Path:
     """Create a search's folder with its definition file if they are missing, and return its path.
 
-    Raises UsageError if the folder belongs to a different search.
+    Raises UsageError if the folder belongs to a different search or cannot be written, and the
+    error of a full disk.
     """
     folder = search_folder(space)
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold_lock(folder, "begin"):
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with hold_lock(folder, "begin"), _writing(folder):
         check_folder(folder, space)
         if not (folder / DEFINITION).exists():
             values = definition(space) | {"place": uuid.uuid4().hex}
@@ -95,16 +97,36 @@ def _definition_in(folder: Path) -> dict[str, Any]:
     return values
 
 
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise UsageError, or the error of a full disk, if a search's folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if full := disk_full_error(error, folder):
+            raise full from None
+        raise UsageError(
+            f"{folder} cannot be written ({error.strerror}); start the search in a folder that you "
+            "can write to"
+        ) from None
+
+
 def acquire_lock(folder: Path, name: str, *, wait: bool) -> IO[str] | None:
     """Take a named file lock in a search's folder; closing the file or ending the process frees it.
 
-    Returns None if another process holds it and `wait` is false.
+    Returns None if another process holds it and `wait` is false. Raises UsageError if the folder
+    cannot be written or its drive has no locks, and the error of a full disk.
     """
     path = folder / "locks" / name
-    path.parent.mkdir(exist_ok=True)
-    file = path.open("w")
-    if files.lock(file, wait=wait):
-        return file
+    with _writing(folder):
+        path.parent.mkdir(exist_ok=True)
+        file = path.open("w")
+    try:
+        if files.lock(file, wait=wait, remedy="start the search in a folder on another drive"):
+            return file
+    except UsageError:
+        file.close()
+        raise
     file.close()
     return None
 

@@ -47,6 +47,8 @@ WHY = "why"
 """The trial attribute with the reason of a failure."""
 PLACE = "place"
 """The trial attribute with the identity of the only folder that may train and resume it."""
+UNSTARTED = "unstarted"
+"""The trial attribute with the reason why the trial ended before its first step."""
 INSTEAD_OF = "instead_of"
 """The trial attribute with the number of the failed trial that this one repeats."""
 DEFINITION = "definition"
@@ -153,6 +155,21 @@ class OptunaStudy:
                 self._trial(number).set_user_attr(WHY, why)
             self.study.tell(number, value, of_optuna)
         self.optuna_trials.pop(number, None)
+
+    def note_unstarted(self, number: int, why: str) -> None:
+        """Store why a trial ended before its first step; an empty string once it is resumed."""
+        with self._storage_errors():
+            self._trial(number).set_user_attr(UNSTARTED, why)
+
+    def unstarted_trials(self) -> dict[int, str]:
+        """Return why running trials of this folder ended before their first step, by number."""
+        here = self.trial_numbers_here()
+        with self._storage_errors():
+            return {
+                trial.number: why
+                for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+                if (why := trial.user_attrs.get(UNSTARTED)) and trial.number in here
+            }
 
     @contextmanager
     def _storage_errors(self) -> Iterator[None]:
@@ -329,7 +346,8 @@ class _LastValueMedianPruner(BasePruner):
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         step = trial.last_step
-        ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        ended = [each for each in trials if _state(each) == FINISHED]  # no failed one with a value
         if step is None or step < self.after_steps or len(ended) < self.after_trials:
             return False
         others = [each.intermediate_values.get(step, nan) for each in ended]

@@ -3,8 +3,9 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,16 @@ from lsgd import files
 from lsgd.errors import UsageError
 from lsgd.rules.metric import TOP1, Metric, metric_by_name
 from lsgd.run import provenance
+from lsgd.run.read import SUPERVISOR_LOG, Run
+from lsgd.run.rows import finite_number, read_rows, start_time
 from lsgd.run.tuned import POINTS
 from lsgd.search.space import SearchSpace, overrides_of
 from lsgd.search.trial import FINISHED, PRUNED, Trial, Values, best_trial
 from lsgd.typed import convert_json
 from lsgd.untrusted_files import parse_json, read_bounded
+
+Span = tuple[datetime, datetime]
+"""A begin and an end, in local time."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class SearchRecord:
     """The final metrics of the unchanged recipe, for the same seeds in the same order."""
     start: dict[str, Any]
     """The machine and versions, from the start row of one run."""
+    work: list[Span] = field(default_factory=list)
+    """The times in which ended trials were trained; empty in records of earlier versions."""
 
     @property
     def ended_trials(self) -> list[Trial]:
@@ -57,13 +65,21 @@ class SearchRecord:
     @property
     def busy_seconds(self) -> float:
         """The seconds in which at least one trial was running, without pauses between commands."""
-        spans = sorted((p.began, p.ended) for p in self.points if p.began and p.ended)
         total, until = timedelta(), None
-        for began, ended in spans:
+        for began, ended in sorted(self._spans):
             begins = max(began, until) if until else began
             total += max(ended - begins, timedelta())
             until = max(ended, until) if until else ended
         return total.total_seconds()
+
+    @property
+    def trial_seconds(self) -> float:
+        """The seconds of training, summed over the trials."""
+        return sum((ended - began).total_seconds() for began, ended in self._spans)
+
+    @property
+    def _spans(self) -> list[Span]:
+        return self.work or [(p.began, p.ended) for p in self.points if p.began and p.ended]
 
 
 def make_record(
@@ -92,7 +108,58 @@ def make_record(
         numbers(best.values) if best else [],
         numbers({}),
         run.start if run else {},
+        [span for point in points for span in _work_spans(space, point)],
     )
+
+
+def _work_spans(space: SearchSpace, trial: Trial) -> list[Span]:
+    """Return the times in which a trial that has ended was trained, by its supervisors' logs.
+
+    Times before the trial, in which another search trained its runs, are left out. Without a log it
+    is all the time between the trial's begin and end.
+    """
+    if trial.began is None or trial.ended is None:
+        return []
+    spans = list[Span]()
+    for planned in space.valid_runs(trial.values, space.search.seeds):
+        run, started = planned.saved_run, None
+        for event, time in [*_events(planned.folder / SUPERVISOR_LOG), ("end", trial.ended)]:
+            if started and event in ("start", "end"):
+                was_killed = event == "start"
+                spans.append((started, _last_row(run, started, time) if was_killed else time))
+            started = time if event == "start" else None if event == "end" else started
+    began, ended = trial.began, trial.ended
+    clipped = [(max(a, began), min(b, ended)) for a, b in spans if a < ended and b > began]
+    return clipped or [(began, ended)]
+
+
+def _events(log: Path) -> list[tuple[str, datetime]]:
+    """Read the events of a supervisor's log with their local times."""
+    found = list[tuple[str, datetime]]()
+    with suppress(OSError, ValueError, LookupError, TypeError):  # a damaged log
+        for row in read_rows(log):
+            time = datetime.fromisoformat(row["time"]).astimezone()
+            found.append((str(row["event"]), time.replace(tzinfo=None)))
+    return found
+
+
+def _last_row(run: Run | None, started: datetime, until: datetime) -> datetime:
+    """Estimate when a start of a run that was killed before `until` wrote its last epoch row.
+
+    Rows of epochs have no times, so that it is the time of the start row plus that of the steps.
+    """
+    time, step, is_inside = started, 0, False
+    for row in run.rows if run else []:
+        if row["kind"] == "start":
+            at = datetime.fromtimestamp(start_time(row))
+            # A start row's time has whole seconds.
+            is_inside = started - timedelta(seconds=1) <= at < until
+            time = max(time, at) if is_inside else time
+        elif row["kind"] == "epoch":
+            seconds = finite_number(row, "step_seconds") if is_inside else None
+            time += timedelta(seconds=(row["step"] - step) * (seconds or 0.0))
+        step = row["step"] if row["kind"] in ("start", "epoch") else step
+    return min(time, until)
 
 
 def save_record(record: SearchRecord, folder: Path) -> None:

@@ -150,10 +150,9 @@ def _time_table(records: Sequence[SearchRecord]) -> Table:
         ended = len(record.ended_trials)
         hour = f"{3600 * ended / record.busy_seconds:.0f}" if record.busy_seconds else NONE
         pruned = sum(point.state == PRUNED for point in record.points)
-        at_work = sum(
-            (p.ended - p.began).total_seconds() for p in record.points if p.began and p.ended
+        at_a_time = (
+            f"{record.trial_seconds / record.busy_seconds:.1f}" if record.busy_seconds else NONE
         )
-        at_a_time = f"{at_work / record.busy_seconds:.1f}" if record.busy_seconds else NONE
         saved = f"{100 * record.saved_share:.0f} %"
         row = [record.name, str(ended), str(pruned), saved, duration(record.busy_seconds)]
         rows.append([*row, hour, at_a_time])

@@ -174,11 +174,13 @@ def print_status(request: SearchRequest, trials: Sequence[Trial], folder: Path) 
     It is 1 if something is left to train and no job is queued or running for it, else 0.
     """
     space = request.space
-    runs = {
-        f"trial {trial.number + 1}, seed {run.recipe.seed}": run
-        for trial in trials
-        for run in space.valid_runs(trial.values, space.search.seeds)
-    }
+    runs, settled = dict[str, PlannedRun](), set[str]()
+    for trial in trials:
+        for run in space.valid_runs(trial.values, space.search.seeds):
+            name = f"trial {trial.number + 1}, seed {run.recipe.seed}"
+            runs[name] = run
+            if trial.state != RUNNING:  # a pruned or failed one is not trained on
+                settled.add(name)
     for name, compared in comparison_runs(space, trials).items():
         runs |= {f"{name}, seed {run.recipe.seed}": run for run in compared}
     submitted = {
@@ -187,7 +189,8 @@ def print_status(request: SearchRequest, trials: Sequence[Trial], folder: Path) 
         if (job := submitted_job(path))
     }
     work = pending_work(request, trials)
-    return planned.print_jobs(runs, submitted, runs_left=bool(work.trials or work.comparisons))
+    runs_left = bool(work.trials or work.comparisons)
+    return planned.print_jobs(runs, submitted, runs_left=runs_left, settled=settled)
 
 
 def cost_lines(request: SearchRequest, work: PendingWork, trials: Sequence[Trial]) -> list[str]:
@@ -355,6 +358,7 @@ def _train_trial(controller: Controller) -> int:
 
 def _compare(request: SearchRequest, controller: Controller, number: int) -> int:
     """Train a comparison run by its number; return 1 if it has failed or is not known yet."""
+    controller.fail_unstarted()
     trials = controller.engine.all_trials()
     if left := pending_work(request, trials).trials:
         print_line(

@@ -176,7 +176,7 @@ def test_processes_that_do_not_meet_are_refused(monkeypatch: pytest.MonkeyPatch)
         port = silent.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(port))
         met = rf"process 1 of 2 .* 127.0.0.1:{port} within 1 s .*MASTER_ADDR"
-        with pytest.raises(UsageError, match=met):
+        with pytest.raises(PeerLostError, match=met):
             open_comm(CommSettings(library="torch", timeout=600, join_timeout=1), CPU)
 
 
@@ -204,14 +204,14 @@ def test_the_process_that_never_came_is_named(monkeypatch: pytest.MonkeyPatch) -
     first.set("joined/0", "")
     torchrun(monkeypatch, rank=1, size=3, local=3)
     monkeypatch.setenv("MASTER_PORT", str(port))
-    with pytest.raises(UsageError, match=rf"{port} within 1 s \(no answer from process 2\)"):
+    with pytest.raises(PeerLostError, match=rf"{port} within 1 s \(no answer from process 2\)"):
         open_comm(CommSettings(library="torch", timeout=600, join_timeout=1), CPU)
     first.set("missing", "2, 7")  # as process 0 does before it ends and takes the store along
-    with pytest.raises(UsageError, match=r"within 60 s \(no answer from process 2, 7\)"):
+    with pytest.raises(PeerLostError, match=r"within 60 s \(no answer from process 2, 7\)"):
         open_comm(CommSettings(library="torch", timeout=600, join_timeout=60), CPU)
     del first
     torchrun(monkeypatch, rank=0, size=3, local=3)
-    with pytest.raises(UsageError, match=r"within 1 s \(no answer from process 1, 2\)"):
+    with pytest.raises(PeerLostError, match=r"within 1 s \(no answer from process 1, 2\)"):
         open_comm(CommSettings(library="torch", timeout=600, join_timeout=1), CPU)
 
 

@@ -46,7 +46,7 @@ def test_who_has_met_the_others_is_not_sent_to_look_for_them(
     monkeypatch.setattr(lsgd.comm.torch, "_join", fail if fails == "meeting" else lambda *_: None)
     monkeypatch.setattr("torch.distributed.init_process_group", fail)
     launch = Launch("torchrun", rank=1, world_size=2, master_addr="node0")
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(PeerLostError) as refused:
         TorchComm(launch, device=torch.device("cuda"), timeout=1, join_timeout=1)
     connecting = fails == "connecting"
     assert ("(Bootstrap : no socket interface found)" in str(refused.value)) == connecting

@@ -1,9 +1,13 @@
 """The search at work, with trials that are written instead of trained."""
 
+import errno
 import json
+import re
+import shutil
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,8 +19,9 @@ from lsgd.planned import PlannedRun
 from lsgd.recipe.search import Pruning, Search
 from lsgd.run.tuned import DEFINITION
 from lsgd.search import controller as module
-from lsgd.search.controller import Controller, crashed_trials
-from lsgd.search.folder import acquire_lock, check_folder, folder_id
+from lsgd.search.__main__ import final_code
+from lsgd.search.controller import Controller, comparison_runs, crashed_trials
+from lsgd.search.folder import acquire_lock, check_folder, folder_id, hold_lock, open_folder
 from lsgd.search.optuna_study import OptunaStudy
 from lsgd.search.space import SearchSpace
 from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest
@@ -92,16 +97,25 @@ class Work:
         self.retries = False
         self.trained: list[str] = []
         """The trials that the search at work has trained, or the last one has."""
+        self.signals: list[int] = []
+        """The stop signals of the search at work, or of the last one."""
 
     def run(
-        self, train: Callable[[PlannedRun, StopRequest], ExitSummary | None], jobs: int = 1
+        self,
+        train: Callable[[PlannedRun, StopRequest], ExitSummary | None],
+        jobs: int = 1,
+        *,
+        most_trials: int | None = None,
     ) -> Written:
         place = Written(train)
         self.trained = place.trained
-        controller = Controller(self.space, self.engine, place, self.folder, [])
+        self.signals = []
+        self.controller = Controller(
+            self.space, self.engine, place, self.folder, self.signals, most_trials=most_trials
+        )
         if self.retries:
-            controller.retry_failed()
-        controller.search(jobs)
+            self.controller.retry_failed()
+        self.controller.search(jobs)
         return place
 
     @property
@@ -214,23 +228,98 @@ def test_one_that_somebody_told_to_leave_goes_on() -> None:
     assert work.states == [FINISHED]
 
 
-@pytest.mark.parametrize("ends", [UsageError, NotSavedError])
-def test_what_would_befall_all_of_them_ends_the_search(ends: type[ExitError]) -> None:
+def test_a_stop_while_a_run_restarts_is_no_crash() -> None:
+    """SIGTERM kills a process that still imports; the trial stays open, and a rerun resumes it."""
+    work = Work(search(trials=1))
+
+    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        trial.log_path.write_text("Segmentation fault\n")
+        if len(work.trained) == 1:
+            return ExitSummary(1, "was killed", lost=True)
+        work.signals.append(signal.SIGTERM)
+        return ExitSummary(1, "mpirun was killed by signal 15")
+
+    assert len(work.run(train).trained) == 2
+    assert work.states == [RUNNING]
+    assert len(work.run(well).trained) == 1
+    assert work.states == [FINISHED]
+
+
+@pytest.mark.parametrize(("ends", "before"), [(UsageError, 0), (NotSavedError, 2)])
+def test_what_would_befall_all_of_them_ends_the_search(ends: type[ExitError], before: int) -> None:
     """Its point stays open, and the same command goes on with it."""
     work = Work(search())
 
     def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
-        if len(work.trained) < 3:
+        if len(work.trained) <= before:
             return well(trial, stop)
-        trial.log_path.write_text("lsgd: there is no data\n")
-        return ExitSummary(ends.exit_code, "was refused")
+        return refused(trial, stop, ends.exit_code)
 
     with pytest.raises(ends, match="there is no data"):
         work.run(train)
-    assert work.states == [FINISHED, FINISHED, RUNNING]
-    left = work.trained[2]
+    assert work.states == [FINISHED] * before + [RUNNING]
+    left = work.trained[before]
     assert work.run(well).trained[0] == left
     assert work.states == [FINISHED] * 4
+
+
+def refused(trial: PlannedRun, stop: StopRequest, code: int = 2) -> ExitSummary:
+    trial.log_path.write_text("lsgd: there is no data\n")
+    return ExitSummary(code, "was refused")
+
+
+def test_a_usage_error_of_one_trial_fails_it_alone_once_another_has_made_a_step() -> None:
+    """Such as of a node without a GPU, or of a run folder that another job has."""
+    work = Work(search())
+    with theirs(work) as run:
+        begins(run)
+        work.run(refused, most_trials=1)
+        assert work.states == [RUNNING, FAILED]
+        assert "there is no data" in work.engine.all_trials()[1].why
+        assert crashed_trials(work.space, work.engine.all_trials())
+        assert work.trained == [work.trained[0]]
+    # Its own steps, of an earlier start, are no sign that the machine is in order.
+    alone = Work(search(sampler="grid"))
+    alone.folder = Path("runs/searches/two")
+    alone.folder.mkdir()
+    alone.engine = OptunaStudy(search(sampler="grid"), alone.folder)
+
+    def later(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        begins(trial)
+        return refused(trial, stop)
+
+    with pytest.raises(UsageError, match="there is no data"):
+        alone.run(later)
+    assert alone.states == [RUNNING]
+
+
+def test_a_second_usage_error_in_a_row_ends_the_search() -> None:
+    """Such as of data that have gone: the trials that are left would fail one after another."""
+    work = Work(search())
+
+    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        return (well if len(work.trained) == 1 else refused)(trial, stop)
+
+    with pytest.raises(UsageError, match="there is no data"):
+        work.run(train)
+    assert work.states == [FINISHED, FAILED, RUNNING]
+
+
+def test_a_usage_error_of_a_comparison_run_leaves_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    work = Work(search(trials=1))
+    work.run(well)
+    runs = work.space.planned_runs({}, [5, 6])
+
+    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        return (refused if trial.recipe.seed == 5 else well)(trial, stop)
+
+    work.controller.place = Written(train)
+    work.controller.compare("the unchanged recipe", runs, 1)
+    said = capsys.readouterr().out
+    assert re.search("recipe, seed 5: .*there is no data", said)
+    assert "recipe, seed 6: top-1 error" in said
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", "7", "[" * 9999])
@@ -241,6 +330,31 @@ def test_a_folder_of_something_else_is_refused(content: str) -> None:
         folder_id(work.folder)
     with pytest.raises(UsageError, match=r"not define a search .*; move the folder away"):
         check_folder(work.folder, work.space)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    what = search(line=["recipe=digits", "workers=[1,2]"])
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(UsageError, match=r"runs/searches/one-\w+ cannot be written \(Not a dir.*;"):
+        open_folder(SearchSpace(what, []))
+    (tmp_path / "runs").unlink()
+    folder = open_folder(SearchSpace(what, []))
+    shutil.rmtree(folder / "locks")
+    (folder / "locks").write_text("")
+    with pytest.raises(UsageError, match=r"cannot be written \(File exists\); start the search in"):
+        acquire_lock(folder, "ask", wait=True)
+
+
+def test_a_drive_without_locks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a search needs, unlike a run, whose lock file is touched while it is held."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    sentence = r"locks/\w+ is on a drive without file locks \(No locks .*; start the search"
+    with pytest.raises(UsageError, match=sentence):
+        open_folder(SearchSpace(search(line=["recipe=digits", "workers=[1,2]"]), []))
 
 
 def test_who_is_trained_beside_those_that_are_refused_saves_and_leaves() -> None:
@@ -408,6 +522,78 @@ def test_a_point_that_ends_before_its_first_step_where_others_do_not_has_failed(
     again.run(well)
     assert [point.number for point in again.engine.all_trials()] == [1, 2, 3]
     assert again.states == [FINISHED] * 3
+
+
+def begins(trial: PlannedRun) -> None:
+    """The rows of a run that has made steps in an epoch that has not ended."""
+    write(trial)
+    with (trial.folder / "metrics.jsonl").open("a") as file:
+        print(json.dumps({"kind": "train", "step": 1, "loss": 1.0}), file=file)
+
+
+@contextmanager
+def theirs(work: Work) -> Iterator[PlannedRun]:
+    """The run of a trial that another process trains within this context."""
+    number = work.engine.ask()
+    [run] = work.space.planned_runs(work.engine.values(number), [0])
+    with hold_lock(work.folder, str(number)):
+        yield run
+
+
+def test_a_trial_that_ends_before_its_first_step_beside_one_that_has_begun_has_failed() -> None:
+    """The other has made steps, and no epoch."""
+    work = Work(search(trials=2))
+    with theirs(work) as run:
+        begins(run)
+        work.run(crashes, most_trials=1)
+    assert work.states == [RUNNING, FAILED]
+
+
+def test_a_trial_that_ends_before_any_step_fails_once_another_has_begun() -> None:
+    """By the jobs of the comparison, which are after all jobs that train trials."""
+    work = Work(search(trials=2))
+    with theirs(work) as run:
+        work.run(crashes, most_trials=1)
+    work.controller.fail_unstarted()
+    assert work.states == [RUNNING, RUNNING]
+    begins(run)
+    with hold_lock(work.folder, "1"):
+        work.controller.fail_unstarted()
+    assert work.states == [RUNNING, RUNNING]
+    work.controller.fail_unstarted()
+    assert work.states == [RUNNING, FAILED]
+    assert "has crashed" in work.engine.all_trials()[1].why
+    assert crashed_trials(work.space, work.engine.all_trials())
+
+
+def test_a_trial_that_is_resumed_after_an_end_before_its_first_step_is_open() -> None:
+    work = Work(search(trials=1))
+    work.run(crashes)
+
+    def stopped(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        begins(trial)
+        work.signals.append(signal.SIGTERM)
+        return ExitSummary(75, "was preempted")
+
+    work.run(stopped)
+    work.controller.fail_unstarted()
+    assert work.states == [RUNNING]
+
+
+def test_a_comparison_run_that_has_failed_is_exit_code_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The report lacks the comparison then."""
+    work = Work(search(trials=1, holdout_seeds=[5, 6]))
+    work.run(well)
+    trials = work.engine.all_trials()
+    runs = [run for each in comparison_runs(work.space, trials).values() for run in each]
+    for number, run in enumerate(runs):
+        assert final_code(work.space, trials) == 1
+        assert f"as {4 - number} of its 4 runs have failed" in capsys.readouterr().out
+        well(run, StopRequest([]))
+    assert final_code(work.space, trials) == 0
+    assert final_code(Work(search(trials=1)).space, trials) == 0
 
 
 def with_invalid_inside() -> Search:

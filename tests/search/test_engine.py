@@ -121,6 +121,26 @@ def test_who_is_worse_than_half_of_the_others_is_given_up(
     assert said == given_up
 
 
+def test_failed_trials_with_a_value_are_no_finished_ones_to_the_median(tmp_path: Path) -> None:
+    """They count neither for `after_trials` nor in the median, whatever they had reported."""
+    prune = Pruning("median", after_trials=2, after_epochs=1)
+    engine = OptunaStudy(replace(SEARCH, prune=prune), tmp_path)
+
+    def trial(error: float) -> int:
+        number = engine.ask()
+        engine.values(number)
+        engine.report(number, 1, error)
+        return number
+
+    for _ in range(3):
+        engine.tell(trial(1.0), FAILED, value=90.0, why="diverged in epoch 2 of 3")
+    engine.tell(trial(10.0), FINISHED, value=10.0)
+    assert not engine.should_prune(trial(10.5))
+    engine.tell(trial(11.0), FINISHED, value=11.0)
+    assert not engine.should_prune(trial(10.4))
+    assert engine.should_prune(trial(10.6))
+
+
 def test_who_was_better_once_is_given_up_all_the_same(tmp_path: Path) -> None:
     engine = OptunaStudy(replace(SEARCH, prune=Pruning("median", after_trials=3)), tmp_path)
     for error in (10.0, 12.0, 14.0):

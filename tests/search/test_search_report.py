@@ -1,5 +1,6 @@
 """The page on searches: what it counts, and that what a search has left makes it again."""
 
+import json
 import math
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -8,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from lsgd import config
+from lsgd.recipe.search import Search
 from lsgd.rules.metric import METRICS, TOP1
 from lsgd.search.__main__ import main
-from lsgd.search.record import SearchRecord, load_record, save_record
+from lsgd.search.record import SearchRecord, load_record, make_record, save_record
 from lsgd.search.report import relative_improvement, write_page
+from lsgd.search.space import SearchSpace
 from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, Trial, best_trial
 
 NOON = datetime(2026, 1, 1, 12)
@@ -67,6 +71,43 @@ def test_time_is_that_in_which_a_point_was_at_work() -> None:
     inside = point(8, 1.0, began=later, ended=later + timedelta(minutes=1))
     record = replace(RECORD, points=[*POINTS, inside, next_day, beside])
     assert record.busy_seconds == 480
+
+
+def test_a_pause_within_a_trial_is_no_work(
+    composed_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is interrupted on one day and killed on the next, and ends on a third."""
+    monkeypatch.chdir(tmp_path)
+    what = Search("one", "One", "digits", {"workers": {"choices": [1, 2]}}, trials=1)
+    space = SearchSpace(what, [])
+    minutes = {"start": 0, "end": 2, "resumed": 600, "rerun": 1200, "done": 1203}
+    at = {name: NOON + timedelta(minutes=number) for name, number in minutes.items()}
+    trial = point(0, 9.0, values={"workers": 2}, began=at["start"], ended=at["done"])
+    assert make_record(space, [trial], "one", "").busy_seconds == 1203 * 60
+    [run] = space.planned_runs(trial.values, [0])
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.yaml").write_text(config.to_yaml(run.recipe))
+    earlier = [("start", NOON - timedelta(days=1)), ("end", NOON - timedelta(hours=23))]
+    events = [*earlier, ("start", at["start"]), ("note", at["start"]), ("end", at["end"])]
+    events += [("start", at["resumed"]), ("start", at["rerun"]), ("end", at["done"])]
+    lines = [{"time": when.astimezone().isoformat(), "event": name} for name, when in events]
+    log = run.folder / "supervise.log"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    # The start that was killed had made ten steps of 6 s, after 30 s of preparation.
+    begin = at["resumed"] + timedelta(seconds=30)
+    rows = [
+        {"kind": "start", "step": 20, "time": begin.astimezone().isoformat()},
+        {"kind": "epoch", "step": 30, "epoch": 1, "val_top1_error": 9.0, "step_seconds": 6.0},
+    ]
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record = make_record(space, [trial], "one", "")
+    assert record.busy_seconds == record.trial_seconds == 120 + 90 + 180
+    save_record(record, tmp_path)
+    assert load_record(tmp_path) == record
+    # Another search had trained this run before, which is none of this trial's work.
+    lines = [{"time": when.astimezone().isoformat(), "event": name} for name, when in earlier]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert make_record(space, [trial], "one", "").busy_seconds == 1203 * 60
 
 
 def test_the_page_says_what_was_found(tmp_path: Path) -> None:

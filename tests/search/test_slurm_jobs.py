@@ -20,7 +20,7 @@ from lsgd.search.backends import JobStepBackend, JobStepLauncher
 from lsgd.search.command_line import SearchRequest, read_request
 from lsgd.search.slurm_jobs import PendingWork, trial_arrays
 from lsgd.search.space import SearchSpace
-from lsgd.search.trial import FAILED, StopRequest, Trial
+from lsgd.search.trial import FAILED, PRUNED, RUNNING, StopRequest, Trial
 from lsgd.supervise.verdict import ExitSummary
 
 SMALL = ["+search=small", "--launch", "slurm", "--gpus", "1"]
@@ -184,6 +184,21 @@ def test_the_status_skips_trials_that_the_recipe_refuses(
     said = capsys.readouterr().out
     assert "trial 1" not in said
     assert "trial 2, seed 0" in said
+
+
+@pytest.mark.parametrize(("state", "code"), [(PRUNED, 0), (FAILED, 0), (RUNNING, 1)])
+def test_the_status_is_1_only_if_a_trial_is_left_without_a_job(
+    state: str, code: int, here: Path, programs: Programs
+) -> None:
+    """Nobody trains a pruned or failed trial on, whose run has not ended."""
+    programs()
+    found = read_request("", ["recipe=digits", "workers=[1,2]", "holdout_seeds=[]"])
+    assert isinstance(found, SearchRequest)
+    trials = [
+        Trial(number, {"workers": workers}, state, None, {}, "", None, None)
+        for number, workers in enumerate((1, 2))
+    ]
+    assert slurm_jobs.print_status(found, trials, FOLDER) == code
 
 
 @pytest.mark.distributed
