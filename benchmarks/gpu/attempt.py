@@ -63,7 +63,7 @@ def run_slice(
     seconds = time.monotonic() - began + (earlier.seconds if earlier else 0)
     outcome, why = _judge(code, late, limit, bool(signals))
     if why:
-        why = f"{why}; {last_line(log)}"
+        why = f"{why}; {log} ends with: {last_line(log)}"
     ended = SliceOutcome(outcome, why, each.shell_command(folder), round(seconds, 1), version())
     write_outcome(folder, ended)
     return ended
