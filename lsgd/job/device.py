@@ -145,7 +145,10 @@ def arrays_to_device(values: NDArray, device: torch.device) -> Tensor:  # type: 
 
 
 def to_device_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Copy host tensors of one dtype in one transfer, like `to_device`; not to the CPU."""
+    """Copy host tensors of one dtype in one transfer, as `to_device` does, without waiting for it.
+
+    For the CPU they are returned as they are.
+    """
     if device.type == "cpu":
         return list(tensors)
     sizes = [tensor.numel() for tensor in tensors]

@@ -118,10 +118,10 @@ _FAMILIES = (
     "FLUX_", "JSM_", LIFE,
 )  # fmt: skip
 """The prefixes of the variables by which launchers number their processes."""
-_FORWARDED = {"mpirun": signal.SIGUSR1, "horovodrun": signal.SIGTERM}
+_FORWARDED = {"mpirun": signal.SIGUSR1, "horovodrun": signal.SIGTERM, "torchrun": None}
 """The signal that a launcher forwards to processes on other machines, which save and exit.
 
-At SIGTERM mpirun would kill them a second later.
+At SIGTERM mpirun would kill them a second later. A torchrun has processes on its own machine alone.
 """
 
 
@@ -183,12 +183,11 @@ def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, s
 def forwarded_signal(command: Sequence[str]) -> signal.Signals | None:
     """Return the signal that a launch command forwards to the processes on other machines.
 
-    They save at this signal and exit. It is None if the launcher starts none there: a torchrun has
-    processes on its own machine alone, as it is started on each.
+    They save at this signal and exit. It is None if the launcher starts none there.
 
     >>> forwarded_signal(["env", "A=1", "/opt/bin/mpirun", "-np", "8"]).name
     'SIGUSR1'
-    >>> forwarded_signal(["launch/torchrun.sh", "digits", "run_dir=runs/mpirun"])
+    >>> forwarded_signal(["launch/torchrun.sh", "digits", "--out", "runs/mpirun"])
     """
     # The first word may be env, sh or python; a word with = is a variable or an override.
     names = [word.rpartition("/")[2].removesuffix(".sh") for word in command if "=" not in word]

@@ -37,7 +37,7 @@ class AdmissionGate(Protocol):
         """Handle a worker's push (gradient); return the pushes applied and workers released."""
 
     def leave(self, worker: int) -> PushEffects:
-        """Remove a worker without a push under way, for good; return whom this releases."""
+        """Remove a worker without a push under way; return which workers this releases."""
 
     def join(self, worker: int) -> PushEffects:
         """Add a worker that had left; return which workers this releases."""
