@@ -581,7 +581,8 @@ def search_over(recipe: str, lists: Sequence[str], *overrides: str) -> Search:
         check_overrides([chosen])
     try:
         space = {
-            key: {"choices": select(_parse_overrides([f"{key}={value}"], ()), key)}
+            # By another key, since OmegaConf reads brackets in this one.
+            key: {"choices": _parse_overrides([f"values={value}"], ())["values"]}
             for key, value in map(key_and_value, lists)
         }
         ends = [key.rpartition(".")[2] for key in space]

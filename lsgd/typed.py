@@ -155,9 +155,10 @@ class _Reader:
             if of is str and not isinstance(value, str):  # such as a reason, which is no number
                 raise _wrong(of, value, f"{key}.{name}")
             try:
-                made[_scalar(of_names, name)] = self.convert(of, value, f"{key}.{name}")
-            except KeyError:
+                known = _scalar(of_names, name)
+            except (ValueError, KeyError, OverflowError):
                 raise _wrong(kind, values, key) from None
+            made[known] = self.convert(of, value, f"{key}.{name}")
         return made
 
 

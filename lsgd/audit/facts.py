@@ -204,4 +204,4 @@ def _evaluation_mode(job: AuditedJob) -> Iterator[Observation]:
 
 def _averaging(job: AuditedJob) -> Iterator[Observation]:
     if places := job.first.first("gradient").get("averages"):
-        yield Observation("averaging", "an average of the weights is kept", "ema", places[0])
+        yield Observation("averaging", "an average of the weights is kept", ("ema",), places[0])

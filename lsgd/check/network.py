@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +104,8 @@ class InitialWeights:
 def _initial_weights(model: nn.Module, kind: type[nn.Module]) -> Iterator[InitialWeights]:
     for layer in model.modules():
         if isinstance(layer, kind):
-            weight, bias = layer.get_parameter("weight").detach().double(), layer.bias
+            # No parameter of the layer if it is parametrized, as by spectral_norm.
+            weight, bias = cast(Tensor, layer.weight).detach().double(), layer.bias
             mean, std = weight.mean().item(), weight.std().item()
             has_bias = isinstance(bias, Tensor) and bool(bias.any())
             yield InitialWeights(weight.shape, mean, std, has_bias)

@@ -162,6 +162,10 @@ def _decay_weights(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             torch._foreach_mul_(weights, 1 - share * is_made)
 
 
+def _no_norm() -> Tensor:
+    raise ValueError("an optimizer that clips needs the norm of the gradient")
+
+
 def optimizer_over_groups(
     groups: list[dict[str, Any]],
     *,
@@ -182,7 +186,7 @@ def optimizer_over_groups(
     beta_period: float,
     options: Mapping[str, Any] = MappingProxyType({}),
     source: str = "",
-    norm: Callable[[], Tensor] | None = None,
+    norm: Callable[[], Tensor] = _no_norm,
 ) -> torch.optim.Optimizer:
     """Create a recipe's optimizer for tensors in groups as parameter_groups makes them.
 
@@ -218,7 +222,6 @@ def optimizer_over_groups(
         case _:
             raise ValueError(name)
     if clip_norm is not None:
-        assert norm, "an optimizer that clips needs the norm of the gradient"
         _clip(made, clip_norm, norm)
     if name == "lars":
         _scale_by_trust_ratio(made, trust, eps, ratio_decay)

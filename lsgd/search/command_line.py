@@ -206,7 +206,7 @@ def _parser(about: str) -> Parser:
         help="retry the trials that failed, except those that diverged",
     )
     # By which lsgd plan search=NAME asks.
-    parser.add_argument("--cost", dest="cost_only", action="store_true", help=argparse.SUPPRESS)
+    exclusive.add_argument("--cost", dest="cost_only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--array-job", choices=ARRAY_JOBS, help=argparse.SUPPRESS)
     exclusive.add_argument(
         "--report",

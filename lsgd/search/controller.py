@@ -41,7 +41,7 @@ OTHERS = 1.0
 CRASHES = 2
 """The number of crashes of a run after which its trial has failed."""
 ENDINGS: dict[int, type[ExitError]] = {each.exit_code: each for each in (UsageError, NotSavedError)}
-"""The errors that may meet every other run too, by exit code."""
+"""The errors that would meet every other run too, by exit code."""
 UNSTARTED = 2
 """The number of trials that may end before their first step while no run has made one.
 
@@ -92,10 +92,8 @@ class Controller:
         """The error that would meet every run; the running ones are then stopped."""
         self.to_repeat: list[Trial] = []
         """Failed trials that are to be repeated."""
-        self.any_run_stepped = self._found_step()
+        self.any_run_stepped = self.found_step()
         """Whether any run of this search is known to have made a step."""
-        self.refused_trials = 0
-        """The number of trials in a row of this process that ended with a usage error."""
         self.ended_before_first_step: dict[int, tuple[RunningTrial, str]] = {}
         """Trials that ended before their first step, and why, while no run has made a step.
 
@@ -132,7 +130,7 @@ class Controller:
         Their own processes may have ended before that step. Those that are trained again are left
         out.
         """
-        if not self._found_step():
+        if not self.found_step():
             return
         with hold_lock(self.folder, "ask"):
             for number in self.engine.unstarted_trials():
@@ -164,12 +162,9 @@ class Controller:
 
         def finish(trial: PlannedRun) -> None:
             who = f"{name}, seed {trial.recipe.seed}"
-            try:
-                why = self._train_run(
-                    trial, StopRequest(self.signals), lambda what: print_line(f"{who}: {what}")
-                )
-            except UsageError as error:  # of this run or machine alone: trials have finished
-                why = str(error)
+            why = self._train_run(
+                trial, StopRequest(self.signals), lambda what: print_line(f"{who}: {what}")
+            )
             if why:
                 print_line(f"{who}: {why}")
             elif (run := trial.saved_run) and run.finished:
@@ -275,7 +270,7 @@ class Controller:
         """Train a run until it ends or is stopped; return why it failed, or an empty string.
 
         A run that crashes is restarted once. Raises UsageError, or the error of a full disk, for
-        what may meet every other run too.
+        what would meet every other run too.
         """
         crashes, announced, run = 0, False, trial.saved_run
         while not stop and not has_ended(run):
@@ -330,16 +325,12 @@ class Controller:
         try:
             why = future.result()
         except ExitError as error:
-            if not self._fails_alone(job, error):
-                self._refuse(error)
-                job.lock.close()
-                return
-            why = str(error)
-        else:
-            self.refused_trials = 0
+            self._refuse(error)
+            job.lock.close()
+            return
         runs = [run for trial in job.runs if (run := trial.saved_run)]
         # Of this trial, or of one that another process trains.
-        if any(run.begun for run in runs) or (why and self._found_step()):
+        if any(run.begun for run in runs) or (why and self.found_step()):
             self._note_first_step()
         if why and not job.is_recorded and not self.any_run_stepped:
             self._say(job, f"ended before its first step: {why}")
@@ -365,19 +356,9 @@ class Controller:
             self._say(job, "stopped; rerun the same command to resume it")
         job.lock.close()
 
-    def _fails_alone(self, job: RunningTrial, error: ExitError) -> bool:
-        """Return whether an error may be of this trial or machine, as other trials have made steps.
-
-        A second such error in a row would meet the next trials of this process too.
-        """
-        if not isinstance(error, UsageError):
-            return False
-        self.refused_trials += 1
-        return self.refused_trials < UNSTARTED and self._found_step(besides=job.number)
-
-    def _found_step(self, besides: int | None = None) -> bool:
-        """Return whether a run of any trial of this search, `besides` one, has made a step."""
-        trials = [trial for trial in self.engine.all_trials() if trial.number != besides]
+    def found_step(self) -> bool:
+        """Return whether a run of any trial of this search has made a step."""
+        trials = self.engine.all_trials()
         if any(trial.reported or trial.state in (FINISHED, PRUNED) for trial in trials):
             return True
         # The rows of other processes' runs show steps of an epoch that has not ended.

@@ -120,12 +120,12 @@ def _work_spans(space: SearchSpace, trial: Trial) -> list[Span]:
     """
     if trial.began is None or trial.ended is None:
         return []
-    spans = list[Span]()
+    spans, last = list[Span](), ("end", trial.ended)
     for planned in space.valid_runs(trial.values, space.search.seeds):
         run, started = planned.saved_run, None
-        for event, time in [*_events(planned.folder / SUPERVISOR_LOG), ("end", trial.ended)]:
+        for event, time in [*_events(planned.folder / SUPERVISOR_LOG), last]:
             if started and event in ("start", "end"):
-                was_killed = event == "start"
+                was_killed = event == "start" or (event, time) == last
                 spans.append((started, _last_row(run, started, time) if was_killed else time))
             started = time if event == "start" else None if event == "end" else started
     began, ended = trial.began, trial.ended

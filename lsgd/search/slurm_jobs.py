@@ -318,7 +318,8 @@ def _submit(request: SearchRequest, folder: Path, work: PendingWork) -> None:
 def run_array_job(request: SearchRequest, engine: "OptunaStudy", folder: Path) -> int:
     """Train the trial or comparison run of this Slurm job; return the exit code.
 
-    An error that the other jobs of the array would meet too cancels those that are pending.
+    An error that the other jobs of the array would meet too cancels those that are pending. A usage
+    error is none once another trial has made a step: it may be of this job's node.
     """
     signals = catch_stop_signals()
     backend = JobStepBackend(JobStepLauncher("srun", {}, request.step), signals)
@@ -328,8 +329,9 @@ def run_array_job(request: SearchRequest, engine: "OptunaStudy", folder: Path) -
             code = _compare(request, controller, int(os.environ["SLURM_ARRAY_TASK_ID"]))
         else:
             code = _train_trial(controller)
-    except (UsageError, NotSavedError):
-        _cancel_pending()
+    except (UsageError, NotSavedError) as error:
+        if isinstance(error, NotSavedError) or not controller.found_step():
+            _cancel_pending()
         raise
     if signals:
         print_line("stopped; a requeued job resumes it")

@@ -33,7 +33,7 @@ def _keys() -> list[str]:
 def _parser(about: str) -> Parser:
     usage = "python -m lsgd.study study=NAME [key=value ...] [options]"
     parser = Parser("lsgd.study", about, keys=_keys, usage=usage)
-    add_options(parser, trained="runs", timed="recipes")
+    exclusive = add_options(parser, trained="runs", timed="recipes")
     parser.add_argument(
         "--quick", action="store_true", help="only train the part of the study that takes minutes"
     )
@@ -48,7 +48,7 @@ def _parser(about: str) -> Parser:
         metavar="N",
         help="of a recipe, with --until-decided (default 10); fixed by the first such command",
     )
-    parser.add_argument(
+    exclusive.add_argument(
         "--cost",
         dest="cost_only",
         action="store_true",

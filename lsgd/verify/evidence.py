@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lsgd.compare import relative_difference
@@ -197,7 +198,10 @@ def _points(one: object, other: object) -> float:
 
 def _tensor_difference(one: Tensor, other: Tensor) -> float:
     """Return the norm of the difference of two tensors, relative to the larger of their norms."""
-    first, second = one.detach().cpu().double(), other.detach().cpu().double()
+    first, second = (
+        (torch.view_as_real(each.resolve_conj()) if each.is_complex() else each).cpu().double()
+        for each in (one.detach(), other.detach())
+    )
     size = max(first.norm().item(), second.norm().item())
     apart: float = (first - second).norm().item()
     return apart / size if size else apart

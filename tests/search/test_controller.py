@@ -2,7 +2,6 @@
 
 import errno
 import json
-import re
 import shutil
 import signal
 import threading
@@ -245,81 +244,23 @@ def test_a_stop_while_a_run_restarts_is_no_crash() -> None:
     assert work.states == [FINISHED]
 
 
-@pytest.mark.parametrize(("ends", "before"), [(UsageError, 0), (NotSavedError, 2)])
-def test_what_would_befall_all_of_them_ends_the_search(ends: type[ExitError], before: int) -> None:
+@pytest.mark.parametrize("ends", [UsageError, NotSavedError])
+def test_what_would_befall_all_of_them_ends_the_search(ends: type[ExitError]) -> None:
     """Its point stays open, and the same command goes on with it."""
     work = Work(search())
 
     def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
-        if len(work.trained) <= before:
+        if len(work.trained) < 3:
             return well(trial, stop)
-        return refused(trial, stop, ends.exit_code)
+        trial.log_path.write_text("lsgd: there is no data\n")
+        return ExitSummary(ends.exit_code, "was refused")
 
     with pytest.raises(ends, match="there is no data"):
         work.run(train)
-    assert work.states == [FINISHED] * before + [RUNNING]
-    left = work.trained[before]
+    assert work.states == [FINISHED, FINISHED, RUNNING]
+    left = work.trained[2]
     assert work.run(well).trained[0] == left
     assert work.states == [FINISHED] * 4
-
-
-def refused(trial: PlannedRun, stop: StopRequest, code: int = 2) -> ExitSummary:
-    trial.log_path.write_text("lsgd: there is no data\n")
-    return ExitSummary(code, "was refused")
-
-
-def test_a_usage_error_of_one_trial_fails_it_alone_once_another_has_made_a_step() -> None:
-    """Such as of a node without a GPU, or of a run folder that another job has."""
-    work = Work(search())
-    with theirs(work) as run:
-        begins(run)
-        work.run(refused, most_trials=1)
-        assert work.states == [RUNNING, FAILED]
-        assert "there is no data" in work.engine.all_trials()[1].why
-        assert crashed_trials(work.space, work.engine.all_trials())
-        assert work.trained == [work.trained[0]]
-    # Its own steps, of an earlier start, are no sign that the machine is in order.
-    alone = Work(search(sampler="grid"))
-    alone.folder = Path("runs/searches/two")
-    alone.folder.mkdir()
-    alone.engine = OptunaStudy(search(sampler="grid"), alone.folder)
-
-    def later(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
-        begins(trial)
-        return refused(trial, stop)
-
-    with pytest.raises(UsageError, match="there is no data"):
-        alone.run(later)
-    assert alone.states == [RUNNING]
-
-
-def test_a_second_usage_error_in_a_row_ends_the_search() -> None:
-    """Such as of data that have gone: the trials that are left would fail one after another."""
-    work = Work(search())
-
-    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
-        return (well if len(work.trained) == 1 else refused)(trial, stop)
-
-    with pytest.raises(UsageError, match="there is no data"):
-        work.run(train)
-    assert work.states == [FINISHED, FAILED, RUNNING]
-
-
-def test_a_usage_error_of_a_comparison_run_leaves_the_others(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    work = Work(search(trials=1))
-    work.run(well)
-    runs = work.space.planned_runs({}, [5, 6])
-
-    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
-        return (refused if trial.recipe.seed == 5 else well)(trial, stop)
-
-    work.controller.place = Written(train)
-    work.controller.compare("the unchanged recipe", runs, 1)
-    said = capsys.readouterr().out
-    assert re.search("recipe, seed 5: .*there is no data", said)
-    assert "recipe, seed 6: top-1 error" in said
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", "7", "[" * 9999])

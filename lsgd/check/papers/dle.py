@@ -56,6 +56,10 @@ RULES = {
     "last_gamma": stated.last_gamma("code", 1.0),
     "momentum": stated.sgd("code", equation=9, nesterov=False, m=0.875),
     "label_smoothing": stated.label_smoothing("code", 0.1),
-    "precision": Rule("code", "float32, or mixed with float16", {"float32", "float16"}.issuperset),
+    "precision": Rule(
+        "code",
+        "float32, or mixed with float16",
+        lambda names: names in ({"float32"}, {"float32", "float16"}),
+    ),
     "epochs": Rule("code", "50 or 90", lambda found: found.count in (50, 90) and found.whole),
 }

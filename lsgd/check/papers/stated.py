@@ -181,11 +181,15 @@ def smoothing_over_others(section: str) -> Rule:
 
 
 def moving_average(section: str, *, half_life: float, every: int) -> Rule:
-    """Return the rule for evaluations of an exponential average of the weights, in steps."""
-    return Rule.equals(
+    """Return the rule for evaluations of an exponential average of the weights, in steps.
+
+    Of a script only the kind of average is observed.
+    """
+    expected = ("ema", half_life, every)
+    return Rule(
         section,
         f"exponential, with a half-life of {half_life:,} steps, taken every {every}",
-        ("ema", half_life, every),
+        lambda found: found == expected[: len(found)],
     )
 
 
