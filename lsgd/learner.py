@@ -220,8 +220,8 @@ class Learner:
     def restore(self, saved: Checkpoint) -> None:
         """Load a checkpoint into the model, the optimizer, the carried state and the metric sums.
 
-        Raises UsageError if this version has another order of the epoch's examples, or if the run
-        was trained on other data.
+        Raises UsageError if this version has another order of the epoch's examples or trains other
+        parameters, or if the run was trained on other data.
         """
         check_same_data(saved.data, self.data)
         if saved.order != order_hash(self.workload.example_order(saved.epoch)):
@@ -230,7 +230,16 @@ class Learner:
                 "lsgd does not make; resume with the version that wrote it"
             )
         self.model.load_state_dict(saved.model)
-        self.strategy.restore(saved.optimizer, saved.step)
+        try:
+            self.strategy.restore(saved.optimizer, saved.step)
+        except ValueError as error:  # torch's, for groups of other sizes
+            if "parameter group" not in str(error):
+                raise
+            raise UsageError(
+                "the checkpoint's optimizer has other parameters than this version of lsgd trains "
+                "in the network, as one shared by layers, twice, or of a frozen batch norm; resume "
+                "with the version that wrote it, or write run_dir=PATH for a new run"
+            ) from None
         for part in self.strategy.carried_states:
             part.restore(saved.parts[part.name])
         # The saved sums are those of all processes, so that only one may add to them.

@@ -207,6 +207,8 @@ def describe(kind: Any) -> str:
         )
         count = f"{len(inside)} " * (len(inside) > 1)
         return f"a list of {count}{many}"
+    if (origin or kind) in (dict, Mapping):
+        return "keys with values, such as {KEY: VALUE}"
     return words.get(kind, "any value" if kind is Any else f"a {getattr(kind, '__name__', kind)}")
 
 
