@@ -127,11 +127,11 @@ def test_an_ended_command_goes_on_and_reads_no_finished_file_again(
     folder, root = copy(tmp_path / "copy"), tmp_path / "root"
     written: list[Path] = []
 
-    def until_the_ninth(path: Path) -> Any:
+    def until_the_ninth(path: Path, **options: bool) -> Any:
         written.append(path)
         if len(written) == 9:
             raise KeyboardInterrupt
-        return atomic_write(path)
+        return atomic_write(path, **options)
 
     read: list[str] = []
 

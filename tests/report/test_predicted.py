@@ -95,11 +95,11 @@ def test_many_classes_have_a_list_of_confusions() -> None:
     ("change", "why"),
     [
         ({"class_names": ["a", "b"]}, "the number of a class that it does not name"),
-        ({"step": "9"}, "it.step is '9', not int"),
-        ({"worst": [{"path": "a"}]}, "has no"),
+        ({"step": "9"}, "it.step=9 is not a whole number"),
+        ({"worst": [{"path": "a"}]}, "missing values: it.worst"),
         ({"confusions": [[0, 0, 10**4000]]}, "a number of images is not between 1 and"),
         ({"worst": 21 * [asdict(WORST[0])]}, "it has more than 20 worst images"),
-        ({"more": 1}, "it has more, which is unknown"),
+        ({"more": 1}, "there is no key 'it.more'"),
         ({}, "it is of another run"),
     ],
 )

@@ -4,6 +4,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from helpers.event_file import points, reader, texts
@@ -83,7 +84,7 @@ def test_the_configuration_of_an_extended_run_is_added_once(run: Path, opened: O
     opened(run, *rows, row(3))
     events = reader(run).Reload().Tensors("config")
     shown = [(each.step, each.tensor_proto.string_val[0].decode()) for each in events]
-    assert shown == [(0, curves._verbatim(first)), (20, "    name: an extended run\n")]
+    assert shown == [(0, indent(first, "    ")), (20, "    name: an extended run\n")]
     assert points(run)[CURVE] == expected(1, 2, 3)
 
 
