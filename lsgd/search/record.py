@@ -120,13 +120,13 @@ def _work_spans(space: SearchSpace, trial: Trial) -> list[Span]:
     """
     if trial.began is None or trial.ended is None:
         return []
-    spans, last = list[Span](), ("end", trial.ended)
+    spans, last = list[Span](), ("killed", trial.ended)
     for planned in space.valid_runs(trial.values, space.search.seeds):
         run, started = planned.saved_run, None
         for event, time in [*_events(planned.folder / SUPERVISOR_LOG), last]:
-            if started and event in ("start", "end"):
-                was_killed = event == "start" or (event, time) == last
-                spans.append((started, _last_row(run, started, time) if was_killed else time))
+            if started and event in ("start", "end", "killed"):
+                ends = time if event == "end" else _last_row(run, started, time)
+                spans.append((started, ends))
             started = time if event == "start" else None if event == "end" else started
     began, ended = trial.began, trial.ended
     clipped = [(max(a, began), min(b, ended)) for a, b in spans if a < ended and b > began]

@@ -104,6 +104,9 @@ def test_a_pause_within_a_trial_is_no_work(
     assert record.busy_seconds == record.trial_seconds == 120 + 90 + 180
     save_record(record, tmp_path)
     assert load_record(tmp_path) == record
+    # The last start was killed too, before its first epoch.
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
+    assert make_record(space, [trial], "one", "").busy_seconds == 120 + 90
     # Another search had trained this run before, which is none of this trial's work.
     lines = [{"time": when.astimezone().isoformat(), "event": name} for name, when in earlier]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
