@@ -177,7 +177,11 @@ class ElasticTorchComm(TorchComm):
             yield
 
     def form_group(self, name: str, members: list[tuple[int, int]] | None) -> None:
-        """Form a new process group of these members; raise PeerLostError if that fails."""
+        """Form a new process group of these members, unless it equals the current one.
+
+        Members are pairs of a process and its restart count. One process passes them; the others
+        pass None and receive them under this name. Raises PeerLostError.
+        """
         if members is not None:
             self.store.set(f"members/{name}", pickle.dumps(members))
         try:

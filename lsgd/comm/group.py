@@ -29,7 +29,10 @@ class GroupComm:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
 
     def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-        """Start an in-place all-reduce, matched by the order of calls and not by `name`."""
+        """Start an in-place all-reduce; the returned function waits for it.
+
+        The calls of the processes are matched by their order, and not by `name`.
+        """
         with communicating(RuntimeError, fix=self.fix):
             work = dist.all_reduce(tensor, group=self.group, async_op=True)
         return partial(wait_for, work, self.fix, of_all=True)

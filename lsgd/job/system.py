@@ -264,7 +264,10 @@ def boot_id() -> str:
 
 
 def memory_kills() -> int:
-    """Return how many processes the kernel killed since boot as it was out of memory, if known."""
+    """Return how many processes the kernel killed since boot as it was out of memory.
+
+    It is 0 where they are not counted.
+    """
     with suppress(OSError):
         for line in COUNTERS.read_text().splitlines():
             if line.startswith("oom_kill "):

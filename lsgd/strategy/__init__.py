@@ -29,7 +29,10 @@ class StepTask:
     step: int
     """Step of the run, from 0, whose update this task is for."""
     divisor: int
-    """Divisor of the whole update's gradient: the sum of Workload.example_weights over it."""
+    """Divisor of the whole update's gradient: its examples' sum of Workload.example_weights.
+
+    The examples are those of all processes.
+    """
     active_workers: int
     """Number of workers, over all processes, that have examples in this update."""
     micro_batches: list[MicroBatch]
