@@ -85,7 +85,9 @@ class _Reader:
     def convert(self, kind: Any, value: Any, key: str) -> Any:
         """Convert a value to the type of a field, an element or an argument; raises FieldError."""
         origin = get_origin(kind) or kind
-        if kind is Any or (is_dataclass(kind) and isinstance(value, kind)):
+        if kind is Any or (
+            isinstance(kind, type) and is_dataclass(kind) and isinstance(value, kind)
+        ):
             return value
         if origin in (Union, UnionType):
             return self._one_of(kind, value, key)
