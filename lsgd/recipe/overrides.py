@@ -247,6 +247,7 @@ _TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {
     dict[str, str]: ("a group of keys", ".RULE=REASON"),
     dict[str, float]: ("a metric and its target", "={top1_error:24.1}"),
     dict[str, Any]: ("a group of keys", ".KEY=VALUE"),
+    dict[int, float]: ("numbers by epoch", "={1:50,2:40}"),
 }
 """The description of each field type in messages, and an example value."""
 

@@ -78,6 +78,8 @@ def test_a_setting_is_converted_to_the_type_of_its_field(key: str, given: Any, m
         ({"name": "a", "threads": 1.5}, WrongTypeError, "threads"),
         ({"name": "a", "reasons": {"b": 5}}, WrongTypeError, "reasons.b"),
         ({"name": "a", "rate": 10**400}, WrongTypeError, "rate"),
+        ({"name": "a", "curve": {"b": 1}}, WrongTypeError, "curve"),
+        ({"name": "a", "reasons": {None: "b"}}, WrongTypeError, "reasons"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_its_key(
@@ -86,6 +88,15 @@ def test_a_wrong_setting_is_refused_by_its_key(
     with pytest.raises(error) as caught:
         make_typed(Settings, values)
     assert caught.value.key == key
+
+
+def test_a_value_that_is_made_already_is_taken() -> None:
+    """Also one of a subclass, as a record's own metric."""
+
+    class Special(Group):
+        pass
+
+    assert convert_json(Group, Special(3)) == Special(3)
 
 
 def test_json_is_taken_as_it_is() -> None:
