@@ -14,7 +14,7 @@ BOOLEANS = {
     **dict.fromkeys(("1", "yes", "y", "on", "true"), True),
     **dict.fromkeys(("0", "no", "n", "off", "false"), False),
 }
-"""The texts that mean a boolean, in small letters."""
+"""The boolean that each text stands for, in lower case."""
 
 
 class FieldError(ValueError):

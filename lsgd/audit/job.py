@@ -11,7 +11,7 @@ from lsgd.tables import format_count
 
 @dataclass(frozen=True)
 class AuditedJob:
-    """The processes of an audited script, with what follows from their first updates."""
+    """The recorded processes of an audited script, and facts derived from their first updates."""
 
     processes: list[ScriptProcess]
 

@@ -53,7 +53,7 @@ class CheckpointSaver:
         *,
         best_first: Callable[[MetricsByNumber, MetricsByNumber], Sequence[int]] = lambda *_: (),
     ) -> None:
-        """Create the writer; `keep` and Recipe.best_first decide which checkpoints are kept."""
+        """Create the saver, which keeps what `keep` names, and the best one by `best_first`."""
         self.folder, self.comm, self.log = folder, comm, log
         self.keep, self.best_first = keep, best_first
         self.thread = ThreadPoolExecutor(1, "saver")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lsgd import config, files
-from lsgd.errors import UsageError, disk_full_error
+from lsgd.errors import UsageError, converting_disk_full
 from lsgd.run.tuned import DEFINITION, SEARCHES
 from lsgd.search.space import SearchSpace
 from lsgd.untrusted_files import parse_json, read_bounded
@@ -101,10 +101,9 @@ def _definition_in(folder: Path) -> dict[str, Any]:
 def _writing(folder: Path) -> Iterator[None]:
     """Raise UsageError, or the error of a full disk, if a search's folder cannot be written."""
     try:
-        yield
+        with converting_disk_full(folder):
+            yield
     except OSError as error:
-        if full := disk_full_error(error, folder):
-            raise full from None
         raise UsageError(
             f"{folder} cannot be written ({error.strerror}); start the search in a folder that you "
             "can write to"

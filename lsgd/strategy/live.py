@@ -192,7 +192,10 @@ class LiveStrategy(Strategy):
         self.next_step = due if due > done - (self.row[0] - before) else done
 
     def poll(self) -> bool:
-        """Synchronize, which may raise, if the order ended before this worker's tickets did."""
+        """Synchronize if the order of pushes has ended before this worker used all its tickets.
+
+        Raises what ended the order; see `synchronize`.
+        """
         if self.over and self.given < self.taken:
             self.synchronize()
         return False
