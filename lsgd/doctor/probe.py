@@ -109,7 +109,7 @@ def apex() -> Iterator[Facts]:
     import torch
 
     from lsgd.job.device import pick_device
-    from lsgd.rules.apex import apex_sgd
+    from lsgd.rules.optimizers.apex import apex_sgd
 
     group = {"params": [torch.ones(2, device=pick_device("auto"))], "weight_decay": 0.0}
     apex_sgd([group], momentum=0.9, nesterov=True)

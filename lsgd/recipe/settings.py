@@ -346,11 +346,10 @@ class Optim:
         "sgd", ADDED_LATER, one_of("sgd", "lars", *MEAN_SQUARE, "adagrad", own=True)
     )
     """The optimizer, such as sgd, or one of your own, package.module:Name.
-    sgd, lars, adam, adamw, adagrad, lamb and rmsprop_warmup are lsgd's. adamw is Adam whose weight
-    decay is decoupled from the gradient. lars is momentum SGD whose gradient is scaled for each
-    tensor. With equation 9 it keeps the lr outside the momentum; with 10 inside, as the paper of
-    LARS and MLPerf do. lamb scales the update of adamw for each tensor. rmsprop_warmup changes from
-    RMSprop to momentum SGD in the first epochs (Akiba et al. 2017)."""
+    adamw is Adam whose weight decay is decoupled from the gradient. lars is momentum SGD whose
+    gradient is scaled for each tensor. With equation 9 it keeps the lr outside the momentum; with
+    10 inside, as the paper of LARS and MLPerf do. lamb scales the update of adamw for each tensor.
+    rmsprop_warmup changes from RMSprop to momentum SGD in the first epochs (Akiba et al. 2017)."""
     beta2: float = setting(
         0.999,
         only_for("optim.name", *MEAN_SQUARE),
