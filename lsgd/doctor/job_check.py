@@ -250,7 +250,7 @@ def measure(recipe: Recipe, *, share: int | None) -> tuple[ProcessFigures, torch
         except OSError as error:
             found["problems"].append(f"data.root: {error}")
         try:
-            found["failed_checks"] = failed_checks()
+            found["failed_checks"] = failed_checks(recipe)
         except Exception as error:  # any type: this is the broken node that is to be named
             found["problems"].append(f"the doctor's checks: {error}")
     return found, device
@@ -316,8 +316,10 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def failed_checks() -> dict[str, str]:
+def failed_checks(recipe: Recipe) -> dict[str, str]:
     """Return the doctor's checks of this machine that fail, each with its finding and the fix.
+
+    The folders are those of the recipe's run.
 
     They are those of the machine that need no child process, which a job's process may not start.
     """
@@ -325,7 +327,8 @@ def failed_checks() -> dict[str, str]:
     interfaces = list_interfaces()
     host = ProbeResult(next(probe.network()))
     items = [
-        *machine.run_folder(),
+        *machine.run_folder(Path(recipe.run_dir or "runs")),
+        *([machine.staging_folder(recipe.data.stage)] if recipe.data.stage else []),
         machine.cores(cpu_quota()),
         *machine.gpus(ProbeResult(facts), machine.nvidia(MESSAGE_LIMIT)),
         machine.network(host, interfaces),

@@ -127,6 +127,11 @@ def describe_evaluations(recipe: "Recipe") -> str:
     _, evaluations = recipe.work_left(0)
     passes = evaluations * (2 if rule.mirror else 1)
     work = passes * data.val_examples / (3 * recipe.examples(recipe.total_steps))
+    if data.workload == "images":
+        # The work of a convolutional network is in proportion to the pixels.
+        epochs = range(recipe.epochs)
+        work *= sum(recipe.evaluated_images(epoch).side ** 2 for epoch in epochs)
+        work /= sum(recipe.training_size(epoch) ** 2 for epoch in epochs)
     times = f"{evaluations} evaluation{'s' * (evaluations > 1)}"
     of_sets = f" of {len(rule.sets)} sets" * (len(rule.sets) > 1)
     others = ", and those of the other sets in proportion" * (len(rule.sets) > 1)
