@@ -4,6 +4,7 @@ import math
 import shlex
 from collections import Counter
 
+from lsgd.recipe.published_points import PublishedPoints
 from lsgd.report.batch_size_sweep import BatchSizeSweep
 from lsgd.report.blocks import (
     Block,
@@ -240,18 +241,22 @@ def _judged(findings: Findings) -> list[Block]:
     metric = findings.metric
     if not isinstance(metric, TimeToTarget) or metric.time_unit != "epochs":
         return []
-    groups = [group for group in findings.groups if group.runs]
-    runs = [
-        ConvergedRuns(
-            group.label,
-            group.recipe.batch_size,
-            [run.final_metric if run.finished else math.inf for run in group.runs],
-            EvaluationEpochs(group.recipe.evaluation.epochs, group.recipe.evaluation.offset),
+    by_points: list[tuple[PublishedPoints | None, list[ConvergedRuns]]] = []
+    for group in findings.groups:
+        if not group.runs:
+            continue
+        points = points_for(group.recipe, metric.name, metric.target)
+        if points not in [known for known, _ in by_points]:
+            by_points.append((points, []))
+        next(runs for known, runs in by_points if known == points).append(
+            ConvergedRuns(
+                group.label,
+                group.recipe.batch_size,
+                [run.final_metric if run.finished else math.inf for run in group.runs],
+                EvaluationEpochs(group.recipe.evaluation.epochs, group.recipe.evaluation.offset),
+            )
         )
-        for group in groups
-    ]
-    points = points_for(groups[0].recipe, metric.name, metric.target) if groups else None
-    return judged_blocks(runs, points)
+    return [block for points, runs in by_points for block in judged_blocks(runs, points)]
 
 
 def _on(group: RecipeRuns, evaluation_set: str) -> str:

@@ -43,7 +43,8 @@ def points_for(recipe: Recipe, rate: str, target: float) -> PublishedPoints | No
     wanted = (recipe.data.name, recipe.model.name, rate, target)
     for points in points_of_paper(config.load_all_points(), recipe.paper):
         if (points.data, points.model, points.rate, points.target) == wanted:
-            return points.for_recipe(recipe.name)
+            is_full_size = recipe.data.image_size == config.load_data(points.data).image_size
+            return points.for_recipe(recipe.name) if is_full_size else None
     return None
 
 
@@ -53,7 +54,10 @@ def judged_blocks(recipes: Sequence[ConvergedRuns], points: PublishedPoints | No
         return []
     head = ["recipe", "kn", "epochs of each run", "mean", "median", "olympic mean"]
     if points is None:
-        none = "Not judged: no convergence points for this target are published."
+        none = (
+            "Not judged: no convergence points are published for this target with the network, "
+            "dataset and image size of these recipes."
+        )
         return [Table(head, [_epochs(each) for each in recipes]), none]
     found = [judge_convergence(points.pruned, each.batch_size, each.epochs) for each in recipes]
     pairs = list(zip(recipes, found, strict=True))
@@ -118,9 +122,9 @@ def _late(recipes: Sequence[ConvergedRuns], points: PublishedPoints) -> list[str
 
     Its epochs seem higher than they are, which makes it pass more easily.
     """
-    grids = {each.grid: each.label for each in recipes if each.grid.every > points.grid.every}
     return [
-        f"{label} is evaluated {grid}: its epochs are up to {grid.max_delay} late, and it passes "
-        f"the more easily for that; the reference was evaluated {points.grid}."
-        for grid, label in grids.items()
+        f"{each.label} is evaluated {each.grid}: its epochs are up to {each.grid.max_delay} late, "
+        f"and it passes the more easily for that; the reference was evaluated {points.grid}."
+        for each in recipes
+        if each.grid.every > points.grid.every
     ]
