@@ -486,10 +486,10 @@ def _rules(findings: Findings) -> list[str]:
         "interval of 90 % (two one-sided tests, 5 % each) is within the margin on both sides, "
         "and does not hold if it is outside; else it is not resolved. One seed has no interval, "
         "nor have seeds with equal results.",
-        "Inside: the 95 % interval of our mean less the paper's (5 runs) has 0 in it, which "
-        "means that no difference is shown, not that none exists; outside: it has not. Not "
-        "comparable if anything but the seeds differs, if a run diverged, or with fewer than 5 "
-        "seeds.",
+        "Inside: the 95 % interval of our mean less the published one has 0 in it, which means "
+        "that no difference is shown, not that none exists; outside: it has not. Not comparable "
+        "if anything but the seeds differs, if a run diverged, with fewer than 5 seeds, or if "
+        "the published mean is of an unknown number of runs or of another definition.",
         (
             "Runs with the same recipe and seed count by their mean, whatever their ends."
             if by_mean

@@ -239,6 +239,27 @@ def test_fewer_seeds_than_the_paper_are_not_comparable() -> None:
     assert judged("bs256", errors=[]).reasons == ("no finished run",)
 
 
+@pytest.mark.parametrize("name", ["dle_bs4k", "fujitsu_bs86016"])
+def test_a_mean_of_unknown_runs_or_of_another_definition_is_not_comparable(name: str) -> None:
+    """One source prints no number of runs, the other the errors of the last epoch."""
+    verdict = judged(name, errors=[22.0, 22.1, 22.2, 22.0, 22.1])
+    assert verdict.outcome == "not comparable"
+    assert [reason for reason in verdict.reasons if "known number of runs" in reason]
+
+
+def test_the_interval_is_that_of_the_published_number_of_runs() -> None:
+    """A mean of two runs with this spread is known to about 1 point, one of 100 to 0.1."""
+    ours = judged("bs256", errors=[23.9, 24.0, 24.1, 24.0, 24.1])
+    assert ours.outcome == "outside"
+    recipe = compose_recipe("+recipe=bs256")
+    assert recipe.target
+    few = replace(recipe, target=replace(recipe.target, runs=2))
+    made = [Run(Path("x"), replace(recipe, seed=s, epochs=1), []) for s in range(5)]
+    for run, error in zip(made, [23.9, 24.0, 24.1, 24.0, 24.1], strict=True):
+        run.rows.append({"kind": "epoch", "step": 1, "epoch": 1, "val_top1_error": error})
+    assert judge_against_published(RecipeRuns("bs256", few, None, few, made)).outcome == "inside"
+
+
 def test_another_dataset_is_not_comparable_and_its_scale_is_no_reason() -> None:
     verdict = judged("fashion_bs2k", like="bs8k", errors=[16.0] * 5)
     assert verdict.outcome == "not comparable"
