@@ -137,7 +137,9 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
     claim, gap = decision.claim, decision.difference
     labels = {group.recipe.name: group.label for group in findings.groups}
     pair = f"“{labels[claim.recipe]}” less “{labels[claim.other]}”"
-    size = f"is {findings.metric.format_difference(interval(gap))}" if gap else "is not known yet"
+    size = "is tested once the seeds of both have ended"
+    if gap:
+        size = f"is {findings.metric.format_difference(interval(gap))}"
     limit = {
         "as_good_as": f"{claim.within:g} at most to either side",
         "no_worse_than": f"at most {claim.within:g}",
@@ -414,7 +416,7 @@ def _next(findings: Findings, trains: str | None) -> list[Block]:
     items += [
         f"more seeds of both to decide whether {decision.claim.says}"
         for decision in findings.decisions
-        if decision.outcome == OPEN and decision.difference and not decision.lacks
+        if decision.outcome == OPEN and decision.difference
     ]
     items += validation_command(findings)
     return [BulletList(items)] if items else []

@@ -73,6 +73,12 @@ class Findings:
         """Whether runs that the study plans are missing."""
         return any(group.missing for group in self.groups)
 
+    @property
+    def tested_seeds(self) -> int:
+        """The most seeds of two recipes that lack none, with which claims are tested; 0 if none."""
+        complete = [group for group in self.groups if not group.missing]
+        return most_seeds(complete) if len(complete) > 1 else 0
+
 
 def compute_findings(
     runs: Sequence[Run],

@@ -180,6 +180,7 @@ WORSE = Claim("worse", "fashion_bs2k", "worse_than", "fashion_bs64")
         ((9.0, 9.1, 9.2), "does not hold", "holds"),  # +1.00: 0.77 to 1.23
         ((7.0, 7.1, 7.2), "holds", "does not hold"),  # -1.00: -1.23 to -0.77
         ((6.0, 8.0, 12.0), "not resolved", "not resolved"),
+        ((9.0, 9.1), "not resolved", "not resolved"),  # a seed of the study is missing
         ((20.0,), "not resolved", "not resolved"),
         ((), "not resolved", "not resolved"),
     ],
@@ -194,6 +195,7 @@ def test_claims_hold_fail_or_stay_open(
     if len(errors) < 3:
         missing = ", ".join(map(str, range(len(errors), 3)))
         assert missing in decisions[0].lacks[0]
+        assert decisions[0].difference is None
 
 
 def judged(name: str, *words: str, like: str | None = None, errors: list[float]) -> Verdict:
@@ -299,6 +301,14 @@ def test_the_elbow_goes_by_the_studys_margin(tmp_path: Path) -> None:
     up = ladder(tmp_path, 8.0, 8.4, 8.1, 9.0, 10.0, of=study(claim, recipes=LADDER))
     assert up.margin == 1.5
     assert up.elbow.recipe.name == "fashion_bs512"
+
+
+def test_the_elbow_is_no_recipe_that_lacks_seeds_of_the_study(tmp_path: Path) -> None:
+    of = study(recipes=LADDER)
+    assert ladder(tmp_path, 8.0, 8.1, 8.1, 8.1, 9.0, of=of).elbow.recipe.name == "fashion_bs512"
+    [sweep] = found(tmp_path, replace(of, seeds=[0, 1, 2, 3])).sweeps
+    assert sweep.elbow is sweep.baseline
+    assert sweep.worse == []
 
 
 def test_recipes_that_differ_in_more_than_the_minibatch_are_no_ladder(tmp_path: Path) -> None:
