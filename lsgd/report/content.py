@@ -137,9 +137,12 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
     claim, gap = decision.claim, decision.difference
     labels = {group.recipe.name: group.label for group in findings.groups}
     pair = f"“{labels[claim.recipe]}” less “{labels[claim.other]}”"
-    size = "is tested once the seeds of both have ended"
     if gap:
         size = f"is {findings.metric.format_difference(interval(gap))}"
+    elif decision.lacks:
+        size = "is tested once the seeds of both have ended"
+    else:
+        size = "is not known, as all runs of one have diverged"
     limit = {
         "as_good_as": f"{claim.within:g} at most to either side",
         "no_worse_than": f"at most {claim.within:g}",
@@ -152,7 +155,8 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
         group for group in findings.groups if group.recipe.name in (claim.recipe, claim.other)
     ]
     if gap and any(group.diverged for group in groups):
-        detail += f", each run that diverged having {findings.metric.failed_label}"
+        label, counts = findings.metric.failed_label, findings.metric.counts_failed
+        detail += f", each run that diverged {f'having {label}' if counts else 'being left out'}"
     return says, decision.outcome, ". ".join([detail, *decision.lacks])
 
 
@@ -307,10 +311,14 @@ def _notes(findings: Findings) -> list[Block]:
     ]
     notes: list[Block] = []
     if any(group.diverged for group in findings.groups):
+        counts = (
+            f"counts with {findings.metric.failed_label}: {_guessing(findings)}"
+            if findings.metric.counts_failed
+            else "has no value: its recipe may be shown to be worse, and never to be as good"
+        )
         notes.append(
             f"{findings.metric.plural.capitalize()} are of the runs that finished. In the claims, "
-            f"and for the elbow, a run that diverged counts with {findings.metric.failed_label}: "
-            f"{_guessing(findings)}."
+            f"and for the elbow, a run that diverged {counts}."
         )
     notes += [
         f"{group.label}: {group.never_reached} of {format_count(len(group.counted), 'run')} never "

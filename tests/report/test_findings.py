@@ -9,10 +9,11 @@ from helpers.composed import compose_recipe
 from helpers.run_folders import write_finished_run, write_perplexity_run, write_run
 
 from lsgd.errors import UsageError
+from lsgd.recipe import Recipe
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.batch_size_sweep import BatchSizeSweep
 from lsgd.report.findings import Findings, compute_findings
-from lsgd.report.groups import RecipeRuns
+from lsgd.report.groups import RecipeRuns, _labels, trajectory
 from lsgd.report.run_folders import find_runs
 from lsgd.report.verdict import Verdict, judge_against_published
 from lsgd.rules.metric import METRICS, TOP1
@@ -69,6 +70,31 @@ def test_a_recipe_changed_by_a_word_is_another_recipe(tmp_path: Path) -> None:
         "fashion_bs64, optim.weight_decay=0.0001": [0, 1],
         "fashion_bs64, optim.weight_decay=0.001": [1],
     }
+
+
+def test_labels_have_the_settings_that_differ_among_recipes_of_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each recipe is flattened once, since a search leaves thousands of one name."""
+    base = compose_recipe("+recipe=digits")
+    flattened: list[Recipe] = []
+    monkeypatch.setattr(
+        "lsgd.report.groups.trajectory",
+        lambda recipe: flattened.append(recipe) or trajectory(recipe),
+    )
+    recipes = [
+        base,
+        replace(base, workers=3),
+        replace(base, workers=3, tail="keep"),
+        compose_recipe("+recipe=fashion_bs64"),
+    ]
+    assert _labels(recipes) == [
+        "digits, workers=16, tail=drop",
+        "digits, workers=3, tail=drop",
+        "digits, workers=3, tail=keep",
+        "fashion_bs64",
+    ]
+    assert flattened == recipes
 
 
 def test_of_the_same_seed_twice_the_first_that_ended_counts(tmp_path: Path) -> None:
