@@ -1,10 +1,8 @@
 """The content of a report, as headings, sentences, tables and figures for Markdown and HTML."""
 
-import math
 import shlex
 from collections import Counter
 
-from lsgd.recipe.published_points import PublishedPoints
 from lsgd.report.batch_size_sweep import BatchSizeSweep
 from lsgd.report.blocks import (
     Block,
@@ -16,7 +14,7 @@ from lsgd.report.blocks import (
     Table,
 )
 from lsgd.report.claims import FAILS, HOLDS, OPEN, Decision, difference_for_claims
-from lsgd.report.convergence import ConvergedRuns, judged_blocks, points_for
+from lsgd.report.convergence import judge_as_mlperf
 from lsgd.report.drawing import Figure
 from lsgd.report.findings import Findings
 from lsgd.report.formatting import (
@@ -32,11 +30,11 @@ from lsgd.report.formatting import (
 )
 from lsgd.report.groups import RecipeRuns
 from lsgd.report.predicted import FIGURE, validation_blocks, validation_command
+from lsgd.report.run_archive import displayed_path
 from lsgd.report.speed import hardware_and_processes
 from lsgd.report.verdict import Verdict, target_of
 from lsgd.report.welch import welch_difference
-from lsgd.rules.convergence import EvaluationEpochs
-from lsgd.rules.metric import TOP1, Metric, TimeToTarget
+from lsgd.rules.metric import TOP1, Metric
 from lsgd.run.read import Run
 from lsgd.run.rows import Row
 from lsgd.run.tuned import SEARCHES
@@ -59,7 +57,7 @@ def compose(
     sections = [
         Section("Verdict", _verdict(findings)),
         Section(findings.metric.plural.capitalize(), _numbers(findings)),
-        Section("Judged as MLPerf does", _judged(findings)),
+        Section("Judged as MLPerf does", judge_as_mlperf(findings)),
         Section("Figures", _figures(figures, findings.metric)),
         Section("Validation images", validation_blocks(findings, figures)),
         Section("Tuned", _tuned(findings)),
@@ -128,7 +126,8 @@ def _looks(findings: Findings) -> list[Block]:
     return [
         f"The claims are tested with {looks.first} to {looks.last} seeds, and an interval of 95 "
         f"% at each look would be wrong too often: each has {percent(looks.level(0.95))} "
-        "instead, for 95 % over all looks (Pocock 1977)."
+        "instead, for 95 % over all looks (Pocock 1977). The intervals of the table are of 95 % "
+        "and decide no claim."
     ]
 
 
@@ -240,29 +239,6 @@ def _without_end(group: RecipeRuns) -> str:
     failed, begun = len(group.failed_seeds), len(group.begun_seeds)
     counts = {"failed": failed, "begun": begun, "missing": len(group.missing) - failed - begun}
     return ", ".join(f"{number} {word}" for word, number in counts.items() if number) or NONE
-
-
-def _judged(findings: Findings) -> list[Block]:
-    """Return MLPerf's verdicts on the epochs to a target, if that is the metric of the runs."""
-    metric = findings.metric
-    if not isinstance(metric, TimeToTarget) or metric.time_unit != "epochs":
-        return []
-    by_points: list[tuple[PublishedPoints | None, list[ConvergedRuns]]] = []
-    for group in findings.groups:
-        if not group.runs:
-            continue
-        points = points_for(group.recipe, metric.name, metric.target)
-        if points not in [known for known, _ in by_points]:
-            by_points.append((points, []))
-        next(runs for known, runs in by_points if known == points).append(
-            ConvergedRuns(
-                group.label,
-                group.recipe.batch_size,
-                [run.final_metric if run.finished else math.inf for run in group.runs],
-                EvaluationEpochs(group.recipe.evaluation.epochs, group.recipe.evaluation.offset),
-            )
-        )
-    return [block for points, runs in by_points for block in judged_blocks(runs, points)]
 
 
 def _on(group: RecipeRuns, evaluation_set: str) -> str:
@@ -402,9 +378,16 @@ def _tuned(findings: Findings) -> list[Block]:
 def _left_out(findings: Findings) -> list[Block]:
     """Return the list of the folders that a report skips, with the reasons."""
     if not findings.skipped_folders:
+        if any(group.repeats and not group.counts_repeats for group in findings.groups):
+            return ["Nothing but more runs of the same seeds, which do not count."]
         return ["Nothing: all given folders are runs that are counted."]
     return [
-        BulletList([f"`{folder.path}`: {folder.reason}" for folder in findings.skipped_folders])
+        BulletList(
+            [
+                f"`{displayed_path(folder.path)}`: {folder.reason}"
+                for folder in findings.skipped_folders
+            ]
+        )
     ]
 
 
@@ -437,7 +420,7 @@ def _runs(findings: Findings) -> list[Block]:
     are_verified = any(verdict != NONE for verdict in verdicts.values())
     rows = [
         [
-            f"`{run.path}`",
+            f"`{displayed_path(run.path)}`",
             group.label,
             str(run.recipe.seed),
             format_final_metric(run) if run.finished else NONE,

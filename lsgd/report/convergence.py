@@ -9,6 +9,7 @@ from lsgd import config
 from lsgd.recipe import Recipe
 from lsgd.recipe.published_points import PublishedPoints, points_of_paper
 from lsgd.report.blocks import Block, BulletList, Table
+from lsgd.report.findings import Findings
 from lsgd.report.formatting import NONE
 from lsgd.rules.convergence import (
     REFERENCE_RUNS,
@@ -21,7 +22,7 @@ from lsgd.rules.convergence import (
     mean_and_deviation,
     olympic_mean,
 )
-from lsgd.rules.metric import METRICS
+from lsgd.rules.metric import METRICS, TimeToTarget
 
 NEVER = "∞"
 """The epochs of a run that never reaches the target."""
@@ -46,6 +47,29 @@ def points_for(recipe: Recipe, rate: str, target: float) -> PublishedPoints | No
             is_full_size = recipe.data.image_size == config.load_data(points.data).image_size
             return points.for_recipe(recipe.name) if is_full_size else None
     return None
+
+
+def judge_as_mlperf(findings: Findings) -> list[Block]:
+    """Return MLPerf's verdicts on the epochs to a target, if that is the metric of the runs."""
+    metric = findings.metric
+    if not isinstance(metric, TimeToTarget) or metric.time_unit != "epochs":
+        return []
+    by_points: list[tuple[PublishedPoints | None, list[ConvergedRuns]]] = []
+    for group in findings.groups:
+        if not group.runs:
+            continue
+        points = points_for(group.recipe, metric.name, metric.target)
+        if points not in [known for known, _ in by_points]:
+            by_points.append((points, []))
+        next(runs for known, runs in by_points if known == points).append(
+            ConvergedRuns(
+                group.label,
+                group.recipe.batch_size,
+                [run.final_metric if run.finished else math.inf for run in group.runs],
+                EvaluationEpochs(group.recipe.evaluation.epochs, group.recipe.evaluation.offset),
+            )
+        )
+    return [block for points, runs in by_points for block in judged_blocks(runs, points)]
 
 
 def judged_blocks(recipes: Sequence[ConvergedRuns], points: PublishedPoints | None) -> list[Block]:

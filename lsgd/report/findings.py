@@ -9,6 +9,7 @@ from lsgd.report.batch_size_sweep import BatchSizeSweep, find_sweeps
 from lsgd.report.claims import Decision, decide
 from lsgd.report.groups import RecipeRuns, group_runs, group_study, most_seeds
 from lsgd.report.looks import Looks
+from lsgd.report.run_archive import displayed_path
 from lsgd.report.run_folders import SkippedFolder
 from lsgd.report.speed import Speed, measure_speeds
 from lsgd.report.verdict import Verdict, judge_against_published
@@ -118,7 +119,8 @@ def _metric(groups: Sequence[RecipeRuns]) -> Metric:
     for run in runs:
         if run.metric != runs[0].metric:
             raise UsageError(
-                f"{runs[0].path} is a run of {runs[0].metric.label} and {run.path} one of "
+                f"{displayed_path(runs[0].path)} is a run of {runs[0].metric.label} and "
+                f"{displayed_path(run.path)} one of "
                 f"{run.metric.label}, which cannot be compared; give runs of one of them"
             )
     return runs[0].metric if runs else TOP1

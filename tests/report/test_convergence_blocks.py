@@ -9,8 +9,7 @@ from helpers.composed import compose_recipe
 
 from lsgd import config
 from lsgd.report.blocks import BulletList, Table
-from lsgd.report.content import _judged
-from lsgd.report.convergence import ConvergedRuns, judged_blocks, points_for
+from lsgd.report.convergence import ConvergedRuns, judge_as_mlperf, judged_blocks, points_for
 from lsgd.report.findings import compute_findings
 from lsgd.rules.convergence import EvaluationEpochs
 from lsgd.run.read import Run
@@ -104,7 +103,7 @@ def test_each_recipe_is_judged_by_the_points_of_its_own_paper_network_and_image_
         *converged("mlperf06_bs4096", 60),
         *converged("bs8k_resnet101", 20, target),
     ]
-    blocks = _judged(compute_findings(made, [], None))
+    blocks = judge_as_mlperf(compute_findings(made, [], None))
     tables = [block for block in blocks if isinstance(block, Table)]
     unjudged, *judged = [{row[0]: row[6:] for row in table.rows} for table in tables]
     assert unjudged == {"digits": [], "bs8k_resnet101": []}
