@@ -733,6 +733,12 @@ class Target:
     """The published perplexity, for recipes without an error rate."""
     curve: dict[int, float] = setting({})
     """Published values of the metric by epoch, counted from 1, which a report draws."""
+    runs: int | None = setting(None, at_least(2))
+    """The number of runs of which value and `std` are, if known, each by lsgd's definition.
+
+    That of an error is the median of the last 5 epochs. Only with this number do reports decide
+    whether runs agree with the published result.
+    """
 
     @property
     def metric(self) -> Metric:

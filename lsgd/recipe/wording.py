@@ -153,12 +153,12 @@ def describe_early_stop(recipe: "Recipe", stop: EarlyStop) -> str:
 
 
 def describe_difference(target: Target, number: float) -> str:
-    """Describe how far a run's final metric is above or below the published number.
+    """Describe how far a run's final metric is above or below the published number, or equal to it.
 
     lsgd.report.verdict decides over several seeds whether a result is the published one.
     """
     above = round(number - target.value, 2)
-    distance = f"{abs(above):.2f} {'above' if above > 0 else 'below'}"
+    distance = f"{abs(above):.2f} {'above' if above > 0 else 'below'}" if above else "equal to"
     source = f" ({target.source})" if target.source else ""
     published = target.metric.format_value(target.value, target.std)
     return f"{distance} the published {published}{source}"
