@@ -26,7 +26,7 @@ NP, HOSTS = "{np}", "{hosts}"
 """The placeholders in a command: the number of processes, and the hosts with their numbers."""
 SSH = 22
 OUTAGE, PAUSE = 600.0, 5.0
-"""The seconds within which hosts that have worked may answer again, and those between two attempts."""
+"""The seconds in which hosts that have worked may answer again, and those between attempts."""
 
 
 def supervise_job(options: argparse.Namespace) -> int:
