@@ -42,7 +42,7 @@ if ((code == 0)) && [[ $(stat -c %s "$log" 2>/dev/null) == "$before" ]]; then
     code=1
 fi
 # Stopped by a signal, such as USR2 before the time limit, with all its work saved: to be continued.
-if ((code == 75)); then scontrol requeue "$SLURM_JOB_ID"; fi
+if ((code == 75)); then scontrol requeue "{job_id}"; fi
 exit $code"""
 
 PROGRAM = """\
@@ -54,7 +54,7 @@ PROGRAM = """\
     {step}
 code=$?
 # Stopped by a signal, such as USR2 before the time limit, with all its work saved: to be continued.
-if ((code == 75)); then scontrol requeue "$SLURM_JOB_ID"; fi
+if ((code == 75)); then scontrol requeue "{job_id}"; fi
 exit $code"""
 
 JOB_FILE = "logs/job.json"
@@ -67,7 +67,12 @@ PATTERNS = {
     "%a": "$SLURM_ARRAY_TASK_ID",
 }
 """The patterns in the names of Slurm's log files, and the shell variables of the same value."""
+JOB_ID = "$SLURM_JOB_ID"
+ARRAY_TASK_ID = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+"""The id of a job of an array, for a shell.
 
+For one of them SLURM_JOB_ID is the array's, by which scontrol would requeue all jobs of the array.
+"""
 
 PLACE_OPTIONS = (
     *("--partition", "--account", "--qos", "--reservation", "--setup", "--container", "--mount"),
@@ -97,13 +102,15 @@ def slurm(request: Request) -> LaunchCommand:
                 )
         arguments = [word for word in arguments if not re.match(r"\+*run_dir=", word)]
         suffix = ' "seed=$SLURM_ARRAY_TASK_ID" "run_dir=$run_dir"'
+    job_id = ARRAY_TASK_ID if "--array" in options else JOB_ID
     text = BATCH.format(
         options=_job_options(request.job_name, f"{folder}.log", options),
         run=f"{_environment(options)}run_dir={_expanded(shell_line([folder]))}",
         job_file=JOB_FILE,
-        job=_job_record(folder, f"{folder}.log", is_array="--array" in options),
+        job=_job_record(folder, f"{folder}.log", job_id),
         srun=shell_line(_srun(options, [request])),
         train=f"{_train_line(options, arguments)}{suffix}",
+        job_id=job_id,
     )
     return LaunchCommand(
         request,
@@ -134,9 +141,10 @@ def slurm_array(requests: Sequence[Request], name: str, log: str, at_once: int |
         options=_job_options(name, log, {**options, "--array": indexes}),
         run="\n".join([f"{_environment(options)}case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]),
         job_file=JOB_FILE,
-        job=_job_record(requests[0].run_dir, log, is_array=True),
+        job=_job_record(requests[0].run_dir, log, ARRAY_TASK_ID),
         srun=shell_line(_srun(options, requests)),
         train='"${train[@]}"',
+        job_id=ARRAY_TASK_ID,
     )
 
 
@@ -156,6 +164,7 @@ def slurm_program_array(
         before=_environment(options),
         program=shell_line([python(), *arguments]),
         step=f"{shell_line(_srun(options, [request]))} {train}",
+        job_id=ARRAY_TASK_ID,
     )
 
 
@@ -225,12 +234,11 @@ def write_job_record(folder: Path, log: Path) -> None:
     (folder / JOB_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
-def _job_record(folder: str, log: str, *, is_array: bool) -> str:
+def _job_record(folder: str, log: str, job_id: str) -> str:
     """Return the job file's JSON for a here-document, with paths relative to the run folder."""
-    job = _expanded("%A_%a" if is_array else "%j")
     path = re.sub(r"[$`\\]", r"\\\g<0>", json.dumps(os.path.relpath(log, folder)))
     return (
-        f'{{"job": "{job}", "nodes": "$SLURM_JOB_NODELIST", '
+        f'{{"job": "{job_id}", "nodes": "$SLURM_JOB_NODELIST", '
         '"start": $((${SLURM_RESTART_COUNT:-0} + 1)), "began": "$(date -Is)", '
         f'"log": {_expanded(path)}, "process_logs": "logs/rank*.log"}}'
     )

@@ -273,6 +273,20 @@ def test_an_array_trains_one_seed_in_each_job(
     assert (tmp_path / trained / record["log"]).name == f"{Path(trained).name}.log"
 
 
+@pytest.mark.parametrize(("words", "job"), [([], "7"), (["--array", "0-4"], "7_3")])
+def test_a_preempted_job_requeues_itself_alone(
+    words: list[str], job: str, printed: Printed, tmp_path: Path
+) -> None:
+    """One job of an array has the array's number as its own, and would requeue all the others."""
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "scontrol $*"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    done = run(
+        printed("slurm", "digits", "--np", "1", *words), tmp_path, "exit 75",
+        SLURM_JOB_ID="7", SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="3",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (75, f"scontrol requeue {job}")
+
+
 def test_a_hook_that_fails_ends_the_job(printed: Printed, tmp_path: Path) -> None:
     """One that is no bash is refused before."""
     hook = tmp_path / "it's.sh"
