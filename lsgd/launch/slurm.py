@@ -192,8 +192,9 @@ def slurm_task(options: Mapping[str, str], arguments: Sequence[str], name: str, 
 def _folder(request: Request) -> str:
     """Return the run folder of a Slurm job, next to which Slurm writes the job's log.
 
-    Raises UsageError for what Slurm does not take literally in the name of a file: % begins one of
-    its patterns, a backslash disables all of them, and no quotes hold a control character.
+    Raises UsageError for a folder without a name that the log could have, and for what Slurm does
+    not take literally in the name of a file: % begins one of its patterns, a backslash disables all
+    of them, and no quotes hold a control character.
     """
     for name, value in (("run_dir", request.run_dir), ("recipe", request.recipe)):
         if not value.isprintable() or re.search(r"[%\\]", value):
@@ -201,17 +202,24 @@ def _folder(request: Request) -> str:
                 f"{name}={value!r} has %, a backslash or a control character, which Slurm does "
                 "not take literally in file names; write another"
             )
+    # Without a slash at the end, after which the log would be a file .log in the folder.
+    named = str(Path(request.run_dir)) if request.run_dir else ""
+    if named and Path(named).name in ("", ".."):
+        raise UsageError(
+            f"run_dir={request.run_dir} must end in a name, since Slurm writes the log beside the "
+            "folder as NAME.log; write such as run_dir=runs/a"
+        )
     if request.is_check:  # its logs are not those of the run
         if "--array" in request.options:
             raise UsageError(
                 f"--array {request.options['--array']} is a job for each seed, and --check needs "
                 "one job; leave out --array"
             )
-        return f"{request.run_dir or f'runs/{request.job_name}/slurm'}-check-%j"
+        return f"{named or f'runs/{request.job_name}/slurm'}-check-%j"
     # A requeued job keeps its number, %j.
     if "--array" in request.options:
-        return f"{request.run_dir or f'runs/{request.job_name}/slurm-%A'}-seed%a"
-    return request.run_dir or f"runs/{request.job_name}/slurm-%j"
+        return f"{named or f'runs/{request.job_name}/slurm-%A'}-seed%a"
+    return named or f"runs/{request.job_name}/slurm-%j"
 
 
 def _expanded(text: str) -> str:

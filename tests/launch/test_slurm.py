@@ -133,8 +133,28 @@ def test_a_folder_that_needs_quotes(word: str, printed: Printed, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("written", "log"),
+    [
+        ("runs/a/", "runs/a.log"),
+        ("./runs//a", "runs/a.log"),
+        ("../a", "../a.log"),
+        ("/s/a/", "/s/a.log"),
+    ],
+)
+def test_a_job_has_its_log_beside_its_folder(written: str, log: str, printed: Printed) -> None:
+    """However the folder's path is written, and also with what is added to its name."""
+    words = ["slurm", "digits", "--np", "1", f"run_dir={written}"]
+    folder = log.removesuffix(".log")
+    assert f"--output={log}" in options_of(printed(*words))
+    assert f"--output={folder}-seed%a.log" in options_of(printed(*words, "--array", "0-2"))
+    assert f"--output={folder}-check-%j.log" in options_of(printed(*words, "--check"))
+
+
+@pytest.mark.parametrize(
     ("words", "named"),
     [
+        *((["run_dir=" + each], f"run_dir={each} must end in a name") for each in "./"),
+        (["run_dir=a/.."], "run_dir=a/.. must end in a name"),
         (["run_dir=runs/%j"], "run_dir='runs/%j' has %"),
         (["run_dir='a\n#SBATCH --wrap=id'"], "run_dir='a\\n#SBATCH --wrap=id' has %, a backslash"),
         (["run_dir=runs/a\\\\b"], "run_dir='runs/a\\\\b' has %"),
