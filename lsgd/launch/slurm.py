@@ -17,7 +17,15 @@ from lsgd.launch.launch_command import LaunchCommand
 from lsgd.launch.options import Request
 from lsgd.launch.processes import GPUS, count_processes, gpus_per_machine, python
 from lsgd.launch.quoting import sbatch_line, shell_line
-from lsgd.launch.sbatch_options import FLAGS, VALUED, gres_gpus, time_limit
+from lsgd.launch.sbatch_options import (
+    FLAGS,
+    OPTIONAL,
+    SIGNAL_BEFORE,
+    VALUED,
+    gres_gpus,
+    seconds_before_limit,
+    time_limit,
+)
 from lsgd.override_syntax import ADDED, PATH_FIELDS, last_text
 from lsgd.paths import OWN_RECIPES, local_path
 
@@ -59,8 +67,6 @@ exit $code"""
 
 JOB_FILE = "logs/job.json"
 """The file in a run folder that names the Slurm job of the last start, its nodes and its logs."""
-SIGNAL_BEFORE = 120
-"""The seconds before the time limit at which all processes get USR2, and save."""
 PATTERNS = {
     "%j": "$SLURM_JOB_ID",
     "%A": "${SLURM_ARRAY_JOB_ID}",
@@ -299,11 +305,11 @@ def _resources(options: Mapping[str, str]) -> dict[str, str]:
     if memory := options.get("--mem", "0" if whole and not elsewhere else ""):
         found["--mem"] = memory
     if "--time" in options:
-        limit = time_limit(options["--time"])
-        if limit is not None and limit <= SIGNAL_BEFORE:
+        limit, before = time_limit(options["--time"]), seconds_before_limit(options)
+        if limit is not None and limit <= before:
             raise UsageError(
                 f"--time {options['--time']} is {limit} seconds for sbatch, and the processes are "
-                f"to save {SIGNAL_BEFORE} seconds before the end; write minutes, or "
+                f"to save {before} seconds before the end; write minutes, or "
                 "hours:minutes:seconds"
             )
         found["--time"] = options["--time"]
@@ -312,9 +318,11 @@ def _resources(options: Mapping[str, str]) -> dict[str, str]:
 
 def _has_whole_nodes(options: Mapping[str, str]) -> bool:
     """Return whether no other job runs on the nodes of this one."""
+    if "--exclusive" in options:  # or else exclusive to the jobs of a user, or of a label
+        return options["--exclusive"] in ("", "topo")
     gpus = gpus_per_machine("slurm", options)
     is_part = gpus is not None and options.get("--nodes", "1") == "1" and gpus < GPUS
-    return "--exclusive" in options or not ("--cpus" in options or is_part)
+    return not (is_part or options.keys() & {"--cpus", "--oversubscribe"})
 
 
 def cores_advice(options: Mapping[str, str]) -> str:
@@ -325,9 +333,8 @@ def cores_advice(options: Mapping[str, str]) -> str:
     if _has_whole_nodes(options) or options.keys() & {"--cpus", "--cpus-per-gpu"}:
         return ""
     return (
-        f"a job with {options['--gpus']} of {GPUS} GPUs shares its node, and Slurm gives each of "
-        "its processes one core unless the partition has another default; add --cpus 12, cores "
-        "per process, or --exclusive"
+        "the job shares its nodes with others, and Slurm gives each of its processes one core "
+        "unless the partition has another default; add --cpus 12, cores per process, or --exclusive"
     )
 
 
@@ -340,7 +347,7 @@ def _job_options(name: str, log: str, options: Mapping[str, str]) -> str:
 def _option_lines(own: Mapping[str, str], options: Mapping[str, str]) -> str:
     """Return the #SBATCH lines: lsgd's own options, and those that sbatch gets unchanged."""
     lines = {**own, "--open-mode": "append", "--requeue": "", "--signal": f"USR2@{SIGNAL_BEFORE}"}
-    passed = {key: value for key, value in options.items() if key in VALUED | FLAGS}
+    passed = {key: value for key, value in options.items() if key in VALUED | FLAGS | OPTIONAL}
     if "--mail" in options:
         passed = {"--mail-user": options["--mail"], "--mail-type": "END,FAIL,REQUEUE", **passed}
     if "--no-requeue" in passed:
