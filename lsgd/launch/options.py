@@ -120,16 +120,21 @@ IMAGES = {"--container", "--image"}
 HOST = "[A-Za-z0-9_][A-Za-z0-9_.@-]*"
 """A regular expression of host names that are safe as an argument for ssh and in a shell."""
 
-TAINT = r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?"
-"""A regular expression of a taint that pods tolerate."""
+DNS_LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+OBJECT = rf"(?=[a-z0-9.-]{{1,253}}(?![a-z0-9.-])){DNS_LABEL}(\.{DNS_LABEL})*"
+"""A regular expression of the name of an object of Kubernetes, a DNS subdomain."""
 
-OBJECT = "[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
-"""A regular expression of the name of an object of Kubernetes."""
+LABEL_VALUE = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+LABEL_KEY = f"({OBJECT}/)?{LABEL_VALUE}"
+"""A regular expression of the key of a label or a taint of Kubernetes, or of a resource's name."""
 
-LABEL = r"[A-Za-z0-9][\w./-]*=([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?"
+LABEL = f"{LABEL_KEY}=({LABEL_VALUE})?"
 """A regular expression of a label of Kubernetes with its value."""
 
-QUANTITY = r"[\w./-]+=[0-9]+(\.[0-9]+)?([munkMGTPE]|[KMGTPE]i)?"
+TAINT = f"{LABEL_KEY}(=({LABEL_VALUE})?)?(:(NoSchedule|PreferNoSchedule|NoExecute))?"
+"""A regular expression of a taint that pods tolerate."""
+
+QUANTITY = rf"{LABEL_KEY}=[0-9]+(\.[0-9]+)?([munkMGTPE]|[KMGTPE]i)?"
 """A regular expression of an amount of a resource of Kubernetes."""
 
 SEEDS = "[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?"
@@ -156,13 +161,24 @@ FORMS = {
         "like /scratch:/data",
     ),
     "NAMES": (f"{OBJECT}(,{OBJECT})*", "names of Kubernetes, such as a,b"),
-    **dict.fromkeys(
-        ("NAMESPACE", "QUEUE", "CLAIM"),
-        (OBJECT, "a name of Kubernetes: lower-case letters, digits, dashes and dots"),
+    "NAMESPACE": (
+        f"(?=.{{1,63}}$){DNS_LABEL}",
+        "a name of Kubernetes: at most 63 lower-case letters, digits and dashes",
+    ),
+    "QUEUE": (  # it is also the value of a label
+        f"(?=.{{1,63}}$){OBJECT}",
+        "a name of Kubernetes: at most 63 lower-case letters, digits, dashes and dots",
+    ),
+    "CLAIM": (
+        OBJECT,
+        "a name of Kubernetes: at most 253 lower-case letters, digits, dashes and dots",
     ),
     "NAME:TAG": (r"[^\s\"'`$\\]+", "the name of an image, without spaces and quotes"),
-    "NAME=VALUE,…": (r"[A-Za-z_][\w.-]*=.*", "variables, such as A=1,B=2"),
-    "KEY=VALUE,…": (f"{LABEL}(,{LABEL})*", "labels, such as pool=h100"),
+    "NAME=VALUE,…": ("[A-Za-z_][A-Za-z0-9_.-]*=.*", "variables, such as A=1,B=2"),
+    "KEY=VALUE,…": (
+        f"{LABEL}(,{LABEL})*",
+        "labels, such as pool=h100, whose keys and values have 63 characters at most",
+    ),
     "TAINTS": (
         f"{TAINT}(,{TAINT})*",
         "taints, such as nvidia.com/gpu or pool=h100:NoSchedule",
@@ -173,7 +189,7 @@ FORMS = {
     ),
     "ADDRESS": (r"[^\s,@]+@[^\s,@]+", "the address of a person, such as me@example.org"),
     "SIZE": ("[0-9]+[KMGT]?", "a number of MB, or such as 64G; 0 for all memory"),
-    "RESOURCE": ("[a-z0-9.-]+/[A-Za-z0-9._-]+", "like rdma/hca, as kubectl describe node has it"),
+    "RESOURCE": (f"{OBJECT}/{LABEL_VALUE}", "like rdma/hca, as kubectl describe node has it"),
     "HOST:N,…": (f"{HOST}:[1-9][0-9]*(,{HOST}:[1-9][0-9]*)*", "like host1:8,host2:8"),
 }
 """The regular expression that the value of a metavariable has to match, and its description."""
