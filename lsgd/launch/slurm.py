@@ -309,7 +309,7 @@ def _resources(options: Mapping[str, str]) -> dict[str, str]:
         if limit is not None and limit <= before:
             raise UsageError(
                 f"--time {options['--time']} is {limit} seconds for sbatch, and the processes are "
-                f"to save {before} seconds before the end; write minutes, or "
+                f"to save {before} seconds before the end; write more, in minutes or "
                 "hours:minutes:seconds"
             )
         found["--time"] = options["--time"]
