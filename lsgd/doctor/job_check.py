@@ -44,6 +44,7 @@ from lsgd.comm.torch import error_cause, open_store
 from lsgd.config import RecipeParser
 from lsgd.doctor import FAIL, ProbeResult, machine, probe
 from lsgd.doctor.nodes import (
+    UNKNOWN,
     Link,
     NodeFigures,
     common_failures,
@@ -51,6 +52,7 @@ from lsgd.doctor.nodes import (
     exclusion,
     expected_hosts,
     judge_nodes,
+    network_name,
     node_table,
     ring_rounds,
 )
@@ -164,7 +166,7 @@ def check_job(recipe: Recipe, options: Namespace) -> None:
     planned = expected_hosts(launch, options.hosts, os.environ)
     if options.hosts and planned and "MASTER_ADDR" not in os.environ:
         # mpirun may have been started elsewhere, and horovodrun names no machine.
-        launch = replace(launch, master_addr=planned[0])
+        launch = replace(launch, master_addr=network_name(planned[0]))
     host = node_name(launch, planned)
     try:
         meeting = _meet(launch, recipe.comm.join_timeout)
@@ -435,7 +437,7 @@ def _nodes(
     missing: dict[str, list[int]] = {}
     for rank, name in enumerate(hosts):
         if name is None:
-            missing.setdefault(planned[rank] if planned else "unknown", []).append(rank)
+            missing.setdefault(planned[rank] if planned else UNKNOWN, []).append(rank)
     nodes = []
     for host in dict.fromkeys([*ranks, *missing]):
         joined = ranks.get(host, [])
