@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from lsgd.inputs.index import ImageIndex, check_paths, index_file
-from lsgd.paths import is_leftover
+from lsgd.paths import files_below
 
 SUFFIX = index_file(Path(), "").name
 """The end of the name of an index file."""
@@ -102,22 +102,8 @@ class FolderFiles:
 
     def state(self) -> list[FileState]:
         """Return the states of all files, in the order of their names."""
-        return sorted(_state(name, self.path(name)) for name in self._names(""))
-
-    def _names(self, folder: str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-        """Yield the names of the files in a folder and below it; a link to one above is skipped."""
-        status = self.path(folder).stat()
-        here = (status.st_dev, status.st_ino)
-        if here in above:
-            return
-        for entry in os.scandir(self.path(folder)):
-            name = os.path.join(folder, entry.name)
-            if is_leftover(entry.name):
-                continue
-            if entry.is_dir():
-                yield from self._names(name, above | {here})
-            elif entry.is_file():
-                yield name
+        names = (name for name in files_below(self.root) if self.path(name).is_file())
+        return sorted(_state(name, self.path(name)) for name in names)
 
 
 def _shards(index: ImageIndex) -> list[str]:

@@ -141,11 +141,14 @@ def test_an_unreadable_image_is_named_and_the_others_are_predicted(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos = tmp_path / "photos"
-    (photos / "more").mkdir(parents=True)
+    photos.mkdir()
     whole = (trained / "own/val/cat/1.png").read_bytes()
     (photos / "a.png").write_bytes(whole)
     (photos / "cut.png").write_bytes(whole[:200])
-    (photos / "more/b.png").write_bytes(whole)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/b.png").write_bytes(whole)
+    (photos / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/above").symlink_to(photos)
     (photos / "notes.txt").write_text("no image")
     (photos / ".hidden.png").write_bytes(whole)
     Image.new("F", (20, 20)).save(photos / "deep.tif")
