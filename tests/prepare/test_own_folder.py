@@ -525,6 +525,21 @@ def test_what_may_be_meant_is_a_warning(root: Path, capsys: pytest.CaptureFixtur
     assert single == "warning: 1 class has a single image to train on (Zebra)"
 
 
+def test_a_class_that_is_a_link_to_nowhere_is_refused(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Left out, it would give the others lower numbers."""
+    for split in ("train", "val"):
+        (root / split / "10").rename(root.parent / f"{split}-10")
+        (root / split / "10").symlink_to(root.parent / f"{split}-10")
+    assert prepare(["folder", str(root)]) == 0
+    for split in ("train", "val"):
+        (root.parent / f"{split}-10").rename(root.parent / f"{split}-11")
+    assert prepare(["folder", str(root)]) == 2
+    said = capsys.readouterr().err
+    assert "2 links lead nowhere (train/10, val/10), and may be of a class; fix" in said
+
+
 HIDDEN = [".ipynb_checkpoints", "@eaDir", "lost+found", "__MACOSX", "Thumbs.db", ".git"]
 
 
