@@ -6,7 +6,7 @@ folder.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -45,8 +45,10 @@ class SourceFiles(Protocol):
 class IndexedFiles:
     """The index files of sets of an image dataset, and the shards or images that they list."""
 
-    def __init__(self, root: Path, index: Path, sets: Sequence[str]) -> None:
-        self.root, self.index = root, index
+    def __init__(
+        self, root: Path, index: Path, sets: Sequence[str], skip: Collection[str] = ()
+    ) -> None:
+        self.root, self.index, self.skip = root, index, {*map(os.fsencode, skip)}
         self.indexes = sorted(index_file(index, name).name for name in sets)
 
     def path(self, name: str) -> Path:
@@ -57,7 +59,8 @@ class IndexedFiles:
         """Yield the name and size of each index file and of each shard or image.
 
         The size of an image is that in the index, as a million files would take minutes to ask.
-        Raises ValueError for a name outside of the dataset's folder.
+        Skipped images are left out, of which the files may be unreadable. Raises ValueError for a
+        name outside of the dataset's folder.
         """
         names = list(self.indexes)
         for split, index in self._opened():
@@ -66,7 +69,8 @@ class IndexedFiles:
                 names += _shards(index)
                 continue
             for path, size in zip(index.rows["path"], index.rows["bytes"], strict=True):
-                yield os.fsdecode(path), int(size)
+                if path not in self.skip:
+                    yield os.fsdecode(path), int(size)
         for name in dict.fromkeys(names):
             yield name, self.path(name).stat().st_size
 

@@ -339,6 +339,10 @@ def test_images_left_out_are_taken_off(root: Path) -> None:
     assert (data.train_examples, data.val_examples) == (23, 7)
     train_index, val_index = open_indexes(data, root)
     assert (len(train_index), len(val_index)) == (23, 7)
+    (root / "train/cat/0.JPG").unlink()
+    assert prepare(["folder", str(root)]) == 0
+    assert config.load_recipe([*words(root), f"data.skip_list={skip}"]).data == data
+    assert [len(each) for each in open_indexes(data, root)] == [23, 7]
 
 
 def test_a_skip_list_of_a_further_set_leaves_the_numbers(root: Path) -> None:
