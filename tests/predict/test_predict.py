@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,20 @@ def test_csv_and_json_have_the_same_predictions(
         assert [NAMES[each["label"]] for each in entry["predictions"]] == [row[1], row[3]]
     assert main([str(trained / "run"), str(photos), *arguments]) == 2
     assert "exists already and is not overwritten" in capsys.readouterr().err
+
+
+def test_a_name_that_is_no_utf_8_keeps_its_bytes(
+    trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Where the output is a file or a pipe, as with --out; it named a file that does not exist."""
+    name = os.path.join(os.fsencode(tmp_path), b"caf\xe9.png")
+    shutil.copy(os.fsencode(trained / "own/val/cat/1.png"), name)
+    words = [str(trained / "run"), os.fsdecode(name), "--top=1", "device=cpu"]
+    assert main(words) == 0
+    printed = capfdbinary.readouterr().out
+    assert name in printed
+    assert main([*words, "--out", str(tmp_path / "a.csv")]) == 0
+    assert (tmp_path / "a.csv").read_bytes() == printed
 
 
 def test_an_unreadable_image_is_named_and_the_others_are_predicted(
