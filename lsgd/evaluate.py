@@ -6,27 +6,31 @@ Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +rec
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from lsgd import config, messages, paths
-from lsgd.comm import joined
+from lsgd.comm import all_or_raise, joined
 from lsgd.confusion import ConfusionMatrix, counting
 from lsgd.errors import UsageError
 from lsgd.evaluation import EvaluationProgress, evaluate, ignore_progress
 from lsgd.files import check_new_file
+from lsgd.inputs import Inputs
 from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.inputs.staging import stage_data
+from lsgd.inputs.wrapped import OtherTrainingInputs, inputs_after
 from lsgd.job.command import Parser, integer_from, run_command
 from lsgd.job.device import choose_kernels, pick_device
 from lsgd.job.launcher import detect_launch
 from lsgd.override_syntax import canonical
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
+from lsgd.recipe.start_file import file_of_weights
 from lsgd.rules.averaging import mean_of_states
 from lsgd.rules.metric import named_metric
 from lsgd.run import checkpoint
@@ -39,6 +43,7 @@ from lsgd.trained_model import (
     load_trained,
     trained_crop,
 )
+from lsgd.workloads import open_workload
 
 
 class _EvaluationResult(NamedTuple):
@@ -130,7 +135,8 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
     """Load a file of plain weights, to be evaluated with the recipe of these overrides."""
     recipe = config.load_recipe(overrides)
     try:
-        tensors, _, saved = read_state_dict(checkpoint.read(path, "give another file"), str(path))
+        content = checkpoint.read(file_of_weights(path, str(path)), "give another file")
+        tensors, _, saved = read_state_dict(content, str(path), lambda: _own_names(recipe))
         is_checkpoint = saved is not None
     except checkpoint.DamagedCheckpointError:
         is_checkpoint = True
@@ -147,6 +153,10 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
     return _SavedModel(recipe, str(path), tensors, parts={}, data={}, trained_crop=crop)
 
 
+def _own_names(recipe: Recipe) -> Collection[str]:
+    return open_workload(recipe, torch.device("cpu")).network().state_dict().keys()
+
+
 def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResult:
     recipe = saved.recipe
     device = pick_device(recipe.device)
@@ -158,14 +168,34 @@ def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResu
         )
         inputs, here = open_consistent_inputs(comm, trained.workload.inputs)
         check_same_data(saved.data, here)
+        inputs = _measured_as_trained(saved, inputs, device)
+        # Plain weights have no run folder, and beside them may be another run's.
+        run = Path(saved.name) if saved.epoch is not None else None
+        asks = confusion and comm.rank == 0
+        names = all_or_raise(comm, lambda: load_class_names(run, recipe) if asks else [])
         watch = _progress_lines() if comm.rank == 0 else ignore_progress
         if not confusion:
             return _EvaluationResult(evaluate(trained, inputs, on_progress=watch), None)
         mirrors = recipe.evaluation.mirror
         with counting(trained, inputs, recipe.data.classes, mirrors=mirrors) as (labelled, counts):
             scores = evaluate(trained, labelled, on_progress=watch)
-        names = load_class_names(Path(saved.name), recipe) if comm.rank == 0 else []
         return _EvaluationResult(scores, counts.matrix(comm, names))
+
+
+def _measured_as_trained(saved: _SavedModel, inputs: Inputs, device: torch.device) -> Inputs:
+    """Return a loader whose training images have the size and crops that the run trained on.
+
+    BN statistics are measured on these, whatever images are evaluated.
+    """
+    data, (size, ratio) = saved.recipe.data, saved.trained_crop
+    if not size or (size, ratio) == (data.image_size, data.crop_ratio):
+        return inputs
+    trained = replace(saved.recipe, data=replace(data, image_size=size, crop_ratio=ratio))
+
+    def open_training() -> Inputs:
+        return inputs_after(open_workload(trained, device).inputs(), saved.epoch)
+
+    return OtherTrainingInputs(inputs_after(inputs, saved.epoch), open_training)
 
 
 def _crop_differences(saved: _SavedModel) -> Iterator[str]:

@@ -5,7 +5,7 @@ The data folders are beside the package in a checkout, and inside it in a wheel.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lsgd.errors import UsageError
@@ -82,6 +82,27 @@ def is_leftover(name: str) -> bool:
     [True, True, True, True, False]
     """
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
+
+
+def files_below(
+    root: Path, folder: str = "", above: frozenset[tuple[int, int]] = frozenset()
+) -> Iterator[str]:
+    """Yield the paths, relative to the root, of all but folders in a folder of it at any depth.
+
+    Links to folders are followed, but not to one above. Hidden and system files are left out.
+    """
+    status = (root / folder).stat()
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return
+    for entry in os.scandir(root / folder):
+        if is_leftover(entry.name):
+            continue
+        name = os.path.join(folder, entry.name)
+        if entry.is_dir():
+            yield from files_below(root, name, above | {here})
+        else:
+            yield name
 
 
 def display_path(path: Path) -> str:

@@ -6,7 +6,7 @@ another script saved by torch.save or as safetensors.
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -80,7 +80,7 @@ def _read(recipe: Recipe) -> StartWeights:
             "original file, or leave model.start_sha256 out to start another run from this one"
         )
     try:
-        tensors, found, saved = read_state_dict(content, str(file))
+        tensors, found, saved = read_state_dict(content, str(file), lambda: _own_tensors(recipe))
     except (ValueError, DamagedCheckpointError) as error:
         why = str(error).partition(";")[0]
         raise UsageError(
@@ -101,12 +101,15 @@ def _read(recipe: Recipe) -> StartWeights:
     return StartWeights(tensors, optimizer, (note,))
 
 
-def read_state_dict(content: bytes, name: str) -> tuple[dict[str, Tensor], str, Checkpoint | None]:
+def read_state_dict(
+    content: bytes, name: str, own: Callable[[], Collection[str]]
+) -> tuple[dict[str, Tensor], str, Checkpoint | None]:
     """Decode the tensors in a file of weights by name; return them with a note on what was removed.
 
-    The checkpoint of lsgd that has them is returned too, if it is one. Raises ValueError,
-    DamagedCheckpointError for a damaged checkpoint, and UsageError, which gives `name`, if a newer
-    lsgd wrote the file or a library is missing.
+    `own` returns the names of the network's tensors, of which prefixes are kept. The checkpoint of
+    lsgd that has the tensors is returned too, if it is one; its names are the network's. Raises
+    ValueError, DamagedCheckpointError for a damaged checkpoint, and UsageError, which gives `name`,
+    if a newer lsgd wrote the file or a library is missing.
     """
     if _is_safetensors(content):
         loaded = _load_safetensors(content, name)
@@ -115,16 +118,19 @@ def read_state_dict(content: bytes, name: str) -> tuple[dict[str, Tensor], str, 
         if isinstance(loaded, dict) and "fingerprint" in loaded:
             saved = decode_checkpoint(content, name)
             note = f" of the checkpoint after step {saved.step}"
-            return _bare_state_dict(saved.model)[0], note, saved
-    return *_bare_state_dict(loaded), None
+            return _checked_tensors(saved.model), note, saved
+    return *_bare_state_dict(loaded, own), None
 
 
-def _bare_state_dict(loaded: Any) -> tuple[dict[str, Tensor], str]:
+def _bare_state_dict(
+    loaded: Any, own: Callable[[], Collection[str]]
+) -> tuple[dict[str, Tensor], str]:
     """Extract a state dict from loaded values; return it with a note on what was removed.
 
     It is taken out of a checkpoint as many scripts write it, and the name prefixes of
-    DistributedDataParallel and torch.compile are removed. Raises ValueError if there are values
-    other than tensors by name.
+    DistributedDataParallel, AveragedModel and torch.compile are removed, unless more of the names
+    are the network's own with them. Raises ValueError if there are values other than tensors by
+    name.
     """
     removed = ""
     for key in ("state_dict", "model_state_dict", "model"):
@@ -133,14 +139,26 @@ def _bare_state_dict(loaded: Any) -> tuple[dict[str, Tensor], str]:
     if not isinstance(loaded, dict) or not loaded or not all(isinstance(n, str) for n in loaded):
         raise ValueError("it has no tensors by name")
     for prefix in ("module.", "_orig_mod.", "module."):
-        if all(name.startswith(prefix) for name in loaded):
-            loaded = {name.removeprefix(prefix): value for name, value in loaded.items()}
-            removed += f" without the prefix {prefix}"
+        plain = {name.removeprefix(prefix): value for name, value in loaded.items()}
+        others = {name for name in loaded if not name.startswith(prefix)}
+        # AveragedModel of torch.optim.swa_utils counts its averages.
+        if not others or (others == {"n_averaged"} != {*loaded} and prefix == "module."):
+            names = {*own()}
+            if len(names & plain.keys()) >= len(names & loaded.keys()):
+                loaded = {name: value for name, value in plain.items() if name not in others}
+                removed += f" without the prefix {prefix}"
+    return _checked_tensors(loaded), removed
+
+
+def _checked_tensors(loaded: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a state dict by name; raises ValueError for any other value."""
     for name, value in loaded.items():
+        if isinstance(value, dict) and any(isinstance(each, Tensor) for each in value.values()):
+            raise ValueError(f"it has tensors in its entry {name:.80}, which alone is to be saved")
         dense = isinstance(value, Tensor) and value.layout == torch.strided
         if not dense or value.is_quantized or value.device.type != "cpu":
             raise ValueError(f"its {name:.80} is not a dense tensor")
-    return loaded, removed
+    return dict(loaded)
 
 
 def _is_safetensors(content: bytes) -> bool:
@@ -227,6 +245,12 @@ def _sum_channels(tensors: dict[str, Tensor], recipe: Recipe) -> str:
     return f", with {', '.join(summed)} summed over three channels" if summed else ""
 
 
+def _own_tensors(recipe: Recipe) -> dict[str, Tensor]:
+    """Return the tensors of a recipe's network by name, which have shapes and no values."""
+    with torch.device("meta"):
+        return make_network(recipe).state_dict()
+
+
 def _check_tensors(tensors: dict[str, Tensor], recipe: Recipe) -> None:
     """Raise UsageError unless the tensors are finite and have the network's names and shapes.
 
@@ -234,8 +258,7 @@ def _check_tensors(tensors: dict[str, Tensor], recipe: Recipe) -> None:
     that the seed determines.
     """
     model = recipe.model
-    with torch.device("meta"):
-        own = make_network(recipe).state_dict()
+    own = _own_tensors(recipe)
     head = head_parameters(recipe)
     if model.new_head:
         for name in head:

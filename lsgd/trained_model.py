@@ -101,13 +101,13 @@ def for_this_machine(saved: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def load_class_names(path: Path, recipe: Recipe) -> list[str]:
+def load_class_names(path: Path | None, recipe: Recipe) -> list[str]:
     """Return the class names of a run by its folder or a checkpoint in it; empty if unknown.
 
-    Names missing in the folder, as in those of older runs, are read from the index of the data.
+    Names missing in the folder, as in those of older runs, are read from the index of the data. So
+    are those of weights without a run, for which the path is None.
     """
-    folder = path if path.is_dir() else path.parent
-    if names := read_class_names(folder, recipe):
+    if path and (names := read_class_names(path if path.is_dir() else path.parent, recipe)):
         return names
     try:
         indexed = indexed_class_names(recipe)
@@ -168,10 +168,17 @@ def build_trained(
         model.load_state_dict(weights)
     except (RuntimeError, TypeError) as error:
         lines = [line.strip() for line in str(error).splitlines()]
+        why, remedy = (
+            lines[-1][:200],
+            "write model=NAME and data.classes=N as the weights have them",
+        )
+        own, first = model.state_dict().keys(), next(iter(weights), "")
+        for prefix in {first.removesuffix(key) for key in own if first.endswith(f".{key}")}:
+            if {key.removeprefix(prefix) for key in weights} == own:
+                why, remedy = f"their names begin with {prefix}", "save them without that"
         raise UsageError(
             f"{name} does not have the weights of {recipe.model.name} for {recipe.data.classes} "
-            f"classes ({lines[-1][:200]}); write model=NAME and data.classes=N as the weights "
-            "have them"
+            f"classes ({why}); {remedy}"
         ) from None
     # An evaluation may use carried state, such as averaged weights.
     hosted = sampler.contiguous_share(recipe.workers, comm.world_size, comm.rank)

@@ -153,7 +153,12 @@ def write_safetensors(exported: ExportedNetwork, file: BinaryIO) -> str:
 
     # Other libraries, such as transformers, require the key `format`.
     metadata = {"format": "pt"} | exported.metadata | exported.image_metadata
-    file.write(save(exported.network.state_dict(), metadata))
+    # Copies, as the format has neither tensors that share memory nor strides.
+    tensors = {
+        name: value.clone(memory_format=torch.contiguous_format)
+        for name, value in exported.network.state_dict().items()
+    }
+    file.write(save(tensors, metadata))
     return (
         f"load it: {exported.constructor_code}.load_state_dict(safetensors.torch.load_file(FILE))"
     )

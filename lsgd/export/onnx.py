@@ -5,7 +5,9 @@ from typing import BinaryIO
 
 import torch
 
+from lsgd.errors import UsageError
 from lsgd.export.network import ExportedNetwork
+from lsgd.own_parts import first_line
 
 OPSET = 20
 """The version of the ONNX operator set."""
@@ -20,17 +22,26 @@ def write_onnx(exported: ExportedNetwork, file: BinaryIO) -> str:
     data, network = exported.recipe.data, exported.network.float()
     # Two images, as torch.export treats a dimension of size 1 as constant.
     images = torch.zeros(2, data.channels, data.image_size, data.image_size)
-    with warnings.catch_warnings(action="ignore"):  # torch warns about its own internals
-        program = torch.onnx.export(
-            network,
-            (images,),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("n")},),
-            verbose=False,
-        )
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch warns about its own internals
+            program = torch.onnx.export(
+                network,
+                (images,),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=["images"],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("n")},),
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        cause: BaseException = error
+        while cause.__cause__:
+            cause = cause.__cause__
+        raise UsageError(
+            f"torch.export cannot trace model={exported.recipe.model.name} for --to onnx "
+            f"({first_line(cause)}); write --to safetensors, which takes the tensors of any network"
+        ) from None
     assert program is not None, "the dynamo exporter gives one"
     program.model.metadata_props.update(exported.metadata | exported.image_metadata)
     file.write(program.model_proto.SerializeToString())

@@ -101,8 +101,11 @@ class DaliInputs(Inputs):
         while (batch := self._run()) is not None:
             yield batch
 
-    def _graph(self, settings: InputsSettings, decodes_on_gpu: bool) -> tuple[Any, Any]:
-        """Build DALI's graph of decoding and augmentation; return its images and file lengths."""
+    def _graph(self, settings: InputsSettings, decodes_on_gpu: bool) -> tuple[Any, Any, Any]:
+        """Build DALI's graph of decoding and augmentation.
+
+        Return its images, and the lengths of their files and the stored (height, width).
+        """
         file, corner, shape, begin, end, mirror, *others = fn.external_source(
             source=self._next, num_outputs=6 + 3 * self.recolours + self.sizes_change, batch=True
         )
@@ -114,7 +117,7 @@ class DaliInputs(Inputs):
             file = fn.io.file.read(file, dont_use_mmap=True)
         hardware = settings.hardware_share
         grey = self.data.channels == 1
-        window = decode(
+        window, stored = decode(
             file, corner, shape, on_gpu=decodes_on_gpu, hardware=hardware, sixteen_bits=grey
         )
         pixels = resize(window, self.data, **region)
@@ -126,20 +129,21 @@ class DaliInputs(Inputs):
             pixels = fn.coord_transform(pixels, M=(augmentation.GREY / 257).tolist())
         layout = "HWC" if self.channels_last else "CHW"
         images = normalise(pixels, mirror, self.data, dtype=settings.dtype, layout=layout)
-        return images, file.shape(dtype=types.INT64)
+        return images, file.shape(dtype=types.INT64), stored
 
     def _run(self) -> "Batch | None":
         """Run DALI's pipeline; return the next batch of images and labels, or None at the end."""
         stream = torch.cuda.current_stream(self.device) if self.on_gpu else None
         try:
-            images, lengths = self.pipeline.run(stream)
+            images, lengths, sides = self.pipeline.run(stream)
         except StopIteration:
             return None
         except RuntimeError as error:
             raise self._why(error) from None
         each = self.in_flight.popleft()
         index, ids = self._index_of(each), each.examples
-        self._check_lengths(np.array(lengths.as_tensor())[:, 0], each)
+        stored = np.array(lengths.as_tensor())[:, 0], np.array(sides.as_tensor())
+        self._check_files(*stored, each)
         tensor = from_dlpack(images.as_tensor())
         if not self.on_gpu:
             tensor = to_device(tensor, self.device)
@@ -239,13 +243,18 @@ class DaliInputs(Inputs):
             contents = [root + path for path in index.paths(ids)]
         return [np.frombuffer(content, np.uint8) for content in contents]
 
-    def _check_lengths(self, lengths: NDArray[np.int64], each: MicroBatch) -> None:
+    def _check_files(
+        self, lengths: NDArray[np.int64], sides: NDArray[np.int32], each: MicroBatch
+    ) -> None:
+        """Raise InputFailedError for a file that has other bytes or pixels than in the index."""
         index, ids = self._index_of(each), each.examples
         # DALI decodes only as much of a file as the window needs, so it may not notice a truncated
-        # file.
-        for example in ids[lengths != index.lengths(ids)]:
+        # file. It would read windows of the indexed size in another image.
+        is_other = lengths != index.lengths(ids)
+        is_other |= (sides[:, ::-1] != index.sizes(ids)).any(1)
+        for example in ids[is_other]:
             try:
-                index.read(example)
+                load_image(index, example)
             except InputFailedError as error:
                 raise explain_read_error(error, each, index, self.data.name) from None
 
@@ -312,20 +321,21 @@ def decode(
     on_gpu: bool,
     hardware: float,
     sixteen_bits: bool = False,
-) -> Any:
+) -> tuple[Any, Any]:
     """Build DALI's operators that decode a window of an image to RGB pixels (height, width, 3).
 
-    `corner` is the window's (top, left) and `shape` its (height, width), in pixels as stored.
-    Pixels have 8 or 16 bits, each the whole range: DALI scales those of the other kind. Pixels
-    outside the window are not decoded if the format allows it.
+    The (height, width) of the stored image is returned beside it. `corner` is the window's (top,
+    left) and `shape` its (height, width), in pixels as stored. Pixels have 8 or 16 bits, each the
+    whole range: DALI scales those of the other kind. Pixels outside the window are not decoded if
+    the format allows it.
     """
     # peek_image_shape raises an error for a header that cannot be parsed, which has crashed the
     # decoder (DALI 2.4). The minimum is the window itself; it only makes the decoder wait for that
     # check.
     stored = fn.peek_image_shape(file, adjust_orientation=False, dtype=types.INT32)
-    shape = dali.math.min(shape, stored[:2])
+    shape, sides = dali.math.min(shape, stored[:2]), stored[:2]
     options = {"device": "mixed", "hw_decoder_load": hardware} if on_gpu else {"device": "cpu"}
-    return fn.decoders.image_slice(
+    window = fn.decoders.image_slice(
         file,
         corner,
         shape,
@@ -340,6 +350,7 @@ def decode(
         jpeg_fancy_upsampling=True,
         **options,
     )
+    return window, sides
 
 
 def decode_each(contents: Iterable[bytes], *, gpu: int | None) -> Iterator[NDArray[np.uint8]]:
@@ -357,7 +368,7 @@ def decode_each(contents: Iterable[bytes], *, gpu: int | None) -> Iterator[NDArr
     )
     with pipeline:
         file, corner, shape = fn.external_source(source=lambda: feed, num_outputs=3, batch=True)
-        window = decode(file, corner, shape, on_gpu=gpu is not None, hardware=0)
+        window, _ = decode(file, corner, shape, on_gpu=gpu is not None, hardware=0)
         pipeline.set_outputs(window)
     for content in contents:
         whole = [np.zeros(2, np.int32)], [np.full(2, 2**20, np.int32)]

@@ -7,6 +7,7 @@ An image is a file of its own or part of a tar shard; ids and crops are the same
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from tarfile import BLOCKSIZE, TarError, TarInfo
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lsgd import messages
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.files import atomic_write
 from lsgd.job.launcher import detect_launch
@@ -407,11 +409,10 @@ def _open(data: Data, root: Path, folder: Path, split: str) -> ImageIndex:
             check_paths(index.rows, split)
     except Exception as error:  # any type: the file may contain anything
         raise UsageError(f"{file} is not an index ({error}); {_again(data, root, split)}") from None
-    if index.skipped < len(wanted):
-        unknown = sorted(set(wanted) - {os.fsdecode(path) for path in index.rows["path"]})
-        raise UsageError(
-            f"data.skip names {unknown[0]}, which {file} does not have; correct the skip list"
-        )
+    # A skipped image may have been removed since; a run's digests prove that the others are equal.
+    if first and index.skipped < len(wanted):
+        known = {os.fsdecode(path) for path in index.rows["path"]}
+        _warn_of_unknown(tuple(sorted({*wanted} - known)), file)
     if len(index) == 0:
         again = _again(data, root, split)
         raise UsageError(f"{file} lists no images; complete {root} and {again}")
@@ -425,6 +426,17 @@ def _open(data: Data, root: Path, folder: Path, split: str) -> ImageIndex:
     if stale is not None:
         raise UsageError(f"{file} is older than {root}: {stale}; {_again(data, root, split)}")
     return index
+
+
+@cache
+def _warn_of_unknown(paths: tuple[str, ...], file: Path) -> None:
+    """Print that data.skip names images that an index does not have, once in a process."""
+    more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+    messages.show(
+        f"data.skip names {paths[0]}{more}, which {file} does not have; correct the skip list, "
+        "unless these images were removed",
+        on_stderr=True,
+    )
 
 
 def _changed_since(index: ImageIndex, indexed_at: float) -> str | None:
@@ -445,7 +457,7 @@ def _changed_since(index: ImageIndex, indexed_at: float) -> str | None:
         return None
     starts = _starts(rows["label"])
     folders = [(index.root / os.fsdecode(path)).parent for path in rows["path"][starts]]
-    split = folders[0].parent
+    split, skipped = folders[0].parent, {index.root / path for path in index.skip}
     # An index that was made before leftovers were excluded stays valid.
     old = {each.name for each in folders if is_leftover(each.name) and each.is_dir()}
     for name in sorted({folder.name for folder in folders} ^ {*class_folders(split), *old}):
@@ -461,8 +473,9 @@ def _changed_since(index: ImageIndex, indexed_at: float) -> str | None:
             if odd_file := next((path for path in there if not path.is_file()), None):
                 return f"{odd_file} is not a regular file"
             old = {name for name in listed if is_leftover(name) and (folder / name).exists()}
-            if odd := sorted(listed ^ {*image_files(folder), *old}):
-                return f"{folder / odd[0]} is {'missing' if odd[0] in listed else 'new'}"
+            for name in sorted(listed ^ {*image_files(folder), *old}):
+                if folder / name not in skipped:
+                    return f"{folder / name} is {'missing' if name in listed else 'new'}"
     return None
 
 

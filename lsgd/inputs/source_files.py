@@ -6,14 +6,14 @@ folder.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from lsgd.inputs.index import ImageIndex, check_paths, index_file
-from lsgd.paths import is_leftover
+from lsgd.paths import files_below
 
 SUFFIX = index_file(Path(), "").name
 """The end of the name of an index file."""
@@ -45,8 +45,10 @@ class SourceFiles(Protocol):
 class IndexedFiles:
     """The index files of sets of an image dataset, and the shards or images that they list."""
 
-    def __init__(self, root: Path, index: Path, sets: Sequence[str]) -> None:
-        self.root, self.index = root, index
+    def __init__(
+        self, root: Path, index: Path, sets: Sequence[str], skip: Collection[str] = ()
+    ) -> None:
+        self.root, self.index, self.skip = root, index, {*map(os.fsencode, skip)}
         self.indexes = sorted(index_file(index, name).name for name in sets)
 
     def path(self, name: str) -> Path:
@@ -57,7 +59,8 @@ class IndexedFiles:
         """Yield the name and size of each index file and of each shard or image.
 
         The size of an image is that in the index, as a million files would take minutes to ask.
-        Raises ValueError for a name outside of the dataset's folder.
+        Skipped images are left out, of which the files may be unreadable. Raises ValueError for a
+        name outside of the dataset's folder.
         """
         names = list(self.indexes)
         for split, index in self._opened():
@@ -66,7 +69,8 @@ class IndexedFiles:
                 names += _shards(index)
                 continue
             for path, size in zip(index.rows["path"], index.rows["bytes"], strict=True):
-                yield os.fsdecode(path), int(size)
+                if path not in self.skip:
+                    yield os.fsdecode(path), int(size)
         for name in dict.fromkeys(names):
             yield name, self.path(name).stat().st_size
 
@@ -102,22 +106,8 @@ class FolderFiles:
 
     def state(self) -> list[FileState]:
         """Return the states of all files, in the order of their names."""
-        return sorted(_state(name, self.path(name)) for name in self._names(""))
-
-    def _names(self, folder: str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-        """Yield the names of the files in a folder and below it; a link to one above is skipped."""
-        status = self.path(folder).stat()
-        here = (status.st_dev, status.st_ino)
-        if here in above:
-            return
-        for entry in os.scandir(self.path(folder)):
-            name = os.path.join(folder, entry.name)
-            if is_leftover(entry.name):
-                continue
-            if entry.is_dir():
-                yield from self._names(name, above | {here})
-            elif entry.is_file():
-                yield name
+        names = (name for name in files_below(self.root) if self.path(name).is_file())
+        return sorted(_state(name, self.path(name)) for name in names)
 
 
 def _shards(index: ImageIndex) -> list[str]:

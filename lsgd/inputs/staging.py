@@ -135,7 +135,7 @@ def _open_source(recipe: Recipe) -> SourceFiles:
             open_evaluation_index(data, root, name)
         # Other sets have indexes too, which no check has compared with their images.
         sets = ("train", *recipe.evaluation.sets)
-        return IndexedFiles(root, Path(data.index) if data.index else root, sets)
+        return IndexedFiles(root, Path(data.index) if data.index else root, sets, data.skip)
     if not root.is_dir():
         raise UsageError(
             f"data.stage={data.stage} copies the files of {root}, and this folder does not exist; "

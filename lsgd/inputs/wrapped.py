@@ -1,6 +1,6 @@
 """Images of any loader that are changed: augmented on the device, or in the size of their epoch."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import tee
 from typing import Any
@@ -136,6 +136,22 @@ class SizedInputs(WrappedInputs):
     def _sized(self, each: MicroBatch) -> MicroBatch:
         epoch = each.epoch if self.epoch is None else self.epoch
         return each if epoch is None else replace(each, side=self.recipe.training_size(epoch))
+
+
+class OtherTrainingInputs(WrappedInputs):
+    """A data loader whose training images are those of another one, opened at the first request.
+
+    BN statistics are measured on them, in the size that a run trained on, where another size is
+    evaluated.
+    """
+
+    def __init__(self, inputs: Inputs, open_training: Callable[[], Inputs]) -> None:
+        super().__init__(inputs)
+        self.open_training = open_training
+
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Yield the examples of each training micro-batch as the other loader has them."""
+        return self.open_training().train(passes)
 
 
 def inputs_after(inputs: Inputs, epoch: int | None) -> Inputs:

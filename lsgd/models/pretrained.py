@@ -4,12 +4,16 @@ They are what model.options.pretrained=true asks for; a run records them as mode
 """
 
 import platform
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from lsgd.comm import Comm, all_or_raise
 from lsgd.errors import UsageError
 from lsgd.recipe import Recipe
+from lsgd.recipe.fields import as_override
 from lsgd.recipe.start_file import with_start_hash
 
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -51,9 +55,48 @@ def _resolve(recipe: Recipe) -> Recipe:
             f"model.options.pretrained=true asks for trained weights, and {library} has none of "
             f"model={recipe.model.name}; leave it out, or write model.start=PATH of your own"
         )
+    _check_normalisation(recipe)
     options = {key: each for key, each in recipe.model.options.items() if key != "pretrained"}
     model = replace(recipe.model, options=options, start=str(file))
     return replace(recipe, model=with_start_hash(model))
+
+
+def _check_normalisation(recipe: Recipe) -> None:
+    """Raise UsageError if the weights were trained with other means or deviations of pixels."""
+    library, _, name = recipe.model.name.partition("/")
+    data = recipe.data
+    theirs = _timm_normalisation(name) if library == "timm" else _torchvision_normalisation(name)
+    if data.channels != len(theirs.get("mean", ())):  # of grey images the recipe has its own
+        return
+    others = {
+        key: list(values)
+        for key, values in theirs.items()
+        if not np.allclose(values, getattr(data, key), atol=1e-3)
+    }
+    if others:
+        has = " ".join(f"data.{key}={as_override(getattr(data, key))}" for key in others)
+        wanted = " ".join(f"'data.{key}={as_override(values)}'" for key, values in others.items())
+        raise UsageError(
+            f"model.options.pretrained=true starts from weights of model={recipe.model.name} for "
+            f"other pixels than {has}; write {wanted}"
+        )
+
+
+def _torchvision_normalisation(name: str) -> dict[str, Sequence[float]]:
+    """Return the mean and std of the pixels on which torchvision's default weights were trained."""
+    from lsgd.vision import models
+
+    preset = models.get_model_weights(name).DEFAULT.transforms()
+    keys = [key for key in ("mean", "std") if hasattr(preset, key)]
+    return {key: getattr(preset, key) for key in keys}
+
+
+def _timm_normalisation(name: str) -> dict[str, Sequence[float]]:
+    """Return the mean and std of the pixels on which timm's default weights were trained."""
+    import timm
+
+    known = timm.get_pretrained_cfg(name)
+    return {key: getattr(known, key) for key in ("mean", "std") if getattr(known, key, None)}
 
 
 def _torchvision_file(name: str) -> Path | None:

@@ -81,16 +81,21 @@ def predict(options: argparse.Namespace) -> int:
             predicted.append((path, outcome))
     form = _as_json if options.to == "json" else _as_csv
     text = form(predicted, classifier.class_names, top)
+    # Names that are not UTF-8 keep their bytes, but not on a screen.
+    content = text.encode("utf-8", "surrogateescape")
     if options.out:
-        # Names that are not UTF-8 keep their bytes.
         with (
             _writing(options.out, "write another file after --out"),
             atomic_write(options.out) as file,
         ):
-            file.write(text.encode("utf-8", "surrogateescape"))
+            file.write(content)
         print(f"{len(predicted):,} images: {options.out}")
-    else:
+    elif sys.stdout.isatty() or not hasattr(sys.stdout, "buffer"):
         print(text, end="")
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
     return int(len(predicted) < len(images))
 
 

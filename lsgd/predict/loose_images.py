@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.inputs.decoding import centre_crop, load_loose_image, unlimited_image_size
 from lsgd.inputs.index import IMAGE_SUFFIXES
-from lsgd.paths import is_leftover
+from lsgd.paths import files_below
 from lsgd.recipe import Data
 
 ImagePixels = NDArray[np.uint8]
@@ -22,7 +22,7 @@ ImagePixels = NDArray[np.uint8]
 def find_images(paths: Sequence[Path]) -> list[Path]:
     """Return the given image files, and the images at any depth of the given folders, sorted.
 
-    Hidden files and those of operating systems are skipped in folders. Raises UsageError for a path
+    Links are followed in folders, and hidden and system files skipped. Raises UsageError for a path
     that does not exist and for a folder without an image.
     """
     found: list[Path] = []
@@ -32,7 +32,9 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
                 raise UsageError(f"{path} does not exist; write an image, or a folder of images")
             found.append(path)
             continue
-        inside = sorted(_images_below(path))
+        inside = sorted(
+            path / name for name in files_below(path) if name.lower().endswith(IMAGE_SUFFIXES)
+        )
         if not inside:
             raise UsageError(
                 f"{path} has no image (a file named *{', *'.join(IMAGE_SUFFIXES)}); write a folder "
@@ -40,14 +42,6 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
             )
         found += inside
     return found
-
-
-def _images_below(folder: Path) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not is_leftover(name)]
-        for name in files:
-            if name.lower().endswith(IMAGE_SUFFIXES) and not is_leftover(name):
-                yield Path(parent, name)
 
 
 def decode_images(

@@ -89,6 +89,7 @@ def check_folder(
         for oddity in oddities:
             cells = (re.sub(r"[\t\r\n]", " ", cell) for cell in oddity)
             file.write(os.fsencode("\t".join(cells) + "\n"))
+    _check_listable(oddities)  # while the journal saves what was decoded
     journal.remove()
     return oddities
 
@@ -161,10 +162,7 @@ def write_skip_list(oddities: Sequence[ImageProblem], file: Path) -> tuple[int, 
         for oddity in oddities
         if oddity.kind in FATAL
     ]
-    for path, _ in lines:
-        # A reader of the list takes what follows # for a comment, and strips blanks.
-        if "#" in path or path != path.strip() or not path.isprintable():
-            raise UsageError(f"{path!r} cannot be named in a skip list; rename or remove that file")
+    _check_listable(oddities)
     text = file.read_text(encoding="utf-8-sig") if file.exists() else ""
     listed = read_skip_list(file) if text else set[str]()
     added = [f"{path}  {why}\n" for path, why in lines if path not in listed]
@@ -176,6 +174,18 @@ def write_skip_list(oddities: Sequence[ImageProblem], file: Path) -> tuple[int, 
             out.write((text + "".join(added)).encode())
     fatal = {path for path, _ in lines}
     return len(listed | fatal), len(listed - fatal)
+
+
+def _check_listable(oddities: Sequence[ImageProblem]) -> None:
+    """Raise UsageError if the path of an unusable image cannot be written in a skip list."""
+    for path, kind, _ in oddities:
+        # A reader of the list takes what follows # for a comment, and strips blanks.
+        is_plain = "#" not in path and path == path.strip() and path.isprintable()
+        if kind in FATAL and not is_plain:
+            raise UsageError(
+                f"{path!r} cannot be named in a skip list; remove that file, or rename it or its "
+                "folder, and rerun the same command"
+            )
 
 
 def problem_table(oddities: Sequence[ImageProblem]) -> str:

@@ -3,13 +3,14 @@
 import argparse
 import os
 from collections.abc import Collection, Iterator, Sequence
+from os.path import join
 from pathlib import Path
 from typing import NamedTuple
 
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.inputs import is_dali_installed
-from lsgd.inputs.index import SPLITS, class_folders, image_files, leftovers
+from lsgd.inputs.index import IMAGE_SUFFIXES, SPLITS, class_folders, image_files, leftovers
 from lsgd.installation import install_command
 from lsgd.job.command import Parser, number_type
 from lsgd.job.system import count_usable_cores
@@ -24,7 +25,7 @@ from lsgd.prepare.check import (
 from lsgd.prepare.fetch import is_writable, locked_folder
 from lsgd.prepare.images import FATAL, image_problems
 from lsgd.prepare.indexing import index_folder
-from lsgd.prepare.split import split_folder, unsplit_classes
+from lsgd.prepare.split import check_not_flat, parts_beside, split_folder, unsplit_classes
 from lsgd.recipe.fields import set_names
 from lsgd.recipe.image_folder import read_skip_list
 
@@ -127,6 +128,12 @@ def _prepare(options: argparse.Namespace) -> None:
                 f"warning: {_count(divided.empty, 'folder has', 'folders have')} no image and "
                 f"{'is' if len(divided.empty) == 1 else 'are'} skipped ({listed(divided.empty)})"
             )
+        source = divided.source
+        if lost := _lost_classes(source, [""]):
+            raise UsageError(f"{lost[0]}; fix that in {source} and rerun the same command")
+        images_of = {name: image_files(source / name) for name in class_folders(source)}
+        for remark in _skipped(source, {"": images_of}):
+            print(f"warning: {remark}", flush=True)
         images = divided.train + divided.val
         copies = f"; {divided.copies:,} have the content of another" if divided.copies else ""
         print(
@@ -220,7 +227,7 @@ def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProbl
         split: {name: image_files(root / split / name) for name in names}
         for split, names in classes.items()
     }
-    faults, remarks = [], []
+    faults, remarks = _lost_classes(root, SPLITS), []
     for split, other in (SPLITS, SPLITS[::-1]):
         alone = [name for name in classes[split] if name not in classes[other]]
         if alone and not (split == "train" and allow_empty_classes):
@@ -250,6 +257,22 @@ def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProbl
     return FolderProblems(faults, remarks, len(classes["train"]))
 
 
+def _lost_classes(root: Path, splits: Sequence[str]) -> list[str]:
+    """Return a list with one sentence on links that lead nowhere where classes are, or none.
+
+    Without the class of such a link the others would have other numbers.
+    """
+    lost = [
+        join(split, name)
+        for split in splits
+        if (root / split).is_dir()
+        for name in sorted(_names(root / split))
+        if not (root / split / name).exists() and not name.lower().endswith(IMAGE_SUFFIXES)
+    ]
+    what = _count(lost, "link leads", "links lead")
+    return [f"{what} nowhere ({listed(lost)}), and may be of a class"] if lost else []
+
+
 _Images = dict[str, dict[str, list[str]]]
 """The names of image files, by split and class."""
 
@@ -258,11 +281,11 @@ def _skipped(root: Path, images: _Images) -> Iterator[str]:
     """Yield remarks on the entries of an image folder that are not images of a class."""
     others = []
     for split, files_of in images.items():
-        others += [f"{split}/{name}" for name in _names(root / split) if name not in files_of]
+        others += [join(split, name) for name in _names(root / split) if name not in files_of]
         for name, files in files_of.items():
             left = _names(root / split / name).difference(files)
-            others += [f"{split}/{name}/{each}" for each in left]
-    if hidden := [f"{split}/{name}" for split in images for name in leftovers(root / split)]:
+            others += [join(split, name, each) for each in left]
+    if hidden := [join(split, name) for split in images for name in leftovers(root / split)]:
         yield (
             f"{_count(hidden, 'entry is', 'entries are')} skipped, as hidden or system files ("
             f"{listed(hidden)})"
@@ -299,7 +322,7 @@ def _doubtful(images: _Images) -> Iterator[str]:
 
 def _set_faults(root: Path, sets: Sequence[str]) -> list[str]:
     """Return a sentence for each further evaluation set that has no images of training classes."""
-    faults, known = [], class_folders(root / "train")
+    faults, known = _lost_classes(root, sets), class_folders(root / "train")
     for name in sets:
         found = class_folders(root / name) if (root / name).is_dir() else []
         if not any(image_files(root / name / each) for each in found):
@@ -340,10 +363,13 @@ def _check_place(root: Path, index: Path) -> None:
         folder = root / split
         if not folder.is_dir() or not class_folders(folder):
             if source := unsplit_classes(root):
+                other = next(iter(parts_beside(source)), None)
                 raise UsageError(
-                    f"{folder}/CLASS does not exist, and {source} has images of classes; write "
-                    "--split 0.2 to evaluate on a fifth of them, without moving them"
+                    f"{folder}/CLASS does not exist, and {source} has images of classes; "
+                    + f"rename {other} to val to evaluate on its images, or " * bool(other)
+                    + "write --split 0.2 to evaluate on a fifth of them, without moving them"
                 )
+            check_not_flat(root)
             raise UsageError(
                 f"{folder}/CLASS does not exist; give the folder that has train/CLASS/ to train on "
                 "and val/CLASS/ to evaluate on, each with the images of a class"

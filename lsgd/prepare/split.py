@@ -24,12 +24,16 @@ SUFFIX = "-split"
 """The suffix of the divided folder's name, if the user gives no other folder."""
 MARKER = ".lsgd-split"
 """The empty file that marks a folder whose links a division has made, and may replace."""
+SPLIT_NAMES = (*SPLITS, "valid", "validation", "test")
+"""The names of folders that may be parts of a dataset, each with classes, and not classes."""
 
 
 class SplitFolder(NamedTuple):
     """A divided folder of images, with the number of images on each side."""
 
     folder: Path
+    source: Path
+    """The folder whose classes are divided."""
     train: int
     val: int
     copies: int
@@ -42,7 +46,8 @@ def unsplit_classes(root: Path) -> Path | None:
     """Return the folder of a root that has classes to be divided: itself or train; None if none.
 
     It is train if there is no val, and the root if it has neither, each only with images in its
-    classes. Classes of the root may be called train and val, if there are others.
+    classes. Classes of the root may be called train and val, if there are others that are not
+    called as a part of a dataset.
     """
     train, val = root / "train", root / "val"
     if _count_classes(val):
@@ -50,13 +55,35 @@ def unsplit_classes(root: Path) -> Path | None:
     if not val.exists() and _count_classes(train):
         return train
     fewest = 2 if train.exists() or val.exists() else 1
-    return root if _count_classes(root) >= fewest else None
+    others = _count_classes(root) - sum(_has_images(root / name) for name in SPLIT_NAMES)
+    return root if others and _count_classes(root) >= fewest else None
+
+
+def parts_beside(train: Path) -> list[Path]:
+    """Return the folders beside a train folder, such as valid, with classes to evaluate on."""
+    beside = (train.with_name(name) for name in SPLIT_NAMES[2:])
+    return [folder for folder in beside if _count_classes(folder)]
+
+
+def check_not_flat(root: Path) -> None:
+    """Raise UsageError if a root or a part of it, such as train, has images without classes."""
+    parts = [root / name for name in SPLIT_NAMES if (root / name).is_dir()]
+    for folder in parts or [root]:
+        if _has_images(folder) and not _count_classes(folder):
+            raise UsageError(
+                f"{folder} has images that are in no class folder; put those of each class into "
+                f"a folder of its own, {folder / 'CLASS'}"
+            )
 
 
 def _count_classes(folder: Path) -> int:
     """Return the number of a folder's class folders that have images; 0 if it does not exist."""
     names = class_folders(folder) if folder.is_dir() else []
-    return sum(bool(image_files(folder / name)) for name in names)
+    return sum(_has_images(folder / name) for name in names)
+
+
+def _has_images(folder: Path) -> bool:
+    return folder.is_dir() and bool(image_files(folder))
 
 
 def split_folder(
@@ -71,6 +98,7 @@ def split_folder(
     """
     source = unsplit_classes(root)
     if source is None:
+        check_not_flat(root)
         raise UsageError(
             f"--split divides ROOT/CLASS/ or ROOT/train/CLASS/ without a val, and {root} has no "
             "such images; leave out --split if it has train/CLASS/ and val/CLASS/"
@@ -96,7 +124,7 @@ def split_folder(
     sizes = Counter(link.parts[0] for link in links)
     copies = contents.total() - len(contents)
     empty = [name for name in classes if not digests[name]]
-    return SplitFolder(target, sizes["train"], sizes["val"], copies, empty)
+    return SplitFolder(target, source, sizes["train"], sizes["val"], copies, empty)
 
 
 def validation_digests(digests: Iterable[bytes], share: float) -> set[bytes]:

@@ -6,7 +6,7 @@ import re
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from lsgd.inputs.index import IMAGE_SUFFIXES, MAX_FILE_BYTES, IndexRow, write_in
 from lsgd.job.command import Parser
 from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
-from lsgd.paths import is_leftover
+from lsgd.paths import files_below, is_leftover
 from lsgd.prepare import add_max_pixels, add_processes, listed
 from lsgd.prepare.fetch import is_writable, locked_folder
 from lsgd.prepare.folder import print_suggestion
@@ -44,6 +44,13 @@ DEFAULT_PATTERNS = {"train": ("train",), "val": ("val|valid|validation", "test")
 """The words by which the path of a shard names its split, as regular expressions.
 
 A later one counts where no shard has an earlier one: a test set beside val is another set.
+"""
+PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+"""The compressions by the bytes that a file begins with."""
+IMAGE_NAMES = ("image", "img", "input")
+"""The names that an example's image has beside other pictures, such as image.jpg beside mask.png.
+
+A kind without a name, such as jpg, comes first.
 """
 CLASS_KEYS = ("label", "cls")
 """The keys of an example's JSON file that may hold its class number."""
@@ -129,9 +136,10 @@ def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[s
         else:
             found[split] = _matching_files(root, split, pattern)
         if not found[split]:
-            if packed := sorted(root.rglob("*.tar.*")):
+            packed = (name for name in files_below(root) if re.search(r"\.(tar\..|tgz$)", name))
+            if first := min(packed, default=""):
                 raise UsageError(
-                    f"{packed[0]} is compressed, and images are read at their place in a shard; "
+                    f"{root / first} is compressed, and images are read at their place in a shard; "
                     "unpack the shards to .tar (the images in them are compressed already)"
                 )
             raise UsageError(
@@ -160,7 +168,7 @@ def _matching_files(root: Path, split: str, pattern: str) -> list[str]:
 
 def _named_shards(root: Path, split: str) -> tuple[list[str], list[str]]:
     """Return the sorted paths of the shards that are named for a split, and those left out."""
-    tars = sorted(str(path.relative_to(root)) for path in root.rglob("[!.]*.tar") if path.is_file())
+    tars = sorted(name for name in files_below(root) if name.lower().endswith(".tar"))
     by_words = [
         [tar for tar in tars if re.search(rf"(?<![a-z])({words})(?![a-z])", tar, re.I)]
         for words in DEFAULT_PATTERNS[split]
@@ -218,6 +226,13 @@ def _read_shard(
             if earlier and earlier.files[""][0] == status.st_size and changed < earlier.begun:
                 return earlier
             files[""] = status.st_size, None
+            head = file.read(8)
+            if packed := next((PACKED[magic] for magic in PACKED if head.startswith(magic)), ""):
+                raise UsageError(
+                    f"{path} is compressed by {packed}, and images are read at their place in a "
+                    "shard; unpack it (the images in it are compressed already)"
+                )
+            file.seek(0)
             with tarfile.open(fileobj=file, mode="r|", bufsize=2**20) as tar:
                 images = list(_examples(tar, path, max_pixels))
             _check_order(path, images)
@@ -251,20 +266,28 @@ def _examples(tar: tarfile.TarFile, shard: Path, max_pixels: int) -> Iterator[Sh
     members = (member for member in tar if _is_of_example(member, ignored))
     for _, files in groupby(members, key=lambda member: _key_and_kind(member.name)[0]):
         image: tuple[tarfile.TarInfo, bytes] | None = None
-        label: int | None = None
-        first = None
+        rank, pictures, labels, first = 0, list[str](), dict[str, tuple[str, bytes]](), None
         for member in files:
             first = first or member
             _, kind = _key_and_kind(member.name)
-            if f".{kind.rpartition('.')[2]}" in IMAGE_SUFFIXES:
-                # Of several pictures, such as jpg and mask.png, the one with the shortest name
-                # is the image.
-                if image is None or len(member.name) < len(image[0].name):
+            name, _, ending = kind.rpartition(".")
+            if f".{ending}" in IMAGE_SUFFIXES:
+                # An only picture is the image, whatever its name.
+                own = ["", *IMAGE_NAMES].index(name) if name in ("", *IMAGE_NAMES) else 9
+                if image is None or own < rank:
+                    rank, pictures = own, []
                     image = member, _content(tar, member, MAX_FILE_BYTES)
+                if own == rank:
+                    pictures.append(member.name)
             elif kind in ("cls", "json") and member.isreg():
-                content = _content(tar, member, MAX_CLASS_FILE)
-                number = _class_number(kind, content, f"{shard}:{member.name}")
-                label = number if label is None else label
+                labels.setdefault(kind, (member.name, _content(tar, member, MAX_CLASS_FILE)))
+        if len(pictures) > 1:
+            raise UsageError(
+                f"{shard} has two pictures in one example, {pictures[0]} and {pictures[1]}, of "
+                "which either may be the image; write it anew with an image named .jpg or "
+                ".image.jpg, and other names for other pictures"
+            )
+        label = _class_number(shard, labels)
         assert first is not None
         if image is None:
             yield ShardImage(first.name, 0, 0, label, (0, 0), WITHOUT_IMAGE)
@@ -299,6 +322,8 @@ def _shard_image(
         raise UsageError(f"{shard} has a member {member.name!r}, outside of it; write it anew")
     if not member.isreg():
         return ShardImage(member.name, 0, 0, label, (0, 0), "a link to another member")
+    if member.issparse():  # its bytes are not at one place
+        return ShardImage(member.name, 0, 0, label, (0, 0), "sparse, as tar -S stores it")
     source = ShardMember(member.name, content)
     size = usable_size(source, max_pixels) if content else (0, 0)
     problem = "" if size != (0, 0) else _problem(source, member, max_pixels)
@@ -334,26 +359,56 @@ def _key_and_kind(name: str) -> tuple[str, str]:
     return folder + slash + stem, kind.lower()
 
 
-def _class_number(kind: str, content: bytes, where: str) -> int | None:
-    """Return the class number in a .cls or .json file; None for JSON without one."""
-    try:
-        value = parse_json(content)
-    except ValueError:
-        value = None
-    if kind == "json":
-        if not isinstance(value, dict):
+def _class_number(shard: Path, files: Mapping[str, tuple[str, bytes]]) -> int | None:
+    """Return the class number of an example: that in its .cls, or else the label in its .json.
+
+    `files` has the name and content of either. Returns None if there is no number, as for a label
+    in .json that is a text. Raises UsageError for others, and if the files have two numbers.
+    """
+    of_json = _json_label(files["json"][1]) if "json" in files else None
+    if "cls" not in files:
+        if of_json is None or isinstance(of_json, str):
             return None
-        value = next((value[key] for key in CLASS_KEYS if key in value), None)
-        if value is None:
-            return None
-    if isinstance(value, list):
+        return _checked_class(of_json, shard, *files["json"])
+    name, content = files["cls"]
+    digits = re.fullmatch(rb"\s*([0-9]{1,20})\s*", content)
+    number = _checked_class(int(digits[1]) if digits else _json(content), shard, name, content)
+    if type(of_json) is int and of_json != number:
         raise UsageError(
-            f"{where} holds {content[:40]!r}, several labels; multi-label data are not supported, "
-            "and an image has one class number"
+            f"{shard} has class {number} in {name} and {of_json} in {files['json'][0]}; write it "
+            "anew with one class for each example"
+        )
+    return number
+
+
+def _checked_class(value: Any, shard: Path, name: str, content: bytes) -> int:
+    """Return a value if it is a class number; else raise UsageError."""
+    where = f"{shard}:{name} holds {content[:40]!r}"
+    if isinstance(value, list) and len(value) > 1:
+        raise UsageError(
+            f"{where}, several labels; multi-label data are not supported, and an image has one "
+            "class number"
         )
     if type(value) is not int or not 0 <= value < 2**31:
-        raise UsageError(f"{where} holds {content[:40]!r}, and no class number from 0 on")
+        raise UsageError(f"{where}, and no class number from 0 on")
     return value
+
+
+def _json_label(content: bytes) -> Any:
+    """Return the label in an example's JSON file, without a list around it; None if it has none."""
+    values = _json(content)
+    if not isinstance(values, dict):
+        return None
+    label = next((values[key] for key in CLASS_KEYS if key in values), None)
+    return label[0] if isinstance(label, list) and len(label) == 1 else label
+
+
+def _json(content: bytes) -> Any:
+    """Parse a JSON text; return None if it is invalid."""
+    try:
+        return parse_json(content)
+    except ValueError:
+        return None
 
 
 def _problem(source: ShardMember, member: tarfile.TarInfo, max_pixels: int) -> str:
@@ -411,8 +466,8 @@ def _class_names(
     if unnumbered:
         if "" in {folder for _, folder in pairs}:
             raise UsageError(
-                f"{root / unnumbered[0]} has no class: neither a .cls, a label in .json nor a "
-                "folder in its name; write the shards with one of them"
+                f"{root / unnumbered[0]} has no class: neither a .cls, a number as label in "
+                ".json nor a folder in its name; write the shards with one of them"
             )
         names = sorted({folder for _, folder in pairs})
         classes: dict[int | str, tuple[int, str]] = {

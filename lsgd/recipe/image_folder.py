@@ -3,9 +3,10 @@
 The index has one file for each split, whose other columns lsgd.inputs.index reads.
 """
 
+import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,14 @@ def index_file(folder: Path, split: str) -> Path:
     return folder / f"{split}.index.npy"
 
 
+def check_dataset(dataset: str) -> str:
+    """Return the subcommand of lsgd.prepare that checks a dataset's images: imagenet or folder.
+
+    The command of ImageNet rejects other classes, and any other one checks no images.
+    """
+    return dataset if dataset == "imagenet" else "folder"
+
+
 def prepare_command(
     dataset: str, root: Path, index: Path | None = None, options: Sequence[str] = ()
 ) -> str:
@@ -43,6 +52,8 @@ def prepare_command(
     if _has_shards_alone(root):
         arguments[3], options = "index", ()
     if index and index != root:
+        if arguments[3] == dataset:
+            arguments[3] = check_dataset(dataset)  # the others have no --index
         arguments += ["--index", str(index)]
     return shlex.join([*arguments, *options])
 
@@ -101,8 +112,9 @@ def without_skipped(data: Data) -> Data:
             "it out"
         ) from None
     skip = sorted(listed.difference(data.skip))
+    counted = [*_indexed_paths(data, skip)] if data.name == "folder" else skip
     # Images of further evaluation sets are in none of the counts.
-    train, val = (sum(image.startswith(f"{split}/") for image in skip) for split in SPLITS)
+    train, val = (sum(image.startswith(f"{split}/") for image in counted) for split in SPLITS)
     # The skipped images are recorded by name, so that the file is not read again.
     return replace(
         data,
@@ -113,6 +125,23 @@ def without_skipped(data: Data) -> Data:
     )
 
 
+def _indexed_paths(data: Data, listed: Sequence[str]) -> Iterator[str]:
+    """Yield those of some images' paths that the index has; all of a split whose index is unread.
+
+    The index of a folder has no longer an image that was skipped and then removed.
+    """
+    for split in SPLITS:
+        own = [path for path in listed if path.startswith(f"{split}/")]
+        try:
+            file = index_file(Path(data.index) if data.index else data.folder, split)
+            indexed = np.load(file, mmap_mode="r")["path"]
+        except (OSError, ValueError, IndexError, EOFError):  # refused where the index is opened
+            yield from own
+            continue
+        known = np.isin(np.array([*map(os.fsencode, own)], "S"), indexed)
+        yield from (path for path, is_known in zip(own, known, strict=True) if is_known)
+
+
 def read_skip_list(file: Path) -> set[str]:
     """Read the paths of the images in a skip list.
 
@@ -120,11 +149,3 @@ def read_skip_list(file: Path) -> set[str]:
     """
     lines = file.read_text(encoding="utf-8-sig").splitlines()
     return {line.partition("#")[0].strip() for line in lines} - {""}
-
-
-def check_dataset(dataset: str) -> str:
-    """Return the subcommand of lsgd.prepare that checks a dataset's images: imagenet or folder.
-
-    The command of ImageNet rejects other classes, and any other one checks no images.
-    """
-    return dataset if dataset == "imagenet" else "folder"

@@ -19,14 +19,21 @@ def start_file(start: str) -> Path:
 
     Raises UsageError if it is missing.
     """
-    path = Path(start)
+    return file_of_weights(Path(start), f"model.start={start}")
+
+
+def file_of_weights(path: Path, what: str) -> Path:
+    """Return the file of weights at a path: the path itself, or in the folder that it is.
+
+    Raises UsageError, which begins with `what`, if the folder has none.
+    """
     if not path.is_dir():
         return existing_checkpoint(path)
     for name in FILES:
         if (file := existing_checkpoint(path / name)).exists():
             return file
     raise UsageError(
-        f"model.start={start} is a folder without {' or '.join(FILES)}; write a run folder with a "
+        f"{what} is a folder without {' or '.join(FILES)}; write a run folder with a "
         "checkpoint, a folder of lsgd export, or a file"
     )
 

@@ -6,6 +6,7 @@ A token is a word or the end of a line. The vocabulary is that of the training t
 become `<unk>` if the training text contains it.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,6 +83,6 @@ def read_texts(root: Path, dataset: str) -> TextCorpus:
 
 def _words(path: Path) -> Iterator[str]:
     for line in read_lines(path):
-        # Split only at these spaces: others may be part of a word.
-        yield from (word for word in line.split(" ") if word)
+        # Split only at blanks and tabs: other spaces may be part of a word.
+        yield from (word for word in re.split("[ \t]+", line) if word)
         yield END

@@ -1,17 +1,37 @@
 """Graphs of ONNX, computed by ONNX Runtime."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.exported import images, logits, read, trained_learner
 
+from lsgd.errors import UsageError
 from lsgd.export.__main__ import write
 from lsgd.export.onnx import OPSET
 from lsgd.run.class_names import write_class_names
 
 pytestmark = [pytest.mark.onnx, pytest.mark.slow]
+
+
+class Branching(torch.nn.Module):
+    """A network whose path depends on a value, which no graph has."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean((1, 2)) if images.sum() > 0 else images.mean((2, 3))
+
+
+def test_a_network_that_cannot_be_traced_is_one_sentence(tmp_path: Path) -> None:
+    trained_learner("lenet5", tmp_path / "run")
+    exported = replace(read(tmp_path / "run", "onnx"), network=Branching())
+    with pytest.raises(
+        UsageError, match=r"cannot trace .*; write --to safetensors, which"
+    ) as error:
+        write(exported, "onnx", tmp_path / "a.onnx")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "a.onnx").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def test_tensors_are_equal_and_say_what_they_are_of(name: str, tmp_path: Path) -
     assert facts["recipe"] == learner.recipe.name
     assert facts["fingerprint"] == learner.recipe.fingerprint
     assert (facts["step"], facts["network"]) == ("2", name)
+
+
+def test_tensors_that_are_shared_or_transposed_are_written(tmp_path: Path) -> None:
+    """Such as a decoder's that is the embedding, in a network of one's own."""
+    trained_learner("lenet5", tmp_path / "run")
+    exported = read(tmp_path / "run", "safetensors")
+    network = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)])
+    network[1].weight = network[0].weight
+    network.register_buffer("table", torch.arange(6.0).view(2, 3).t())
+    write(replace(exported, network=network), "safetensors", tmp_path / "a.safetensors")
+    tensors, _ = loaded(tmp_path / "a.safetensors")
+    torch.testing.assert_close(tensors, dict(network.state_dict()), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("workload", ["language", "tagging", "trees"])

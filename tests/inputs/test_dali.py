@@ -39,7 +39,7 @@ def decoded(contents: list[bytes], windows: NDArray[np.int64]) -> Iterator[NDArr
     pipeline = Pipeline(batch_size=len(contents), num_threads=2, device_id=None)
     with pipeline:
         file, corner, shape = fn.external_source(source=batch, num_outputs=3, batch=True)
-        pipeline.set_outputs(decode(file, corner, shape, on_gpu=False, hardware=0))
+        pipeline.set_outputs(decode(file, corner, shape, on_gpu=False, hardware=0)[0])
     (pixels,) = pipeline.run()
     for image in pixels:
         yield np.array(image)
@@ -144,6 +144,24 @@ def test_a_cut_that_no_window_needs_is_found(tmp_path: Path) -> None:
             InputFailedError, match=rf"{bad} cannot be read \(it has {length - 100} bytes"
         ):
             list(inputs.train([MicroBatch(epoch, np.arange(3))]))
+
+
+def test_an_image_of_other_sides_is_found(tmp_path: Path) -> None:
+    """Rotated in place, with as many bytes; DALI would decode a window of the indexed size."""
+    root = make_numbered(tmp_path / "root", 3, (20, 32))
+    bad = root / "val" / "n001" / "one.bmp"
+    image = Image.open(bad.with_suffix(".JPEG"))
+    bad.with_suffix(".JPEG").unlink()
+    image.save(bad)
+    index_folder(root)
+    length = bad.stat().st_size
+    image.rotate(90, expand=True).save(bad)
+    assert bad.stat().st_size == length
+    data = replace(DATA, train_examples=3, val_examples=3, classes=3)
+    inputs = open_folder_inputs(root, "dali", data)
+    sentence = rf"{bad} cannot be read \(it has 20 x 32 pixels, and had 32 x 20 when it was indexed"
+    with pytest.raises(InputFailedError, match=sentence):
+        list(inputs.evaluation([MicroBatch(None, np.arange(3), split="val")]))
 
 
 def believed(root: Path, example: int, size: tuple[int, int]) -> None:

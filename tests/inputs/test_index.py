@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.inputs import _check_kind, open_inputs
-from lsgd.inputs.index import ImageIndex, index_file, open_indexes, write_index
+from lsgd.inputs.index import ImageIndex, index_file, open_indexes, renewal_command, write_index
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import InputsSettings
@@ -125,10 +125,6 @@ def refusal(root: Path, **change: object) -> str:
         ({"train_examples": 13}, "data.train_examples=13 but made at ROOT has 12; complete it and"),
         ({"val_examples": 7}, "data.val_examples=7 but made at ROOT has 6"),
         ({"classes": 4}, "data.classes=4 but made at ROOT has 3"),
-        (
-            {"skip": ["train/n00/none.JPEG"]},
-            "data.skip names train/n00/none.JPEG, which ROOT/train",
-        ),
         (
             {"skip": ["train/n00/odd.JPEG"], "train_examples": 10},
             "has 11 without the skipped ones; complete it and run python -m lsgd.prepare made "
@@ -287,6 +283,37 @@ def test_what_changed_since_the_index_is_named(
         index_folder(made)
         if harm is new_image:
             open_indexes(replace(DATA, train_examples=13), made)
+
+
+def test_a_skipped_image_may_be_removed(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the folder is indexed again and after it; its runs refused to be resumed."""
+    made = copy(root, tmp_path / "copy")
+    data = replace(DATA, skip=["train/n00/odd.JPEG"], train_examples=11)
+    before = [index.columns() for index in open_indexes(data, made)]
+    (made / "train/n00/odd.JPEG").unlink()
+    open_indexes(data, made)
+    assert not capsys.readouterr().err
+    index_folder(made)
+    after = [index.columns() for index in open_indexes(data, made)]
+    assert [{name: column.tolist() for name, column in each.items()} for each in after] == [
+        {name: column.tolist() for name, column in each.items()} for each in before
+    ]
+    assert capsys.readouterr().err == (
+        f"data.skip names train/n00/odd.JPEG, which {made}/train.index.npy does not have; correct "
+        "the skip list, unless these images were removed\n"
+    )
+    (made / "train/n01/odd.JPEG").unlink()
+    assert "n01/odd.JPEG is missing" in refusal(made, skip=data.skip, train_examples=11)
+
+
+def test_only_a_command_that_has_the_option_is_advised_with_an_index(tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    command = f"python -m lsgd.prepare folder {tmp_path} --index {index}"
+    assert renewal_command("tiny-imagenet", tmp_path, index) == command
+    assert renewal_command("tiny-imagenet", tmp_path, tmp_path).endswith(f"imagenet {tmp_path}")
+    assert renewal_command("imagenet", tmp_path, index) == command.replace("folder", "imagenet")
 
 
 def test_what_does_not_matter_is_no_change(root: Path, tmp_path: Path) -> None:

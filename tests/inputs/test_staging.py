@@ -137,6 +137,21 @@ def test_what_is_copied(root: Path, tmp_path: Path) -> None:
     assert len(copies(stage)) == 4
 
 
+def test_a_skipped_image_is_not_copied(root: Path, tmp_path: Path) -> None:
+    """Its file may be cut short, which no copy could have; a run that has it copies it."""
+    name, stage = "train/n00/odd.JPEG", tmp_path / "stage"
+    content = (root / name).read_bytes()
+    (root / name).write_bytes(content[:-1])
+    made = recipe(root, stage)
+    without = replace(made, data=replace(made.data, skip=[name], train_examples=11))
+    folder, _ = staged(without)
+    assert name not in contents(folder)
+    assert len(open_inputs(with_staged_data(without), torch.device("cpu")).columns()["train path"])
+    (root / name).write_bytes(content)
+    folder, copied = staged(made)
+    assert copied == len(contents(folder)[name]) == len(content)
+
+
 def test_the_error_of_an_unreadable_copy_names_the_original(root: Path, tmp_path: Path) -> None:
     """A command for the copy would be lost with it, and the copy is what can be made anew."""
     shutil.copytree(root, index := tmp_path / "index", ignore=shutil.ignore_patterns("*.JPEG"))

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -137,15 +138,32 @@ def test_csv_and_json_have_the_same_predictions(
     assert "exists already and is not overwritten" in capsys.readouterr().err
 
 
+def test_a_name_that_is_no_utf_8_keeps_its_bytes(
+    trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Where the output is a file or a pipe, as with --out; it named a file that does not exist."""
+    name = os.path.join(os.fsencode(tmp_path), b"caf\xe9.png")
+    shutil.copy(os.fsencode(trained / "own/val/cat/1.png"), name)
+    words = [str(trained / "run"), os.fsdecode(name), "--top=1", "device=cpu"]
+    assert main(words) == 0
+    printed = capfdbinary.readouterr().out
+    assert name in printed
+    assert main([*words, "--out", str(tmp_path / "a.csv")]) == 0
+    assert (tmp_path / "a.csv").read_bytes() == printed
+
+
 def test_an_unreadable_image_is_named_and_the_others_are_predicted(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos = tmp_path / "photos"
-    (photos / "more").mkdir(parents=True)
+    photos.mkdir()
     whole = (trained / "own/val/cat/1.png").read_bytes()
     (photos / "a.png").write_bytes(whole)
     (photos / "cut.png").write_bytes(whole[:200])
-    (photos / "more/b.png").write_bytes(whole)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/b.png").write_bytes(whole)
+    (photos / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/above").symlink_to(photos)
     (photos / "notes.txt").write_text("no image")
     (photos / ".hidden.png").write_bytes(whole)
     Image.new("F", (20, 20)).save(photos / "deep.tif")

@@ -311,6 +311,27 @@ def test_skip_list_names_the_fatal_ones_and_keeps_lines(tmp_path: Path) -> None:
     assert file.read_text() == f"{mine}\ntrain/a/x.JPEG  # truncated: 812 bytes\n"
 
 
+def test_a_check_that_a_name_ends_keeps_what_it_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train/C#", "train/a", "val/a"):
+        (tmp_path / name).mkdir(parents=True)
+        save(tmp_path / name / "x.JPEG", "L")
+    (tmp_path / "train/C#/x.JPEG").write_bytes(b"none")
+    with pytest.raises(UsageError, match=r"'train/C#/x\.JPEG' cannot be named in a skip list"):
+        check_folder(tmp_path, tmp_path, processes=1)
+    (tmp_path / "train/C#").rename(tmp_path / "train/CSharp")
+    looked: list[Path] = []
+
+    def look(path: Path, max_pixels: int) -> list[tuple[str, str]]:
+        looked.append(path)
+        return image_problems(path, max_pixels)
+
+    monkeypatch.setattr(check, "image_problems", look)
+    check_folder(tmp_path, tmp_path, processes=1)
+    assert looked == [tmp_path / "train/CSharp/x.JPEG"]
+
+
 def test_a_name_that_a_skip_list_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'train/a/#1.JPEG' cannot be named in a skip list"):
         write_skip_list(

@@ -339,6 +339,10 @@ def test_images_left_out_are_taken_off(root: Path) -> None:
     assert (data.train_examples, data.val_examples) == (23, 7)
     train_index, val_index = open_indexes(data, root)
     assert (len(train_index), len(val_index)) == (23, 7)
+    (root / "train/cat/0.JPG").unlink()
+    assert prepare(["folder", str(root)]) == 0
+    assert config.load_recipe([*words(root), f"data.skip_list={skip}"]).data == data
+    assert [len(each) for each in open_indexes(data, root)] == [23, 7]
 
 
 def test_a_skip_list_of_a_further_set_leaves_the_numbers(root: Path) -> None:
@@ -523,6 +527,21 @@ def test_what_may_be_meant_is_a_warning(root: Path, capsys: pytest.CaptureFixtur
     left, single, *_ = capsys.readouterr().out.splitlines()
     assert left.endswith("(train/cat/more, train/loose.png)")
     assert single == "warning: 1 class has a single image to train on (Zebra)"
+
+
+def test_a_class_that_is_a_link_to_nowhere_is_refused(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Left out, it would give the others lower numbers."""
+    for split in ("train", "val"):
+        (root / split / "10").rename(root.parent / f"{split}-10")
+        (root / split / "10").symlink_to(root.parent / f"{split}-10")
+    assert prepare(["folder", str(root)]) == 0
+    for split in ("train", "val"):
+        (root.parent / f"{split}-10").rename(root.parent / f"{split}-11")
+    assert prepare(["folder", str(root)]) == 2
+    said = capsys.readouterr().err
+    assert "2 links lead nowhere (train/10, val/10), and may be of a class; fix" in said
 
 
 HIDDEN = [".ipynb_checkpoints", "@eaDir", "lost+found", "__MACOSX", "Thumbs.db", ".git"]

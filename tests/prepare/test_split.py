@@ -120,7 +120,7 @@ def test_a_class_may_be_called_train(photos: Path, capsys: pytest.CaptureFixture
     (photos / "dog").rename(hidden := photos.with_name("dog"))
     assert unsplit_classes(photos) is None
     hidden.rename(photos / "val")
-    assert unsplit_classes(photos) == photos
+    assert unsplit_classes(photos) is None
     (photos / "val").rename(photos / "dog")
     assert prepare(["folder", str(photos)]) == 2
     said = capsys.readouterr().err
@@ -129,6 +129,47 @@ def test_a_class_may_be_called_train(photos: Path, capsys: pytest.CaptureFixture
     found = sides(Path(f"{photos}-split"))
     assert {name.partition("/")[0] for name in found} == {"train", "dog"}
     assert len(found) == 2 * EACH
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("train", "test"), ("train",), ("valid",)])
+def test_parts_without_class_folders_are_no_classes(
+    names: tuple[str, ...], photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were offered as the two classes "train" and "val"."""
+    for name, part in zip(CLASSES, names, strict=False):
+        (photos / name).rename(photos / part)
+    for name in CLASSES[len(names) :]:
+        shutil.rmtree(photos / name)
+    for arguments in ([], ["--split", "0.2"]):
+        assert prepare(["folder", str(photos), *arguments]) == 2
+        said = capsys.readouterr().err
+        assert f"{photos / names[0]} has images that are in no class folder; put those of" in said
+
+
+def test_a_part_that_may_be_val_is_named(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("train", "valid"):
+        for name in CLASSES:
+            shutil.copytree(photos / name, photos / "all" / part / name)
+    assert prepare(["folder", str(photos / "all")]) == 2
+    said = capsys.readouterr().err
+    assert f"rename {photos}/all/valid to val to evaluate on its images, or write --split" in said
+
+
+def test_what_a_division_leaves_out_is_named(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of links, which is checked after it, has none of it."""
+    (photos / "cat/more").mkdir()
+    (photos / "cat/a.gif").touch()
+    (photos / "cat/._1.png").touch()
+    assert prepare(["folder", str(photos), "--split", "0.2"]) == 0
+    hidden, others, *_ = capsys.readouterr().out.splitlines()
+    assert hidden.endswith("as hidden or system files (cat/._1.png)")
+    assert others.startswith("warning: 2 entries are skipped, as not an image by name")
+    assert others.endswith("(cat/a.gif, cat/more)")
+    (photos / "eel").symlink_to(photos / "gone")
+    assert prepare(["folder", str(photos), "--split", "0.2"]) == 2
+    assert "1 link leads nowhere (eel), and may be of a class" in capsys.readouterr().err
 
 
 def test_both_sides_have_every_class() -> None:

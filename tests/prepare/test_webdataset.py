@@ -1,9 +1,11 @@
 """Shards that another tool wrote are indexed as they are."""
 
+import gzip
 import io
 import json
 import os
 import shlex
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -83,8 +85,22 @@ def test_shards_of_lsgd_get_the_index_that_they_had(tmp_path: Path) -> None:
             {"train/0/0.jpg": 0, "train/1/1.jpg": 1},
         ),
         (  # the class stands before the image, and other files of the example are passed over
-            {"a.json": b'{"label": 0}', "a.txt": b"a dog", "a.png.jpg": jpeg(1), "a.mask.jpg": b""},
-            {"train/0/a.png.jpg": 0},
+            {"a.json": b'{"label": 0}', "a.txt": b"a dog", "a.img.jpg": jpeg(1), "a.mask.jpg": b""},
+            {"train/0/a.img.jpg": 0},
+        ),
+        (  # a plain kind is the image, and other pictures have names; an only one may have a name
+            {"a.cls": b"01", "a.m.png": b"", "a.large.jpg": b"", "a.jpg": jpeg(1), "b.cls": b"0"}
+            | {"b.depth.jpg": jpeg(2)},
+            {"train/1/a.jpg": 1, "train/0/b.depth.jpg": 0},
+        ),
+        (  # the number in .cls is the class, whatever label a .json has beside it
+            {"a.json": b'{"label": "dog"}', "a.cls": b"0", "a.jpg": jpeg(1)}
+            | {"b.jpg": jpeg(2), "b.json": b'{"label": [1]}'},
+            {"train/0/a.jpg": 0, "train/1/b.jpg": 1},
+        ),
+        (  # a label that is a text leaves the folder
+            {"cat/1.jpg": jpeg(1), "cat/1.json": b'{"label": "a cat"}'},
+            {"train/cat/1.jpg": 0},
         ),
         (  # folders alone
             {"./dog/1.jpg": jpeg(1), "./cat/1.jpeg": jpeg(2)},
@@ -211,6 +227,26 @@ def test_a_link_is_named_and_skipped(
     assert "train-0.tar:n02/3.jpg, a link to another member" in warning
 
 
+def test_a_sparse_member_is_named_and_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another picture would be read at its place in the shard."""
+    (tmp_path / "own/n01").mkdir(parents=True)
+    image = Image.new("RGB", (200, 200))
+    image.putpixel((0, 0), (9, 9, 9))
+    image.save(tmp_path / "2.bmp")
+    subprocess.run(["cp", "--sparse=always", "2.bmp", "own/n01/3.bmp"], cwd=tmp_path, check=True)
+    folder = both(tmp_path / "shards", {"n01/1.jpg": jpeg(1)})
+    pack = ["tar", "-S", "-cf", folder / "train-1.tar", "n01/3.bmp"]
+    subprocess.run(pack, cwd=tmp_path / "own", check=True)
+    with tarfile.open(folder / "train-1.tar") as tar:
+        if not tar.getmembers()[0].issparse():
+            pytest.skip("this file system keeps no holes")
+    prepare(["index", str(folder)])
+    assert paths(folder) == {"train/n01/1.jpg": 0}
+    assert "train-1.tar:n01/3.bmp, sparse, as tar -S stores it" in capsys.readouterr().out
+
+
 def test_hidden_files_between_those_of_an_example_are_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +273,15 @@ def test_hidden_files_between_those_of_an_example_are_skipped(
         ({"1.jpg": jpeg(1), "1.json": b"[" * 100_000}, "has no class"),
         ({"1.jpg": jpeg(1), "1.cls": b"0", "2.jpg": jpeg(1)}, "has no class number and other"),
         ({"1.jpg": jpeg(1), "1.cls": b"1"}, "no image of class 0"),
+        (
+            {"1.json": b'{"label": 1}', "1.jpg": jpeg(1), "1.cls": b"0"},
+            r"has class 0 in 1\.cls and 1 in 1\.json",
+        ),
+        ({"1.jpg": jpeg(1), "1.json": b'{"label": [0, 1]}'}, "several labels"),
+        (
+            {"1.cls": b"0", "1.left.jpg": jpeg(1), "1.right.png": jpeg(1)},
+            r"two pictures in one example, 1\.left\.jpg and 1\.right\.png",
+        ),
         ({"../1.jpg": jpeg(1), "../1.cls": b"0"}, "outside of it"),
         ({"/etc/1.jpg": jpeg(1), "/etc/1.cls": b"0"}, "outside of it"),
         (  # its numbers would be discarded for the folders
@@ -291,6 +336,21 @@ def test_the_shards_of_a_split(tmp_path: Path) -> None:
     (tmp_path / "constrained-1.tar").touch()
     with pytest.raises(UsageError, match="no shards"):
         found()
+
+
+def test_linked_folders_and_capital_endings_have_shards(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write_tar(tmp_path / f"elsewhere/{split}/0.TAR", {"1.jpg": jpeg(1), "1.cls": b"0"})
+        (tmp_path / "root").mkdir(exist_ok=True)
+        (tmp_path / "root" / split).symlink_to(tmp_path / "elsewhere" / split)
+    (tmp_path / "elsewhere/train/above").symlink_to(tmp_path / "root")
+    found = webdataset.find_shards(tmp_path / "root", {"train": None, "val": None})
+    assert found == {"train": ["train/0.TAR"], "val": ["val/0.TAR"]}
+    prepare(["index", str(tmp_path / "root")])
+    packed = tmp_path / "elsewhere/train/0.TAR"
+    packed.write_bytes(gzip.compress(packed.read_bytes()))
+    with pytest.raises(UsageError, match=r"0\.TAR is compressed by gzip"):
+        prepare(["index", str(tmp_path / "root")])
 
 
 @pytest.mark.parametrize(

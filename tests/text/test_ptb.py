@@ -19,7 +19,7 @@ def text(root: Path, name: str, content: str) -> None:
 @pytest.fixture
 def own(tmp_path: Path) -> Data:
     """A text of one's own, with a word that only the validation text has."""
-    text(tmp_path, "train", " the cat saw <unk> \n the cat sat\n")
+    text(tmp_path, "train", " the cat\tsaw <unk> \n the cat sat\n")
     text(tmp_path, "valid", "the dog sat\n")
     return Data("own", 9, 4, 6, root=str(tmp_path), workload="language", window=2)
 

@@ -151,6 +151,20 @@ def test_the_command_prints_and_writes_it(
     assert sum(int(cell) for row in rows for cell in row[1:]) == 8
 
 
+def test_plain_weights_have_no_names_of_a_run_beside_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = compose_recipe(*DIGITS)
+    network = open_workload(recipe, torch.device("cpu")).network()
+    torch.save(network.state_dict(), tmp_path / "plain.pth")
+    (tmp_path / "classes.json").write_text('["cat", "dog"]')
+    assert main([str(tmp_path / "plain.pth"), *DIGITS, "device=cpu", "--per-class"]) == 0
+    assert "most often taken for" in capsys.readouterr().out
+    checkpoint.write(Learner(recipe, SingleComm(), torch.device("cpu")).checkpoint(), tmp_path)
+    refusal = usage_error(main, capsys, str(tmp_path), "device=cpu", "--per-class")
+    assert "classes.json has no class names (it has 2 names for 10 classes)" in refusal
+
+
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(OLD / "images-killed"), *PLAIN, "--confusion", str(tmp_path / "no/file.csv")]
     refusal = usage_error(main, capsys, *words)

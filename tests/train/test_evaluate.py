@@ -18,9 +18,11 @@ from lsgd.evaluate import evaluate_path, main
 from lsgd.learner import Learner
 from lsgd.prepare.indexing import index_folder
 from lsgd.run import checkpoint
+from lsgd.start_weights import read_state_dict
 from lsgd.trained_model import load_trained
 from lsgd.vision import models, transforms
 from lsgd.workloads import open_workload
+from lsgd.workloads.images import ImageClassification
 
 pytestmark = pytest.mark.usefixtures("composed_once")
 
@@ -178,9 +180,73 @@ def test_weights_as_other_scripts_save_them(tmp_path: Path) -> None:
         assert evaluate_path(tmp_path / "theirs.pth", recipe) == expected
     torch.save({"model": plain, "args": None}, tmp_path / "theirs.pth")
     assert evaluate_path(tmp_path / "theirs.pth", recipe) == expected
+    averaged = {"n_averaged": torch.tensor(3)} | {f"module.{k}": v for k, v in plain.items()}
+    torch.save(averaged, tmp_path / "theirs.pth")
+    assert evaluate_path(tmp_path / "theirs.pth", recipe) == expected
+    torch.save({f"net.{k}": v for k, v in plain.items()}, tmp_path / "theirs.pth")
+    with pytest.raises(UsageError, match=r"\(their names begin with net\.\); save them without"):
+        evaluate_path(tmp_path / "theirs.pth", recipe)
+    torch.save({"net": plain, "epoch": 3}, tmp_path / "theirs.pth")
+    with pytest.raises(UsageError, match=r"\(it has tensors in its entry net, which alone is"):
+        evaluate_path(tmp_path / "theirs.pth", recipe)
     torch.save(plain | {"module.x": torch.zeros(2)}, tmp_path / "theirs.pth")
     with pytest.raises(UsageError, match="does not have the weights of small_resnet"):
         evaluate_path(tmp_path / "theirs.pth", recipe)
+
+
+def test_names_of_the_network_keep_what_is_no_prefix(tmp_path: Path) -> None:
+    """A network may have a child `module`; DDP puts one more before it."""
+    tensors = {"module.weight": torch.zeros(2), "module.bias": torch.zeros(2)}
+    for names, own, found in (
+        (tensors, tensors.keys(), tensors.keys()),
+        (
+            {f"module.{name}": each for name, each in tensors.items()},
+            tensors.keys(),
+            tensors.keys(),
+        ),
+        (tensors, ["weight", "bias"], {"weight", "bias"}),
+        (tensors | {"module.old": torch.zeros(1)}, tensors.keys(), {*tensors, "module.old"}),
+    ):
+        torch.save(names, tmp_path / "a.pth")
+        read, *_ = read_state_dict((tmp_path / "a.pth").read_bytes(), "a", lambda own=own: own)
+        assert read.keys() == found
+
+
+def test_a_folder_of_weights_and_one_of_a_run(tmp_path: Path) -> None:
+    recipe = ["+recipe=digits", "device=cpu"]
+    saved = Learner(compose_recipe(*recipe), SingleComm(), torch.device("cpu"))
+    checkpoint.write(saved.checkpoint(), tmp_path)
+    with pytest.raises(UsageError, match=r"is a checkpoint of lsgd, .*; leave out \+recipe="):
+        evaluate_path(tmp_path, recipe)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"empty is a folder without checkpoint\.pt or "):
+        evaluate_path(tmp_path / "empty", recipe)
+
+
+def test_statistics_are_measured_on_images_as_the_run_trained_on(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever size is evaluated; they were measured on training images of that size."""
+    made = compose_recipe(
+        *words(root, "model=small_resnet", "bn_statistics=precise", "data.image_size=32"),
+        "inputs=torchvision", "inputs.decoders=0", "data.augmentation=[flip]", "workers=1",
+    )  # fmt: skip
+    learner = Learner(made, SingleComm(), torch.device("cpu"))
+    checkpoint.write(learner.checkpoint(), tmp_path)
+    measured: list[torch.Tensor] = []
+    original = ImageClassification._measure
+
+    def measure(workload: Any, model: torch.nn.Module, *rest: Any) -> None:
+        original(workload, model, *rest)
+        measured.append(torch.cat([each.flatten() for each in model.buffers()]))
+
+    monkeypatch.setattr(ImageClassification, "_measure", measure)
+    here = [f"data.root={root}", "inputs=torchvision", "inputs.decoders=0", "device=cpu"]
+    for more in ([], ["data.image_size=48"], ["data.crop_ratio=0.5"]):
+        evaluate_path(tmp_path, [*here, *more])
+    assert len(measured) == 3
+    assert measured[0].equal(measured[1])
+    assert measured[0].equal(measured[2])
 
 
 @pytest.mark.export

@@ -4,10 +4,12 @@ import hashlib
 import io
 import json
 import pickle
+import sys
 import urllib.error
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -420,7 +422,26 @@ def test_other_words_for_the_weights_of_a_library() -> None:
 
 def pretrained(name: str, *words: str) -> Recipe:
     made = recipe("model.options.pretrained=true", f"model={name}", *words)
-    return replace(made, data=replace(made.data, image_size=64, channels=3))
+    data = replace(made.data, mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+    return replace(made, data=replace(data, image_size=64, channels=3))
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_pretrained_weights_for_other_pixels_are_refused(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many of timm's were trained with means of 0.5."""
+    made = pretrained(f"{library}/squeezenet1_1")
+    known = SimpleNamespace(mean=(0.485, 0.456, 0.406), std=(0.5, 0.5, 0.5))
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(get_pretrained_cfg=lambda _: known))
+    if library == "torchvision":
+        made = replace(made, data=replace(made.data, std=[0.5] * 3))
+    wanted = {"torchvision": "0.229,0.224,0.225", "timm": "0.5,0.5,0.5"}[library]
+    monkeypatch.setattr("lsgd.models.library_networks.find_builder", lambda _: None)
+    for name in ("_timm_file", "_torchvision_file"):
+        monkeypatch.setattr(f"lsgd.models.pretrained.{name}", lambda _: tmp_path)
+    with pytest.raises(UsageError, match=rf"write 'data\.std=\[{wanted}\]'$"):
+        with_pretrained_weights(made, SingleComm())
 
 
 def test_pretrained_weights_are_downloaded_once_and_recorded_as_start(
