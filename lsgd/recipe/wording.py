@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lsgd.recipe.settings import TARGET_DATA, Target
 from lsgd.rules.early_stopping import EarlyStop
-from lsgd.rules.metric import Metric, named_metric
+from lsgd.rules.metric import Metric, format_decimal, named_metric
 
 if TYPE_CHECKING:
     from lsgd.recipe import Recipe
@@ -152,8 +152,9 @@ def describe_difference(target: Target, number: float) -> str:
 
     lsgd.report.verdict decides over several seeds whether a result is the published one.
     """
-    above = round(number - target.value, 2)
-    distance = f"{abs(above):.2f} {'above' if above > 0 else 'below'}"
+    decimals = target.metric.decimals(target.value)
+    above = round(number - target.value, decimals)
+    distance = f"{format_decimal(abs(above), decimals)} {'above' if above > 0 else 'below'}"
     source = f" ({target.source})" if target.source else ""
     published = target.metric.format_value(target.value, target.std)
     return f"{distance} the published {published}{source}"

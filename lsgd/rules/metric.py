@@ -15,6 +15,20 @@ OWN_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 """The form of the name of a metric of the user's own."""
 MAIN_SET = "val"
 """The evaluation set from which the final metric of a run is computed."""
+SMALL, LARGE = 0.1, 1e9
+"""The sizes below and from which two decimals do not show a value well."""
+
+
+def format_decimal(value: float, decimals: int = 2, sign: str = "") -> str:
+    """Format a number with these decimals, or with 3 significant digits if these are too long.
+
+    `sign` is that of a format, such as + for a sign of positive numbers too.
+
+    >>> format_decimal(0.0042, 5), format_decimal(1e300), format_decimal(2e-30, 32, "+")
+    ('0.00420', '1e+300', '+2e-30')
+    """
+    is_long = abs(value) >= LARGE or decimals > 9
+    return f"{value:{sign}.{'3g' if is_long else f'{decimals}f'}}"
 
 
 @dataclass(frozen=True)
@@ -121,8 +135,29 @@ class Metric:
         >>> METRICS["top1_error"].format_value(23.5), METRICS["perplexity"].format_value(120, 2)
         ('23.50 %', '120.00 ± 2.00')
         """
-        spread = "" if std is None else f" ± {std:.2f}"
-        return f"{value:.2f}{spread} {self.unit}".rstrip()
+        decimals = self.decimals(value)
+        spread = "" if std is None else f" ± {format_decimal(std, decimals)}"
+        return f"{format_decimal(value, decimals)}{spread} {self.unit}".rstrip()
+
+    def decimals(self, value: float) -> int:
+        """Return the number of decimals with which a value of the metric is shown.
+
+        It is 2, or more for 3 significant digits of a small value without unit.
+
+        >>> METRICS["top1_error"].decimals(0.0042), METRICS["loss"].decimals(0.0042)
+        (2, 5)
+        """
+        is_small = not self.unit and 0 < abs(value) < SMALL
+        return 2 - math.floor(math.log10(abs(value))) if is_small else 2
+
+    def format_target(self, target: float) -> str:
+        """Format a target of the metric with the unit and all of its decimals, but at least two.
+
+        >>> [METRICS["top1_error"].format_target(target) for target in (24.1, 24.125)]
+        ['24.10 %', '24.125 %']
+        """
+        shown = f"{target:.2f}" if round(target, 2) == target else f"{target:g}"
+        return f"{shown} {self.unit}".rstrip()
 
     def format_labelled(self, value: float) -> str:
         """Format a value of the metric after the metric's label.
@@ -214,7 +249,7 @@ class TimeToTarget(Metric):
         first_step: Callable[[int], int] = int,
     ) -> Self:
         """Create the metric that counts epochs or steps until another is at most its target."""
-        label = f"{time_unit} to {metric.format_labelled(target)}"
+        label = f"{time_unit} to {metric.label} {metric.format_target(target)}"
         return cls(
             metric.name, label, time_unit, time_unit=time_unit, target=target, first_step=first_step
         )
@@ -250,7 +285,7 @@ class TimeToTarget(Metric):
     def label_on(self, evaluation_set: str) -> str:
         """Return the label of this time to target, with an evaluation set."""
         metric = self.base_metric
-        target = metric.format_value(self.target)
+        target = metric.format_target(self.target)
         return f"{self.time_unit} to {metric.label_on(evaluation_set)} {target}"
 
     def format_value(self, value: float, std: float | None = None) -> str:
@@ -258,6 +293,10 @@ class TimeToTarget(Metric):
         if math.isinf(value):
             return "never"
         return f"{value:g}" if std is None else f"{value:.2f} ± {std:.2f}"
+
+    def decimals(self, value: float) -> int:
+        """Return the number of decimals with which a mean of epochs or steps is shown."""
+        return 2
 
     def format_labelled(self, value: float) -> str:
         """Format a time to target before its label.
@@ -267,7 +306,8 @@ class TimeToTarget(Metric):
         ('35 epochs to top-1 error 24.10 %', 'top-1 error 24.10 % not reached')
         """
         if math.isinf(value):
-            return f"{self.base_metric.format_labelled(self.target)} not reached"
+            metric = self.base_metric
+            return f"{metric.label} {metric.format_target(self.target)} not reached"
         return f"{self.format_value(value)} {self.label}"
 
     def final_metric(
