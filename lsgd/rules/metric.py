@@ -202,7 +202,7 @@ class Metric:
     ) -> float:
         """Compute the final metric of a run from the metrics of each epoch, by its number from 1.
 
-        Some epochs may lack an evaluation, but not all.
+        Some epochs may lack an evaluation. It is NaN if all do.
 
         >>> errors = [90.0, 9.0, 8.0, 30.0, 7.0, 8.5]
         >>> metrics = {epoch: {"val_top1_error": error} for epoch, error in enumerate(errors, 1)}
@@ -213,7 +213,7 @@ class Metric:
         values: list[float] = [
             metrics[epoch][key] for epoch in sorted(metrics) if key in metrics[epoch]
         ]
-        return statistics.median(values[-self.last_epochs :])
+        return statistics.median(values[-self.last_epochs :] or [math.nan])
 
 
 def _infinite_chance_level(classes: int) -> float:
@@ -315,6 +315,8 @@ class TimeToTarget(Metric):
     ) -> float:
         """Return the epochs or steps of a run at its first evaluation that reached the target.
 
+        A value of None, as a row has for one that is not finite, does not reach it.
+
         >>> errors = {2: 30.0, 4: 24.1, 6: 24.3}
         >>> metrics = {epoch: {"val_top1_error": error} for epoch, error in errors.items()}
         >>> error = METRICS["top1_error"]
@@ -327,7 +329,8 @@ class TimeToTarget(Metric):
         """
         key = f"{evaluation_set}_{self.name}"
         for epoch in sorted(metrics):
-            if metrics[epoch].get(key, math.inf) <= self.target:
+            value = metrics[epoch].get(key)
+            if value is not None and value <= self.target:
                 return float(self.first_step(epoch) if self.time_unit == "steps" else epoch)
         return math.inf
 
