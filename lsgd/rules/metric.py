@@ -367,6 +367,27 @@ def named_metric(name: str) -> Metric:
     return Metric(name, label, plural, chance_level=_infinite_chance_level)
 
 
+HIGHER_IS_BETTER = re.compile(
+    "acc|accuracy|ap|au(c|prc|roc)|bleu|dice|f1|m?iou|kappa|likelihood|map|mcc|mrr|ndcg|precision|"
+    "psnr|r2|recall|rouge|sensitivity|specificity|ssim"
+)
+"""Words for metrics whose highest value is the best."""
+TURNED = re.compile("complement|distance|error|gap|inverse|loss|minus|neg(ative)?|nll|rmse")
+"""Words that make the lowest value of such a metric the best."""
+
+
+def is_higher_better(name: str) -> bool:
+    """Return whether the name of a metric is known to be one whose highest value is the best.
+
+    >>> [is_higher_better(name) for name in ("accuracy", "macro_f1", "io_u", "r2_score")]
+    [True, True, True, True]
+    >>> [is_higher_better(name) for name in ("f1_error", "rmse", "inaccuracy", "map_distance")]
+    [False, False, False, False]
+    """
+    words = [*name.split("_"), name.replace("_", "")]
+    return any(map(HIGHER_IS_BETTER.fullmatch, words)) and not any(map(TURNED.fullmatch, words))
+
+
 def _worst_error(classes: int) -> float:
     """Return 100, with which a failed run counts whose error of guessing is not known."""
     return 100.0
