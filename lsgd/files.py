@@ -132,6 +132,8 @@ def make_output_folder(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"--out {folder} is a file; write a folder") from None
     except OSError as error:
         raise UsageError(
             f"--out {folder} cannot be made ({error.strerror}); write another folder"
