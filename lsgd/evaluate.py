@@ -102,10 +102,8 @@ def _load_average(folder: Path, count: int, overrides: Sequence[str]) -> _SavedM
     """
     if not folder.is_dir():
         raise UsageError(f"--average {count} is for a run folder; give the folder of {folder}")
-    steps: dict[int, Path] = {}
-    for path in checkpoint.checkpoint_files(folder):
-        if (step := checkpoint.step_in_name(path)) is not None:
-            steps.setdefault(step, path)  # a milestone goes before a checkpoint
+    # The oldest first: a milestone replaces a checkpoint of its step.
+    steps = {step: path for path, step in reversed(paths.checkpoint_steps(folder).items())}
     if len(steps) < count:
         raise UsageError(
             f"--average {count} needs the checkpoints of {count} steps, and {folder} has those of "
@@ -122,8 +120,8 @@ def _load_average(folder: Path, count: int, overrides: Sequence[str]) -> _SavedM
             f"--average {count} is for runs without averaged weights, and {folder} has "
             f"averaging={recipe.averaging.name}; leave it out to evaluate its own average"
         )
-    paths = [*steps.values()][:count]
-    weights = mean_of_states(_load_checkpoint(path, overrides).weights for path in paths)
+    files = [*reversed(steps.values())][:count]
+    weights = mean_of_states(_load_checkpoint(file, overrides).weights for file in files)
     measured = replace(recipe, bn_statistics=replace(recipe.bn_statistics, name="precise"))
     return newest._replace(recipe=measured, weights=weights, parts={})
 

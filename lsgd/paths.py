@@ -141,20 +141,23 @@ CHECKPOINT = "checkpoint.pt"
 """The name of the link to a run's newest checkpoint, which a drive without symlinks lacks."""
 
 
-def step_in_name(path: Path, kinds: str = "checkpoint|milestone") -> int | None:
-    """Return the step in the name of a checkpoint file of these kinds; None for other files."""
-    match = re.fullmatch(rf"(?:{kinds})-(\d+)\.pt", path.name)
+def checkpoint_name(step: int, *, milestone: bool = False) -> str:
+    """Return the name of the checkpoint file of a step; a milestone is kept for good."""
+    return f"{'milestone' if milestone else 'checkpoint'}-{step}.pt"
+
+
+def step_in_name(path: Path, *, milestones: bool = True) -> int | None:
+    """Return the step in the name of a checkpoint file or milestone; None for other files."""
+    match = re.fullmatch(rf"(?:checkpoint{'|milestone' * milestones})-(\d+)\.pt", path.name)
     return int(match[1]) if match else None
 
 
-def checkpoint_steps(folder: Path, kinds: str = "checkpoint|milestone") -> dict[Path, int]:
-    """Return the steps of a run folder's checkpoint files of these kinds, the last step first."""
-    steps = {
-        path: step for path in folder.iterdir() if (step := step_in_name(path, kinds)) is not None
-    }
-    # A milestone goes before a checkpoint of the same step, whose evaluation was not made yet.
-    newest_first = sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
-    return {path: steps[path] for path in newest_first}
+def checkpoint_steps(folder: Path, *, milestones: bool = True) -> dict[Path, int]:
+    """Return the steps of a run folder's checkpoint files by their paths, the last step first."""
+    named = ((step_in_name(path, milestones=milestones), path) for path in folder.iterdir())
+    steps = [(step, path) for step, path in named if step is not None]
+    # By its name, a milestone goes before a checkpoint of its step, which lacks the evaluation.
+    return {path: step for step, path in sorted(steps, reverse=True)}
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from lsgd.models import DTYPES
 from lsgd.recipe import Optim, Recipe
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import RunningStatistics
-from lsgd.rules.lamb import ADAPTED_DECAY
+from lsgd.rules.optimizers.lamb import ADAPTED_DECAY
 from lsgd.strategy.allreduce import AllReduce
 
 

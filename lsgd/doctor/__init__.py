@@ -21,6 +21,13 @@ PASS, FAIL, ABSENT = "pass", "fail", "not needed"
 TEMPORARY_FIX = "export TMPDIR=FOLDER with a folder that you can write to"
 
 
+MPI_HERE = {"OMPI_MCA_plm": "^slurm", "OMPI_MCA_ras": "^slurm"}
+"""The variables with which Open MPI starts its processes on this machine, also in a job of Slurm.
+
+There it would ask for a step of its own, which waits for the cores of the step of the doctor.
+"""
+
+
 @dataclass(frozen=True)
 class CheckItem:
     """The result of checking one thing that a run may use, such as a library or the network."""

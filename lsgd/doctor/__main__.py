@@ -39,7 +39,8 @@ from lsgd.job.system import cpu_quota, usable_cores
 
 EPILOG = """\
 exit codes: 0 a run is possible here, 1 a check that every run needs fails
-(Python, torch, torchvision, tensorboard, recipes, the run folder).
+(Python, torch, torchvision, tensorboard, recipes, the run folder, and with
+GPUs CUDA).
 
 --json prints {"lsgd", "host", "fit", "items": [{"name", "status", "found",
 "fix", "required", "numbers"}]} with the status pass, fail or not needed; in

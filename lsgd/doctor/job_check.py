@@ -44,6 +44,7 @@ from lsgd.comm.torch import error_cause, open_store
 from lsgd.config import RecipeParser
 from lsgd.doctor import FAIL, ProbeResult, machine, probe
 from lsgd.doctor.nodes import (
+    UNKNOWN,
     Link,
     NodeFigures,
     common_failures,
@@ -51,6 +52,7 @@ from lsgd.doctor.nodes import (
     exclusion,
     expected_hosts,
     judge_nodes,
+    network_name,
     node_table,
     ring_rounds,
 )
@@ -164,7 +166,7 @@ def check_job(recipe: Recipe, options: Namespace) -> None:
     planned = expected_hosts(launch, options.hosts, os.environ)
     if options.hosts and planned and "MASTER_ADDR" not in os.environ:
         # mpirun may have been started elsewhere, and horovodrun names no machine.
-        launch = replace(launch, master_addr=planned[0])
+        launch = replace(launch, master_addr=network_name(planned[0]))
     host = node_name(launch, planned)
     try:
         meeting = _meet(launch, recipe.comm.join_timeout)
@@ -250,7 +252,7 @@ def measure(recipe: Recipe, *, share: int | None) -> tuple[ProcessFigures, torch
         except OSError as error:
             found["problems"].append(f"data.root: {error}")
         try:
-            found["failed_checks"] = failed_checks()
+            found["failed_checks"] = failed_checks(recipe)
         except Exception as error:  # any type: this is the broken node that is to be named
             found["problems"].append(f"the doctor's checks: {error}")
     return found, device
@@ -316,8 +318,10 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def failed_checks() -> dict[str, str]:
+def failed_checks(recipe: Recipe) -> dict[str, str]:
     """Return the doctor's checks of this machine that fail, each with its finding and the fix.
+
+    The folders are those of the recipe's run.
 
     They are those of the machine that need no child process, which a job's process may not start.
     """
@@ -325,7 +329,8 @@ def failed_checks() -> dict[str, str]:
     interfaces = list_interfaces()
     host = ProbeResult(next(probe.network()))
     items = [
-        *machine.run_folder(),
+        *machine.run_folder(Path(recipe.run_dir or "runs")),
+        *([machine.staging_folder(recipe.data.stage)] if recipe.data.stage else []),
         machine.cores(cpu_quota()),
         *machine.gpus(ProbeResult(facts), machine.nvidia(MESSAGE_LIMIT)),
         machine.network(host, interfaces),
@@ -432,7 +437,7 @@ def _nodes(
     missing: dict[str, list[int]] = {}
     for rank, name in enumerate(hosts):
         if name is None:
-            missing.setdefault(planned[rank] if planned else "unknown", []).append(rank)
+            missing.setdefault(planned[rank] if planned else UNKNOWN, []).append(rank)
     nodes = []
     for host in dict.fromkeys([*ranks, *missing]):
         joined = ranks.get(host, [])

@@ -122,13 +122,15 @@ def gpus(
         fix = f"`{again}` from PyPI, which has the CUDA build"
         items.append(CheckItem("CUDA", FAIL, f"torch {facts['version']} is a CPU build", fix))
     elif problem := facts.get("problem"):
-        fix = (
-            "`unset CUDA_VISIBLE_DEVICES`, which hides them"
-            if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-            else "update the driver, or install a torch for the CUDA that `nvidia-smi` shows"
-        )
+        hidden = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        # A run that is given GPUs of which torch can use none refuses to train on the CPU.
+        refused = bool(driver) and not names and not hidden and has_device(devices)
+        fix = "update the driver, or install a torch for the CUDA that `nvidia-smi` shows"
+        if hidden:
+            fix = "`unset CUDA_VISIBLE_DEVICES`, which hides them"
+        fix += ", or train on the CPU by `device=cpu`" * refused
         finding = f"{facts['cuda']} of torch does not fit: {problem}"
-        items.append(CheckItem("CUDA", FAIL, finding, fix))
+        items.append(CheckItem("CUDA", FAIL, finding, fix, required=refused))
     else:
         items.append(CheckItem("CUDA", PASS, f"{facts['cuda']}, fits the driver"))
     if names and not facts.get("problem"):
@@ -307,9 +309,25 @@ def temporary_folder() -> list[CheckItem]:
 
 
 def run_folder(runs: Path = Path("runs")) -> list[CheckItem]:
-    """Check that the default folder of runs is writable, and the free space on its disk."""
+    """Check that a folder of runs is writable, and the free space on its disk."""
+    fix = "change to a folder that you can write to, or write run_dir=FOLDER"
+    found, free = _writable("run folder", runs, fix)
+    return [found] if free is None else [found, disk(free)]
+
+
+def staging_folder(stage: str) -> CheckItem:
+    """Check that the folder of `data.stage` is writable; its variables are those of this machine.
+
+    The space for the copy is checked when it is made.
+    """
+    folder = Path(os.path.expandvars(stage))
+    return _writable("data.stage", folder, "make it writable, or write data.stage=FOLDER")[0]
+
+
+def _writable(name: str, folder: Path, fix: str) -> tuple[CheckItem, float | None]:
+    """Check that files can be written in a folder; return the free GB of its disk too, if so."""
     # The folder may not exist yet: its disk is that of the nearest existing parent.
-    nearest = runs.absolute()
+    nearest = folder.absolute()
     while not os.path.exists(nearest):  # which raises no error for a folder that cannot be read
         nearest = nearest.parent
     try:
@@ -318,11 +336,10 @@ def run_folder(runs: Path = Path("runs")) -> list[CheckItem]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        finding = f"{runs.absolute()} cannot be written: {error.strerror}"
-        fix = "change to a folder that you can write to, or write run_dir=FOLDER"
-        return [CheckItem("run folder", FAIL, finding, fix, required=True)]
+        finding = f"{folder.absolute()} cannot be written: {error.strerror}"
+        return CheckItem(name, FAIL, finding, fix, required=True), None
     free = shutil.disk_usage(nearest).free / 1e9
-    return [CheckItem("run folder", PASS, str(runs.absolute()), required=True), disk(free)]
+    return CheckItem(name, PASS, str(folder.absolute()), required=True), free
 
 
 def disk(free_gb: float) -> CheckItem:

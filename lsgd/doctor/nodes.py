@@ -36,6 +36,9 @@ Nodes that synchronize their clocks differ by milliseconds; at a second they do 
 several nodes have no order, and credentials such as those of munge expire early.
 """
 
+UNKNOWN = "unknown"
+"""The name of the nodes of processes that have not joined, where no list of the launcher has it."""
+
 
 @dataclass(frozen=True)
 class NodeFigures:
@@ -185,6 +188,15 @@ def expected_hosts(launch: Launch, hosts: str, environment: Mapping[str, str]) -
     return found if len(found) == launch.world_size else None
 
 
+def network_name(host: str) -> str:
+    """Return the name by which other nodes reach a host of --hosts, which may have a user for ssh.
+
+    >>> network_name("me@a"), network_name("a")
+    ('a', 'a')
+    """
+    return host.rpartition("@")[2]
+
+
 def exclusion(bad: Sequence[str], hosts: str, excluded: str, *, is_slurm: bool) -> str:
     """Return what to write to start the job without these nodes; empty if no option does that.
 
@@ -197,8 +209,9 @@ def exclusion(bad: Sequence[str], hosts: str, excluded: str, *, is_slurm: bool) 
     """
     if hosts:
         rest = [each for each in _split(hosts) if each.rpartition(":")[0] not in bad]
-        return f"--hosts {','.join(rest)}" if rest else ""
-    return f"--exclude={','.join([*_split(excluded), *bad])}" if is_slurm else ""
+        return f"--hosts {','.join(rest)}" if 0 < len(rest) < len(_split(hosts)) else ""
+    named = [name for name in bad if name != UNKNOWN]
+    return f"--exclude={','.join([*_split(excluded), *named])}" if is_slurm and named else ""
 
 
 FigureReader = Callable[[NodeFigures], float | None]

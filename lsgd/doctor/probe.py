@@ -109,7 +109,7 @@ def apex() -> Iterator[Facts]:
     import torch
 
     from lsgd.job.device import pick_device
-    from lsgd.rules.apex import apex_sgd
+    from lsgd.rules.optimizers.apex import apex_sgd
 
     group = {"params": [torch.ones(2, device=pick_device("auto"))], "weight_decay": 0.0}
     apex_sgd([group], momentum=0.9, nesterov=True)
@@ -198,8 +198,7 @@ def _dataset(data: "Data") -> Facts:
 
 def _open(data: "Data", root: Path) -> None:
     """Open the files of a dataset; raise UsageError if they do not match its configuration."""
-    from lsgd.inputs import IN_MEMORY_DATASETS
-    from lsgd.inputs.arrays import load_arrays
+    from lsgd.inputs.arrays import IN_MEMORY_DATASETS, load_arrays
     from lsgd.inputs.index import open_indexes
     from lsgd.text.conll import open_tagged_corpus
     from lsgd.text.ptb import open_texts

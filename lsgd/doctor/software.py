@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from lsgd import installation
-from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult
+from lsgd.doctor import ABSENT, FAIL, MPI_HERE, PASS, CheckItem, ProbeResult
 from lsgd.job.children import run_with_limit, telling_line
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
@@ -101,7 +101,7 @@ def mpi(
         fix = "export " + " ".join(f"{permit}=1" for permit in permits)
         fix += " if root is intended, as in a container"
         return CheckItem("MPI", FAIL if built else ABSENT, f"{name}, which refuses root", fix)
-    code, text = run_with_limit(["mpirun", "-np", "1", "true"], limit=limit)
+    code, text = run_with_limit(["mpirun", "-np", "1", "true"], limit=limit, environment=MPI_HERE)
     if code != 0:
         why = telling_line(text) if code is not None else f"it did not end in {limit:g} s"
         fix = "make `mpirun -np 1 true` work; lsgd launch horovodrun works without"

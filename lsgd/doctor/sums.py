@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 
-from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult, run_probe
+from lsgd.doctor import ABSENT, FAIL, MPI_HERE, PASS, CheckItem, ProbeResult, run_probe
 from lsgd.job.network import TORCHRUN_HERE
 
 PYTHON = sys.executable
@@ -14,6 +14,7 @@ HOROVODRUN = (
 )
 MPIRUN = ("mpirun", "-np", "2", PYTHON)
 ENVIRONMENT = {
+    **MPI_HERE,
     # Allow root and more processes than cores: two are harmless, and the MPI check warns of root.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

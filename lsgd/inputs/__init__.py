@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from lsgd.errors import UsageError
+from lsgd.inputs.arrays import IN_MEMORY_DATASETS as IN_MEMORY_DATASETS
+from lsgd.inputs.arrays import load_arrays
 from lsgd.inputs.index import (
     SPLITS,
     ImageIndex,
@@ -38,8 +40,6 @@ ExampleColumns: TypeAlias = "dict[str, NDArray[Any]]"
 
 The first word of a name, such as `train labels`, is the split.
 """
-
-IN_MEMORY_DATASETS = ("digits", "fashion-mnist", "cifar10")
 
 
 class Inputs(Protocol):
@@ -129,12 +129,9 @@ def training_labels(recipe: Recipe) -> "NDArray[np.int64]":
     data = recipe.data
     if recipe.inputs.loader == "synthetic":
         return np.arange(data.train_examples) % data.classes
-    root = data.folder
     if data.name in IN_MEMORY_DATASETS:
-        from lsgd.inputs.arrays import load_arrays
-
-        return load_arrays(data, root)[0].labels
-    index, _ = open_indexes(data, root)
+        return load_arrays(data, data.folder)[0].labels
+    index, _ = open_indexes(data, data.folder)
     return index.labels(np.arange(len(index)))
 
 

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from lsgd import paths
 from lsgd.errors import UsageError
@@ -50,10 +49,9 @@ def load_arrays(data: Data, root: Path) -> tuple[ImageArrays, ImageArrays]:
     """
     if data.name == "digits":
         root = paths.digits_dir()
-    readers = {"digits": _digits, "fashion-mnist": _fashion_mnist, "cifar10": _cifar10}
     try:
         with _READING:
-            train, validation = readers[data.name](root)
+            train, validation = IN_MEMORY_DATASETS[data.name](root)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
             f"no {data.name} at {root}: {error.filename} is missing; fetch it with "
@@ -113,12 +111,11 @@ def _digits(root: Path) -> tuple[ImageArrays, ImageArrays]:
     )
 
 
-def _fashion_mnist(root: Path) -> tuple[ImageArrays, ImageArrays]:
+def _idx_files(root: Path) -> tuple[ImageArrays, ImageArrays]:
     def split(name: str) -> ImageArrays:
         images = _idx(root / f"{name}-images-idx3-ubyte.gz")
-        return ImageArrays(
-            images[:, None], _idx(root / f"{name}-labels-idx1-ubyte.gz").astype(np.int64)
-        )
+        labels = _idx(root / f"{name}-labels-idx1-ubyte.gz")
+        return ImageArrays(images[:, None], labels.astype(np.int64))
 
     return split("train"), split("t10k")
 
@@ -188,6 +185,8 @@ def _packed_jpegs(path: Path) -> ImageArrays:
 
     Its arrays are data (bytes), offsets (images + 1) and labels.
     """
+    from PIL import Image
+
     with _unpacked(path) as packed:
         data, offsets, labels = packed["data"].tobytes(), packed["offsets"], packed["labels"]
     images = [
@@ -195,3 +194,7 @@ def _packed_jpegs(path: Path) -> ImageArrays:
         for begin, end in pairwise(offsets)
     ]
     return ImageArrays(np.stack(images).transpose(0, 3, 1, 2), labels.astype(np.int64))
+
+
+IN_MEMORY_DATASETS = {"digits": _digits, "fashion-mnist": _idx_files, "cifar10": _cifar10}
+"""The datasets that fit in memory, each with the reader of its training and validation set."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, get_num_threads
 
 from lsgd.errors import UsageError
-from lsgd.job.launcher import FIRST_GPU, cores, detect_launch
+from lsgd.job.launcher import FIRST_GPU, Launch, cores, detect_launch
 from lsgd.job.numa import bind_near_device, pci_address
 from lsgd.job.system import bind_to, peak_memory, usable_cores
 from lsgd.metric_sums import widest_float
@@ -40,8 +40,9 @@ SHARING_HOST_MEMORY = ("cpu", "mps")
 TF32 = (8, 0)
 """The lowest compute capability of GPUs with TF32, that of the A100."""
 
+CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 VISIBLE = (
-    "CUDA_VISIBLE_DEVICES",
+    CUDA_VISIBLE,
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
@@ -57,6 +58,8 @@ def pick_device(name: str, *, numa: bool = False) -> torch.device:
     UsageError rather than train on the CPU of a machine whose GPUs torch cannot use.
     """
     launch = detect_launch()
+    if name != "cpu":
+        _show_own_mig_slice(launch)
     kind = _accelerator(name)
     if kind is None and name in ("auto", "cpu"):
         if name == "auto" and torch.version.cuda and DRIVER.exists() and _shown():
@@ -88,6 +91,25 @@ def pick_device(name: str, *, numa: bool = False) -> torch.device:
     if numa and kind == "cuda":
         bind_near_device(pci_address(torch.cuda.get_device_properties(device)))
     return device
+
+
+def _show_own_mig_slice(launch: Launch) -> None:
+    """Restrict this process to one of the MIG slices of a GPU that its job has on the machine.
+
+    CUDA shows a process the first of several slices alone, so that all processes would share it.
+    """
+    slices = [each for each in os.environ.get(CUDA_VISIBLE, "").split(",") if each]
+    if len(slices) < 2 or not all(each.startswith("MIG-") for each in slices):
+        return
+    if launch.local_size > len(slices):
+        raise UsageError(
+            f"{launch.local_size} processes on a machine with {len(slices)} MIG slices in "
+            f"{CUDA_VISIBLE}; start at most one per slice (a process hosts as many workers as it "
+            "takes)",
+            is_local=True,
+        )
+    first = int(os.environ.get(FIRST_GPU, "0"))
+    os.environ[CUDA_VISIBLE] = slices[(first + launch.local_rank) % len(slices)]
 
 
 def _accelerator(name: str) -> str | None:
@@ -416,7 +438,7 @@ def _restore_environment(before: dict[str, str]) -> None:
 
 def _shown() -> bool:
     """Return whether this process may use NVIDIA GPUs: not hidden, and allowed by its container."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
+    if os.environ.get(CUDA_VISIBLE) in ("", "-1", "NoDevFiles"):
         return False
     for gpu in DEVICES.glob("nvidia[0-9]*"):
         with suppress(OSError), gpu.open("rb"):  # only opening shows what a control group forbids

@@ -137,15 +137,20 @@ def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
         if all(name in environment for name in required):
             world_size = _number(environment, says.world_size)
             local_size = _local_size(environment, says)
+            if not 0 <= (rank := _number(environment, says.rank)) < world_size:
+                raise UsageError(
+                    f"{says.rank}={rank} is not below {says.world_size}={world_size}, as the "
+                    "number of a process is, which begins at 0; unset both, or correct them"
+                )
             return Launch(
                 launcher,
-                rank=_number(environment, says.rank),
+                rank=rank,
                 world_size=world_size,
                 local_rank=_number(environment, says.local_rank, 0),
                 local_size=local_size,
                 master_addr=_master_addr(environment, says, one_machine=local_size == world_size),
                 master_port=_master_port(environment, says),
-                restart_count=int(environment[LIFE]) if LIFE in environment else None,
+                restart_count=_number(environment, LIFE) if LIFE in environment else None,
             )
     for name in _OTHER_SIZES:
         if _number(environment, name, 1) > 1:
@@ -275,7 +280,13 @@ def _local_size(environment: Mapping[str, str], says: _Dialect) -> int:
     if not counts:
         return _number(environment, says.local_size)
     # Only Slurm gives the counts of all nodes; pick that of this node.
-    return counts[0] if len(counts) == 1 else counts[_number(environment, "SLURM_NODEID")]
+    node = _number(environment, "SLURM_NODEID") if len(counts) > 1 else 0
+    if not 0 <= node < len(counts):
+        raise UsageError(
+            f"SLURM_NODEID={node}, and {says.local_size}={environment[says.local_size]} is of "
+            f"{len(counts)} nodes, so they are of different steps; start the process by srun"
+        )
+    return counts[node]
 
 
 def _master_addr(

@@ -32,8 +32,6 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = PROCESSES / "self" / "cgroup"
 """The file in which Linux lists the control groups of this process; CGROUPS has their folders."""
-CGROUP_LIMIT = CGROUPS / "memory.max"
-"""The file with the bytes of memory that a container may use, or `max`."""
 PS = ("-E", "-ww") if sys.platform == "darwin" else ("eww",)
 """The options of ps that show a process's environment; macOS has others than elsewhere."""
 
@@ -64,21 +62,26 @@ def count_usable_cores() -> int:
 @cache
 def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:
     """Return the number of CPU cores that control groups allow this process, or None for all."""
+    quotas = [_quota(folder) for folder in _control_groups("cpu", root, own)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _control_groups(controller: str, root: Path, own: Path) -> Iterator[Path]:
+    """Yield the folders of this process's control groups for a controller, parents included.
+
+    A limit of any of them holds. Version 1 has a hierarchy for each controller.
+    """
     try:
         lines = own.read_text().splitlines()
     except OSError:
-        return None
-    quotas = []
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        top = root if not controllers else root / "cpu"
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
+        top = root / controller if controllers else root
         folder = top / path.lstrip("/")
-        for group in (folder, *folder.parents):
-            if group.is_relative_to(top) and (quota := _quota(group)) is not None:
-                quotas.append(quota)
-    return min(quotas, default=None)
+        yield from (group for group in (folder, *folder.parents) if group.is_relative_to(top))
 
 
 def _quota(folder: Path) -> float | None:
@@ -275,13 +278,14 @@ def memory_kills() -> int:
     return 0
 
 
-def memory_limit() -> int:
-    """Return the bytes of memory that processes of this machine or container may use."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(physical, int(CGROUP_LIMIT.read_text()))
-    except (OSError, ValueError):
-        return physical
+def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
+    """Return the bytes of memory that processes of this machine, container or job may use."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for folder in _control_groups("memory", root, own):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # it is of the other version, or says max
+                limits.append(int((folder / name).read_text()))
+    return min(limits)
 
 
 def peak_memory() -> int:

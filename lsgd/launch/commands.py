@@ -121,7 +121,12 @@ def horovodrun(request: Request) -> LaunchCommand:
         # Without --gloo it would call mpirun where it can, which is a launcher of its own here.
         *[program, "--gloo", "-np", str(processes)],
         # It caches checks of other hosts, for which the home folder has to be writable.
-        *(["-H", hosts] if hosts else ["--disable-cache"]),
+        *(["-H", hosts] if hosts else []),
+        *(
+            ["--disable-cache"]
+            if not (hosts and os.access(os.path.expanduser("~"), os.W_OK))
+            else []
+        ),
         *(["--output-filename", logs] if logs else []),
         *[python, *request.train_arguments],
     ]

@@ -132,14 +132,15 @@ def _job_name(request: Request) -> str:
     """Return the job's name in Kubernetes; raise UsageError for one that Kubernetes refuses."""
     # Names in Kubernetes have no underscores and no capitals.
     name = request.options.get("--name", request.job_name.lower().replace("_", "-"))
-    name += "-check" if request.is_check else ""  # the run's own job may follow
     if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name):
         raise UsageError(
-            f"--name is {name}, but must have only lower-case letters, digits and dashes"
+            f"--name is {name}, but must have only lower-case letters, digits and dashes, begin "
+            "with a letter and not end in a dash"
         )
-    if len(name) > (most := longest_name(request.options)):
+    suffix = "-check" if request.is_check else ""  # the run's own job may follow
+    if len(name) > (most := longest_name(request.options) - len(suffix)):
         raise UsageError(
             f"--name is {name}, of {len(name)} characters, which would make pod names longer "
             f"than the {LABEL} that Kubernetes allows; write --name with {most} or fewer"
         )
-    return name
+    return name + suffix

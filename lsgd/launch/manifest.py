@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def _pod_spec(options: Mapping[str, str]) -> dict[str, Any]:
     # Kubernetes takes $(NAME) in a value for a variable, and two dollar signs for one.
     env = [
         {"name": name, "value": value.replace("$", "$$")}
-        for name, value in _pairs(options.get("--env", ""))
+        for name, value in _variables(options.get("--env", ""))
     ]
     sources = [{"secretRef": {"name": name}} for name in _names(options.get("--secret", ""))]
     container: dict[str, Any] = {"env": env, "envFrom": sources}
@@ -99,7 +100,26 @@ def _resources(options: Mapping[str, str]) -> dict[str, dict[str, str]]:
                 f"--{key} {GPU}={sizes[GPU]} contradicts --gpus, the number of GPUs and processes "
                 f"of each pod; write --gpus {sizes[GPU]}"
             )
+    for name, limit in found["limits"].items():
+        request = found["requests"].get(name, limit)
+        if _amount(request) > _amount(limit):
+            raise UsageError(
+                f"--requests {name}={request} is above --limits {name}={limit}; write a limit as "
+                "large as the request, or leave it out"
+            )
     return _given(found)
+
+
+def _amount(quantity: str) -> Fraction:
+    """Return an amount of Kubernetes as a number.
+
+    >>> _amount("500m") == Fraction("0.5"), _amount("2Ki"), _amount("1.5k")
+    (True, Fraction(2048, 1), Fraction(1500, 1))
+    """
+    number = quantity.rstrip("numkKMGTPEi")
+    unit = quantity[len(number) :]
+    power = "num kMGTPE".index(unit[:1].replace("K", "k") or " ") - 3
+    return Fraction(number) * Fraction(1024 if unit.endswith("i") else 1000) ** power
 
 
 def _names(text: str) -> list[str]:
@@ -107,12 +127,21 @@ def _names(text: str) -> list[str]:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
+    """Split labels or resources, whose values have no commas, into names and values.
+
+    >>> _pairs("pool=h100,3d=no")
+    [('pool', 'h100'), ('3d', 'no')]
+    """
+    return [(name, value) for name, _, value in (part.partition("=") for part in _names(text))]
+
+
+def _variables(text: str) -> list[tuple[str, str]]:
     """Split `A=1,B=x,y` at the commas that are followed by another name with an equals sign.
 
-    >>> _pairs("A=1,B=x,y")
+    >>> _variables("A=1,B=x,y")
     [('A', '1'), ('B', 'x,y')]
     """
-    parts = re.split(r",(?=[A-Za-z_][\w./-]*=)", text) if text else []
+    parts = re.split(r",(?=[A-Za-z_][A-Za-z0-9_.-]*=)", text) if text else []
     return [(name, value) for name, _, value in (part.partition("=") for part in parts)]
 
 
@@ -140,6 +169,8 @@ def _read_patches(options: Mapping[str, str]) -> list[dict[str, Any]]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         line = " ".join(str(error).split())
         raise UsageError(f"--patch {name} is not YAML ({line}); correct it") from None
+    # As of a file that ends in ---.
+    found = [document for document in found if document is not None]
     for document in found:
         if not isinstance(document, dict):
             raise UsageError(
@@ -199,7 +230,13 @@ def _merge(base: dict[str, Any], patch: Mapping[str, Any]) -> None:
 
 
 def _merge_lists(items: list[Any], patch: list[Any]) -> None:
-    """Merge the items of a patch's list into those of the same name, or append them."""
+    """Merge the items of a patch's list into those of the same name, or append them.
+
+    A list without mappings, such as a command, is replaced.
+    """
+    if not any(isinstance(item, dict) for item in (*items, *patch)):
+        items[:] = patch
+        return
     for item in patch:
         identity = _identity(item)
         if identity == ("name", EVERY):

@@ -13,6 +13,7 @@ from lsgd.errors import UsageError
 from lsgd.job.command import SEE_HELP, Parser, RecipeFolder
 from lsgd.launch.sbatch_options import (
     FLAGS,
+    OPTIONAL,
     OTHER_OPTIONS,
     SET_BY_LSGD,
     SHORT,
@@ -35,10 +36,13 @@ class Launcher:
     """Further options with a value, which the launcher passes on to its program."""
     program_flags: frozenset[str] = frozenset()
     """Further options without a value, which the launcher passes on to its program."""
+    program_optional: frozenset[str] = frozenset()
+    """Further options that may have a value after an equals sign, passed on as the others."""
 
     def takes(self, name: str) -> bool:
         """Return whether the launcher has an option of this name."""
-        return name in self.options or name in self.program_options or name in self.program_flags
+        program = self.program_options | self.program_flags | self.program_optional
+        return name in self.options or name in program
 
 
 OPTIONS = {
@@ -66,6 +70,11 @@ OPTIONS = {
     "--constraint": ("FEATURES", "features that the nodes must have, such as nvlink&ib"),
     "--nodelist": ("NODES", "nodes that the job must have, such as node[1-4]"),
     "--array": ("SEEDS", "one job for each of these seeds, such as 0-4%2: two at a time"),
+    "--signal": (
+        "SIGNAL",
+        "the signal for all processes to save, and its seconds before the time limit; default: "
+        "USR2@120",
+    ),
     "--mail": ("ADDRESS", "send mail when the job ends, fails or is requeued"),
     "--setup": (
         "FILE",
@@ -111,17 +120,25 @@ IMAGES = {"--container", "--image"}
 HOST = "[A-Za-z0-9_][A-Za-z0-9_.@-]*"
 """A regular expression of host names that are safe as an argument for ssh and in a shell."""
 
-TAINT = r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?"
-"""A regular expression of a taint that pods tolerate."""
+DNS_LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+OBJECT = rf"(?=[a-z0-9.-]{{1,253}}(?![a-z0-9.-])){DNS_LABEL}(\.{DNS_LABEL})*"
+"""A regular expression of the name of an object of Kubernetes, a DNS subdomain."""
 
-OBJECT = "[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
-"""A regular expression of the name of an object of Kubernetes."""
+LABEL_VALUE = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+LABEL_KEY = f"({OBJECT}/)?{LABEL_VALUE}"
+"""A regular expression of the key of a label or a taint of Kubernetes, or of a resource's name."""
 
-LABEL = r"[A-Za-z0-9][\w./-]*=([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?"
+LABEL = f"{LABEL_KEY}=({LABEL_VALUE})?"
 """A regular expression of a label of Kubernetes with its value."""
 
-QUANTITY = r"[\w./-]+=[0-9]+(\.[0-9]+)?([munkMGTPE]|[KMGTPE]i)?"
+TAINT = f"{LABEL_KEY}(=({LABEL_VALUE})?)?(:(NoSchedule|PreferNoSchedule|NoExecute))?"
+"""A regular expression of a taint that pods tolerate."""
+
+QUANTITY = rf"{LABEL_KEY}=[0-9]+(\.[0-9]+)?([munkMGTPE]|[KMGTPE]i)?"
 """A regular expression of an amount of a resource of Kubernetes."""
+
+SEEDS = "[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?"
+"""A regular expression of a part of the numbers of an array: a number, or a range with its step."""
 
 FORMS = {
     "N": ("[1-9][0-9]*", "a number, 1 or more"),
@@ -130,21 +147,38 @@ FORMS = {
         "minutes, hours:minutes:seconds or days-hours, as sbatch has it",
     ),
     "SEEDS": (
-        r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*(%[1-9][0-9]*)?",
+        f"{SEEDS}(,{SEEDS})*(%[1-9][0-9]*)?",
         "seeds, such as 0-4, or 0-4%2 for two jobs at a time",
+    ),
+    # Those by which a run saves, to its processes: with B: the batch script alone would get it.
+    "SIGNAL": (
+        "(R:)?(SIG)?(TERM|USR1|USR2)(@[1-9][0-9]*)?",
+        "TERM, USR1 or USR2, by which a run saves, and the seconds before the time limit, such as "
+        "USR2@300",
     ),
     "A:B,…": (
         r"/[^,:\s]*:/[^,:\s]*(:[a-z]+)?(,/[^,:\s]*:/[^,:\s]*(:[a-z]+)?)*",
         "like /scratch:/data",
     ),
     "NAMES": (f"{OBJECT}(,{OBJECT})*", "names of Kubernetes, such as a,b"),
-    **dict.fromkeys(
-        ("NAMESPACE", "QUEUE", "CLAIM"),
-        (OBJECT, "a name of Kubernetes: lower-case letters, digits, dashes and dots"),
+    "NAMESPACE": (
+        f"(?=.{{1,63}}$){DNS_LABEL}",
+        "a name of Kubernetes: at most 63 lower-case letters, digits and dashes",
+    ),
+    "QUEUE": (  # it is also the value of a label
+        f"(?=.{{1,63}}$){OBJECT}",
+        "a name of Kubernetes: at most 63 lower-case letters, digits, dashes and dots",
+    ),
+    "CLAIM": (
+        OBJECT,
+        "a name of Kubernetes: at most 253 lower-case letters, digits, dashes and dots",
     ),
     "NAME:TAG": (r"[^\s\"'`$\\]+", "the name of an image, without spaces and quotes"),
-    "NAME=VALUE,…": (r"[A-Za-z_][\w.-]*=.*", "variables, such as A=1,B=2"),
-    "KEY=VALUE,…": (f"{LABEL}(,{LABEL})*", "labels, such as pool=h100"),
+    "NAME=VALUE,…": ("[A-Za-z_][A-Za-z0-9_.-]*=.*", "variables, such as A=1,B=2"),
+    "KEY=VALUE,…": (
+        f"{LABEL}(,{LABEL})*",
+        "labels, such as pool=h100, whose keys and values have 63 characters at most",
+    ),
     "TAINTS": (
         f"{TAINT}(,{TAINT})*",
         "taints, such as nvidia.com/gpu or pool=h100:NoSchedule",
@@ -155,7 +189,7 @@ FORMS = {
     ),
     "ADDRESS": (r"[^\s,@]+@[^\s,@]+", "the address of a person, such as me@example.org"),
     "SIZE": ("[0-9]+[KMGT]?", "a number of MB, or such as 64G; 0 for all memory"),
-    "RESOURCE": ("[a-z0-9.-]+/[A-Za-z0-9._-]+", "like rdma/hca, as kubectl describe node has it"),
+    "RESOURCE": (f"{OBJECT}/{LABEL_VALUE}", "like rdma/hca, as kubectl describe node has it"),
     "HOST:N,…": (f"{HOST}:[1-9][0-9]*(,{HOST}:[1-9][0-9]*)*", "like host1:8,host2:8"),
 }
 """The regular expression that the value of a metavariable has to match, and its description."""
@@ -194,12 +228,13 @@ LAUNCHERS = {
         "an sbatch job; sbatch's other options and variables apply too",
         (
             *("--nodes", "--gpus", "--np", "--cpus", "--mem", "--time", "--partition", "--account"),
-            *("--qos", "--gres", "--constraint", "--nodelist", "--array", "--mail", "--setup"),
-            *("--container", "--mount"),
+            *("--qos", "--gres", "--constraint", "--nodelist", "--array", "--signal", "--mail"),
+            *("--setup", "--container", "--mount"),
         ),
         submits=True,
         program_options=VALUED,
         program_flags=FLAGS,
+        program_optional=OPTIONAL,
     ),
     "k8s": Launcher(
         "a job of Kubeflow (MPIJob, PyTorchJob, TrainJob) or a JobSet",
@@ -294,6 +329,8 @@ def read_options(
     if "--" in argv:
         raise UsageError(f"option -- is unknown; {remedy}")
     taken, parser = LAUNCHERS[launcher], _option_parser(launcher, may_check=caller is None)
+    # As for sbatch, such an option has no value but one after an equals sign.
+    argv = [f"{word}=" if word in taken.program_optional else word for word in argv]
     # Intermixed, since options may stand between positional arguments.
     namespace, unknown = parser.parse_known_intermixed_args(argv)
     # argparse takes what looks like a negative number for a positional argument.
@@ -312,7 +349,7 @@ def read_options(
             remedy = OTHER_OPTIONS
         (caller or parser).reject_argument(unknown[0], argv, remedy, also=parser.known_options)
     options = {name: value for name, value in vars(namespace).items() if taken.takes(name)}
-    _check_values(options, taken.program_flags, remedy)
+    _check_values(options, taken.program_flags | taken.program_optional, remedy)
     if vars(namespace).get(CHECK):
         options[CHECK] = ""
     gpus = None if "--np" in options else gres_gpus(options)
@@ -336,7 +373,7 @@ def _option_parser(launcher: str, *, may_check: bool) -> Parser:
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     taken = LAUNCHERS[launcher]
     hidden: dict[str, Any] = {"const": "", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    for name in {*taken.options, *taken.program_options}:
+    for name in {*taken.options, *taken.program_options, *taken.program_optional}:
         parser.add_argument(name, dest=name, nargs="?", **hidden)
     for name in taken.program_flags:
         parser.add_argument(name, dest=name, action="store_const", **hidden)
@@ -370,13 +407,14 @@ def _check_values(options: Mapping[str, str], flags: Container[str], remedy: str
 def option_words(options: Mapping[str, str]) -> list[str]:
     """Return options as arguments of a command line; those without a value are one argument.
 
-    >>> option_words({"--nodes": "2", "--hold": "", "--nice": "-5"})
-    ['--nodes', '2', '--hold', '--nice=-5']
+    >>> option_words({"--nodes": "2", "--hold": "", "--comment": "-", "--exclusive": "user"})
+    ['--nodes', '2', '--hold', '--comment=-', '--exclusive=user']
     """
     words: list[str] = []
     for name, value in options.items():
         # Alone, what begins with a dash would be another option.
-        words += [f"{name}={value}"] if value.startswith("-") else [name, *filter(None, [value])]
+        is_one = value.startswith("-") or (value and name in OPTIONAL)
+        words += [f"{name}={value}"] if is_one else [name, *filter(None, [value])]
     return words
 
 

@@ -11,20 +11,22 @@ VALUED = frozenset(
     --constraint --core-spec --cores-per-socket --cpu-freq --cpus-per-gpu --deadline --delay-boot
     --dependency --distribution --exclude --export --export-file --extra --extra-node-info
     --gpu-bind --gpu-freq --gres --gres-flags --hint --job-name --licenses --mail-type --mail-user
-    --mcs-label --mem-bind --mem-per-cpu --mem-per-gpu --mincpus --network --nice --nodefile
+    --mcs-label --mem-bind --mem-per-cpu --mem-per-gpu --mincpus --network --nodefile
     --nodelist --ntasks-per-core --ntasks-per-socket --partition --prefer --priority --profile
-    --propagate --qos --reservation --signal --sockets-per-node --switches --thread-spec
+    --qos --reservation --signal --sockets-per-node --switches --thread-spec
     --threads-per-core --time-min --tmp --tres-bind --tres-per-task --wait-all-nodes --wckey
     """.split()  # noqa: SIM905
 )
 """The options of sbatch with a value that a launch may set."""
 FLAGS = frozenset(
     """
-    --contiguous --exclusive --hold --no-kill --no-requeue --overcommit --oversubscribe --reboot
-    --requeue --spread-job --use-min-nodes
+    --contiguous --hold --no-requeue --overcommit --oversubscribe --reboot --requeue --spread-job
+    --use-min-nodes
     """.split()  # noqa: SIM905
 )
 """The options of sbatch without a value that a launch may set."""
+OPTIONAL = frozenset({"--exclusive", "--nice", "--no-kill", "--propagate"})
+"""The options of sbatch that a launch may set with a value after an equals sign, or without one."""
 SET_BY_LSGD = {
     "--output": "run_dir=PATH is the folder beside which the job's log is, PATH.log",
     "--error": "run_dir=PATH is the folder beside which the job's log is, PATH.log",
@@ -52,7 +54,10 @@ OTHER_OPTIONS = (
 """The remedy for an option that neither lsgd nor this list of sbatch's options has."""
 
 # A type is all that is not a number alone, such as a100-sxm4-80gb, or 1g.5gb for a part of a GPU.
-_GPU = re.compile(r"(?<![^,])(?:gres:)?gpu((?::\d*[^:,(\d][^:,(]*)?)(?::(\d+))?(?![^,(])")
+_GPU = re.compile(r"(?<![^,])(?:gres[:/])?gpu((?::\d*[^:,(=\d][^:,(=]*)?)(?::(\d+))?(?![^,(])")
+
+SIGNAL_BEFORE = 120
+"""The seconds before the time limit at which all processes get USR2, and save, by default."""
 
 
 def gres_gpus(options: Mapping[str, str]) -> int | None:
@@ -63,16 +68,22 @@ def gres_gpus(options: Mapping[str, str]) -> int | None:
     >>> [gres_gpus({"--gres": gpus}) for gpus in ("gpu:1g.5gb:2", "gpu:a100-80gb", "gpu:8(S:0)")]
     [2, 1, 8]
 
-    Raises UsageError for GPUs without a number that is 1 or more.
+    Raises UsageError for GPUs of several types, and without a number that is 1 or more.
     """
     text = options.get("--gres", "")
-    found = _GPU.search(text)
-    if re.search(r"(?<![^,])(gres:)?gpu(?![\w-])", text) and not (found and found[2] != "0"):
+    numbers = [found[2] or "1" for found in _GPU.finditer(text)]
+    named = re.findall(r"(?<![^,])(?:gres[:/])?gpu(?![\w-])", text)
+    if len(named) > 1:
+        raise UsageError(
+            f"--gres {text} must not have several types of GPUs, since all processes would wait "
+            "for those of the slowest; write one, such as gpu:h100:8"
+        )
+    if named and not (numbers and int(numbers[0])):
         raise UsageError(
             f"--gres {text} must have a number of GPUs, such as gpu:h100:8; --np N is for "
             "processes without GPUs"
         )
-    return int(found[2] or 1) if found else None
+    return int(numbers[0]) if numbers else None
 
 
 def with_gres_gpus(options: Mapping[str, str], gpus: int) -> dict[str, str]:
@@ -83,7 +94,7 @@ def with_gres_gpus(options: Mapping[str, str], gpus: int) -> dict[str, str]:
     """
     if gres_gpus(options) is None:
         return dict(options)
-    gres = _GPU.sub(lambda found: f"gpu{found[1]}:{gpus}", options["--gres"], count=1)
+    gres = _GPU.sub(lambda found: f"gpu{found[1]}:{gpus}", options["--gres"])
     return {**options, "--gres": gres}
 
 
@@ -92,6 +103,8 @@ def time_limit(text: str) -> int | None:
 
     >>> time_limit("90"), time_limit("2:00"), time_limit("2:00:00"), time_limit("1-12")
     (5400, 120, 7200, 129600)
+    >>> time_limit("0"), time_limit("UNLIMITED")
+    (None, None)
     """
     days, dash, rest = text.rpartition("-")
     if not rest[:1].isdigit():
@@ -99,4 +112,17 @@ def time_limit(text: str) -> int | None:
     parts = [int(part) for part in rest.split(":")]
     # Hours come first after days, or if there are three numbers; otherwise minutes do.
     hours, minutes, seconds, *_ = [*([] if dash or len(parts) == 3 else [0]), *parts, 0, 0]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds or None
+
+
+def seconds_before_limit(options: Mapping[str, str]) -> int:
+    """Return the seconds before the time limit at which all processes get a signal, and save.
+
+    >>> [seconds_before_limit(each) for each in ({}, {"--signal": "TERM@300"})]
+    [120, 300]
+    >>> seconds_before_limit({"--signal": "USR1"})  # sbatch's own default
+    60
+    """
+    if "--signal" not in options:
+        return SIGNAL_BEFORE
+    return int(options["--signal"].partition("@")[2] or 60)

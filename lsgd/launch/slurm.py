@@ -17,7 +17,15 @@ from lsgd.launch.launch_command import LaunchCommand
 from lsgd.launch.options import Request
 from lsgd.launch.processes import GPUS, count_processes, gpus_per_machine, python
 from lsgd.launch.quoting import sbatch_line, shell_line
-from lsgd.launch.sbatch_options import FLAGS, VALUED, gres_gpus, time_limit
+from lsgd.launch.sbatch_options import (
+    FLAGS,
+    OPTIONAL,
+    SIGNAL_BEFORE,
+    VALUED,
+    gres_gpus,
+    seconds_before_limit,
+    time_limit,
+)
 from lsgd.override_syntax import ADDED, PATH_FIELDS, last_text
 from lsgd.paths import OWN_RECIPES, local_path
 
@@ -42,7 +50,7 @@ if ((code == 0)) && [[ $(stat -c %s "$log" 2>/dev/null) == "$before" ]]; then
     code=1
 fi
 # Stopped by a signal, such as USR2 before the time limit, with all its work saved: to be continued.
-if ((code == 75)); then scontrol requeue "$SLURM_JOB_ID"; fi
+if ((code == 75)); then scontrol requeue "{job_id}"; fi
 exit $code"""
 
 PROGRAM = """\
@@ -54,20 +62,23 @@ PROGRAM = """\
     {step}
 code=$?
 # Stopped by a signal, such as USR2 before the time limit, with all its work saved: to be continued.
-if ((code == 75)); then scontrol requeue "$SLURM_JOB_ID"; fi
+if ((code == 75)); then scontrol requeue "{job_id}"; fi
 exit $code"""
 
 JOB_FILE = "logs/job.json"
 """The file in a run folder that names the Slurm job of the last start, its nodes and its logs."""
-SIGNAL_BEFORE = 120
-"""The seconds before the time limit at which all processes get USR2, and save."""
 PATTERNS = {
     "%j": "$SLURM_JOB_ID",
     "%A": "${SLURM_ARRAY_JOB_ID}",
     "%a": "$SLURM_ARRAY_TASK_ID",
 }
 """The patterns in the names of Slurm's log files, and the shell variables of the same value."""
+JOB_ID = "$SLURM_JOB_ID"
+ARRAY_TASK_ID = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+"""The id of a job of an array, for a shell.
 
+For one of them SLURM_JOB_ID is the array's, by which scontrol would requeue all jobs of the array.
+"""
 
 PLACE_OPTIONS = (
     *("--partition", "--account", "--qos", "--reservation", "--setup", "--container", "--mount"),
@@ -97,13 +108,15 @@ def slurm(request: Request) -> LaunchCommand:
                 )
         arguments = [word for word in arguments if not re.match(r"\+*run_dir=", word)]
         suffix = ' "seed=$SLURM_ARRAY_TASK_ID" "run_dir=$run_dir"'
+    job_id = ARRAY_TASK_ID if "--array" in options else JOB_ID
     text = BATCH.format(
         options=_job_options(request.job_name, f"{folder}.log", options),
         run=f"{_environment(options)}run_dir={_expanded(shell_line([folder]))}",
         job_file=JOB_FILE,
-        job=_job_record(folder, f"{folder}.log", is_array="--array" in options),
+        job=_job_record(folder, f"{folder}.log", job_id),
         srun=shell_line(_srun(options, [request])),
         train=f"{_train_line(options, arguments)}{suffix}",
+        job_id=job_id,
     )
     return LaunchCommand(
         request,
@@ -134,9 +147,10 @@ def slurm_array(requests: Sequence[Request], name: str, log: str, at_once: int |
         options=_job_options(name, log, {**options, "--array": indexes}),
         run="\n".join([f"{_environment(options)}case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]),
         job_file=JOB_FILE,
-        job=_job_record(requests[0].run_dir, log, is_array=True),
+        job=_job_record(requests[0].run_dir, log, ARRAY_TASK_ID),
         srun=shell_line(_srun(options, requests)),
         train='"${train[@]}"',
+        job_id=ARRAY_TASK_ID,
     )
 
 
@@ -156,6 +170,7 @@ def slurm_program_array(
         before=_environment(options),
         program=shell_line([python(), *arguments]),
         step=f"{shell_line(_srun(options, [request]))} {train}",
+        job_id=ARRAY_TASK_ID,
     )
 
 
@@ -183,8 +198,9 @@ def slurm_task(options: Mapping[str, str], arguments: Sequence[str], name: str, 
 def _folder(request: Request) -> str:
     """Return the run folder of a Slurm job, next to which Slurm writes the job's log.
 
-    Raises UsageError for what Slurm does not take literally in the name of a file: % begins one of
-    its patterns, a backslash disables all of them, and no quotes hold a control character.
+    Raises UsageError for a folder without a name that the log could have, and for what Slurm does
+    not take literally in the name of a file: % begins one of its patterns, a backslash disables all
+    of them, and no quotes hold a control character.
     """
     for name, value in (("run_dir", request.run_dir), ("recipe", request.recipe)):
         if not value.isprintable() or re.search(r"[%\\]", value):
@@ -192,17 +208,24 @@ def _folder(request: Request) -> str:
                 f"{name}={value!r} has %, a backslash or a control character, which Slurm does "
                 "not take literally in file names; write another"
             )
+    # Without a slash at the end, after which the log would be a file .log in the folder.
+    named = str(Path(request.run_dir)) if request.run_dir else ""
+    if named and Path(named).name in ("", ".."):
+        raise UsageError(
+            f"run_dir={request.run_dir} must end in a name, since Slurm writes the log beside the "
+            "folder as NAME.log; write such as run_dir=runs/a"
+        )
     if request.is_check:  # its logs are not those of the run
         if "--array" in request.options:
             raise UsageError(
                 f"--array {request.options['--array']} is a job for each seed, and --check needs "
                 "one job; leave out --array"
             )
-        return f"{request.run_dir or f'runs/{request.job_name}/slurm'}-check-%j"
+        return f"{named or f'runs/{request.job_name}/slurm'}-check-%j"
     # A requeued job keeps its number, %j.
     if "--array" in request.options:
-        return f"{request.run_dir or f'runs/{request.job_name}/slurm-%A'}-seed%a"
-    return request.run_dir or f"runs/{request.job_name}/slurm-%j"
+        return f"{named or f'runs/{request.job_name}/slurm-%A'}-seed%a"
+    return named or f"runs/{request.job_name}/slurm-%j"
 
 
 def _expanded(text: str) -> str:
@@ -225,12 +248,11 @@ def write_job_record(folder: Path, log: Path) -> None:
     (folder / JOB_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
-def _job_record(folder: str, log: str, *, is_array: bool) -> str:
+def _job_record(folder: str, log: str, job_id: str) -> str:
     """Return the job file's JSON for a here-document, with paths relative to the run folder."""
-    job = _expanded("%A_%a" if is_array else "%j")
     path = re.sub(r"[$`\\]", r"\\\g<0>", json.dumps(os.path.relpath(log, folder)))
     return (
-        f'{{"job": "{job}", "nodes": "$SLURM_JOB_NODELIST", '
+        f'{{"job": "{job_id}", "nodes": "$SLURM_JOB_NODELIST", '
         '"start": $((${SLURM_RESTART_COUNT:-0} + 1)), "began": "$(date -Is)", '
         f'"log": {_expanded(path)}, "process_logs": "logs/rank*.log"}}'
     )
@@ -283,11 +305,11 @@ def _resources(options: Mapping[str, str]) -> dict[str, str]:
     if memory := options.get("--mem", "0" if whole and not elsewhere else ""):
         found["--mem"] = memory
     if "--time" in options:
-        limit = time_limit(options["--time"])
-        if limit is not None and limit <= SIGNAL_BEFORE:
+        limit, before = time_limit(options["--time"]), seconds_before_limit(options)
+        if limit is not None and limit <= before:
             raise UsageError(
                 f"--time {options['--time']} is {limit} seconds for sbatch, and the processes are "
-                f"to save {SIGNAL_BEFORE} seconds before the end; write minutes, or "
+                f"to save {before} seconds before the end; write more, in minutes or "
                 "hours:minutes:seconds"
             )
         found["--time"] = options["--time"]
@@ -296,9 +318,11 @@ def _resources(options: Mapping[str, str]) -> dict[str, str]:
 
 def _has_whole_nodes(options: Mapping[str, str]) -> bool:
     """Return whether no other job runs on the nodes of this one."""
+    if "--exclusive" in options:  # or else exclusive to the jobs of a user, or of a label
+        return options["--exclusive"] in ("", "topo")
     gpus = gpus_per_machine("slurm", options)
     is_part = gpus is not None and options.get("--nodes", "1") == "1" and gpus < GPUS
-    return "--exclusive" in options or not ("--cpus" in options or is_part)
+    return not (is_part or options.keys() & {"--cpus", "--oversubscribe"})
 
 
 def cores_advice(options: Mapping[str, str]) -> str:
@@ -309,9 +333,8 @@ def cores_advice(options: Mapping[str, str]) -> str:
     if _has_whole_nodes(options) or options.keys() & {"--cpus", "--cpus-per-gpu"}:
         return ""
     return (
-        f"a job with {options['--gpus']} of {GPUS} GPUs shares its node, and Slurm gives each of "
-        "its processes one core unless the partition has another default; add --cpus 12, cores "
-        "per process, or --exclusive"
+        "the job shares its nodes with others, and Slurm gives each of its processes one core "
+        "unless the partition has another default; add --cpus 12, cores per process, or --exclusive"
     )
 
 
@@ -324,7 +347,7 @@ def _job_options(name: str, log: str, options: Mapping[str, str]) -> str:
 def _option_lines(own: Mapping[str, str], options: Mapping[str, str]) -> str:
     """Return the #SBATCH lines: lsgd's own options, and those that sbatch gets unchanged."""
     lines = {**own, "--open-mode": "append", "--requeue": "", "--signal": f"USR2@{SIGNAL_BEFORE}"}
-    passed = {key: value for key, value in options.items() if key in VALUED | FLAGS}
+    passed = {key: value for key, value in options.items() if key in VALUED | FLAGS | OPTIONAL}
     if "--mail" in options:
         passed = {"--mail-user": options["--mail"], "--mail-type": "END,FAIL,REQUEUE", **passed}
     if "--no-requeue" in passed:

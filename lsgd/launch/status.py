@@ -43,8 +43,9 @@ def print_status(arguments: Sequence[str]) -> int:
         run = None
     record = _last_start(folder)
     jobs = _show()
-    job = _queued_job(jobs, folder)
-    for number in (planned_job(folder), record["job"] if record else None):
+    absolute = Path(os.path.abspath(folder))
+    job = _queued_job(jobs, absolute)
+    for number in (planned_job(absolute), record["job"] if record else None):
         job = job or _find(jobs, number)
     if not record and not job and run is None:
         raise UsageError(
@@ -203,15 +204,19 @@ def _job_lines(job: Mapping[str, str], record: Mapping[str, Any] | None) -> list
 
 
 def _queued_job(jobs: Sequence[Mapping[str, str]], folder: Path) -> dict[str, str]:
-    """Return the fields of a pending or running job whose log is that of the folder, or none."""
-    log = str(folder.absolute()) + ".log"
+    """Return the fields of a pending or running job whose log is that of the folder, or none.
+
+    `folder` is an absolute path without `.` and `..`.
+    """
+    log = f"{folder}.log"
     found = [job for job in jobs if job["JobState"] in ACTIVE and _has_log(job, log)]
     return dict(found[-1]) if found else {}
 
 
 def _has_log(job: Mapping[str, str], log: str) -> bool:
     """Return whether a job, or a task of an array that has not begun, writes this log."""
-    path = job.get("StdOut", "")
+    # Slurm shows the path as it was written, such as /here/../runs/a.log.
+    path = os.path.normpath(job.get("StdOut", ""))
     if NO_TASK not in path:
         return path == log
     return any(

@@ -21,7 +21,8 @@ from lsgd.recipe import Recipe
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
 
-FUSED_SGD = torch.ops.aten._fused_sgd_.default
+NOT_FAKED = (torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_adagrad_.default)
+"""Operators without a result that torch does not implement on fake tensors."""
 
 
 class OperatorCounter(TorchDispatchMode):
@@ -37,9 +38,8 @@ class OperatorCounter(TorchDispatchMode):
         if function is torch.ops.aten._local_scalar_dense.default:
             return 0.0 if args[0].dtype.is_floating_point else 0
         kwargs = kwargs or {}
-        # For this operator, which has no result, torch has no implementation on fake tensors: it
-        # would make real ones of the same sizes, and compute with them.
-        if function is FUSED_SGD and isinstance(args[0][0], FakeTensor):
+        # Of these operators torch would make real tensors of the same sizes, and compute with them.
+        if function in NOT_FAKED and isinstance(args[0][0], FakeTensor):
             result = None
         else:
             result = function(*args, **kwargs)

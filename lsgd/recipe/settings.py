@@ -346,11 +346,10 @@ class Optim:
         "sgd", ADDED_LATER, one_of("sgd", "lars", *MEAN_SQUARE, "adagrad", own=True)
     )
     """The optimizer, such as sgd, or one of your own, package.module:Name.
-    sgd, lars, adam, adamw, adagrad, lamb and rmsprop_warmup are lsgd's. adamw is Adam whose weight
-    decay is decoupled from the gradient. lars is momentum SGD whose gradient is scaled for each
-    tensor. With equation 9 it keeps the lr outside the momentum; with 10 inside, as the paper of
-    LARS and MLPerf do. lamb scales the update of adamw for each tensor. rmsprop_warmup changes from
-    RMSprop to momentum SGD in the first epochs (Akiba et al. 2017)."""
+    adamw is Adam whose weight decay is decoupled from the gradient. lars is momentum SGD whose
+    gradient is scaled for each tensor. With equation 9 it keeps the lr outside the momentum; with
+    10 inside, as the paper of LARS and MLPerf do. lamb scales the update of adamw for each tensor.
+    rmsprop_warmup changes from RMSprop to momentum SGD in the first epochs (Akiba et al. 2017)."""
     beta2: float = setting(
         0.999,
         only_for("optim.name", *MEAN_SQUARE),
@@ -734,6 +733,12 @@ class Target:
     """The published perplexity, for recipes without an error rate."""
     curve: dict[int, float] = setting({})
     """Published values of the metric by epoch, counted from 1, which a report draws."""
+    runs: int | None = setting(None, at_least(2))
+    """The number of runs of which value and `std` are, if known, each by lsgd's definition.
+
+    That of an error is the median of the last 5 epochs. Only with this number do reports decide
+    whether runs agree with the published result.
+    """
 
     @property
     def metric(self) -> Metric:

@@ -127,6 +127,11 @@ def describe_evaluations(recipe: "Recipe") -> str:
     _, evaluations = recipe.work_left(0)
     passes = evaluations * (2 if rule.mirror else 1)
     work = passes * data.val_examples / (3 * recipe.examples(recipe.total_steps))
+    if data.workload == "images":
+        # The work of a convolutional network is in proportion to the pixels.
+        epochs = range(recipe.epochs)
+        work *= sum(recipe.evaluated_images(epoch).side ** 2 for epoch in epochs)
+        work /= sum(recipe.training_size(epoch) ** 2 for epoch in epochs)
     times = f"{evaluations} evaluation{'s' * (evaluations > 1)}"
     of_sets = f" of {len(rule.sets)} sets" * (len(rule.sets) > 1)
     others = ", and those of the other sets in proportion" * (len(rule.sets) > 1)
@@ -148,13 +153,14 @@ def describe_early_stop(recipe: "Recipe", stop: EarlyStop) -> str:
 
 
 def describe_difference(target: Target, number: float) -> str:
-    """Describe how far a run's final metric is above or below the published number.
+    """Describe how far a run's final metric is above or below the published number, or equal to it.
 
     lsgd.report.verdict decides over several seeds whether a result is the published one.
     """
     decimals = target.metric.decimals(target.value)
     above = round(number - target.value, decimals)
-    distance = f"{format_decimal(abs(above), decimals)} {'above' if above > 0 else 'below'}"
+    size = format_decimal(abs(above), decimals)
+    distance = f"{size} {'above' if above > 0 else 'below'}" if above else "equal to"
     source = f" ({target.source})" if target.source else ""
     published = target.metric.format_value(target.value, target.std)
     return f"{distance} the published {published}{source}"

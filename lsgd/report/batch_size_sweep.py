@@ -53,8 +53,16 @@ class BatchSizeSweep:
 
     @cached_property
     def _differences(self) -> list[Difference | None]:
-        """The difference of each recipe's mean metric from the baseline's."""
-        return [difference_for_claims(group, self.baseline, self.level) for group in self.groups]
+        """The difference of each recipe's mean metric from the baseline's.
+
+        None if one of the two lacks seeds of the study, as in claims.
+        """
+        return [
+            None
+            if group.missing or self.baseline.missing
+            else difference_for_claims(group, self.baseline, self.level)
+            for group in self.groups
+        ]
 
 
 def find_sweeps(

@@ -21,12 +21,12 @@ class Decision:
     difference: Difference | None
     """The claim's recipe minus the other recipe, with the interval that decides.
 
-    None if one of the two has no run.
+    None as long as one of the two lacks seeds: a look at a part of them would be a further test.
     """
     level: float
     """The confidence level of that interval."""
     lacks: tuple[str, ...]
-    """Reasons why the decision is less sure than it could be, such as missing seeds."""
+    """The seeds that are missing, for which the claim is not tested yet."""
 
 
 def decide(claim: Claim, groups: Mapping[str, RecipeRuns], looks: Looks) -> Decision:
@@ -42,7 +42,7 @@ def decide(claim: Claim, groups: Mapping[str, RecipeRuns], looks: Looks) -> Deci
         for group in pair
         if group.missing
     ]
-    gap = difference_for_claims(*pair, level)
+    gap = None if lacks else difference_for_claims(*pair, level)
     found = claim_outcome(claim.relation, gap, claim.within) if gap else OPEN
     return Decision(claim, found, gap, level, tuple(lacks))
 

@@ -1,6 +1,5 @@
 """The content of a report, as headings, sentences, tables and figures for Markdown and HTML."""
 
-import math
 import shlex
 from collections import Counter
 
@@ -15,7 +14,7 @@ from lsgd.report.blocks import (
     Table,
 )
 from lsgd.report.claims import FAILS, HOLDS, OPEN, Decision, difference_for_claims
-from lsgd.report.convergence import ConvergedRuns, judged_blocks, points_for
+from lsgd.report.convergence import judge_as_mlperf
 from lsgd.report.drawing import Figure
 from lsgd.report.findings import Findings
 from lsgd.report.formatting import (
@@ -31,11 +30,11 @@ from lsgd.report.formatting import (
 )
 from lsgd.report.groups import RecipeRuns
 from lsgd.report.predicted import FIGURE, validation_blocks, validation_command
+from lsgd.report.run_archive import displayed_path
 from lsgd.report.speed import hardware_and_processes
 from lsgd.report.verdict import Verdict, target_of
 from lsgd.report.welch import welch_difference
-from lsgd.rules.convergence import EvaluationEpochs
-from lsgd.rules.metric import TOP1, Metric, TimeToTarget
+from lsgd.rules.metric import TOP1, Metric
 from lsgd.run.read import Run
 from lsgd.run.rows import Row
 from lsgd.run.tuned import SEARCHES
@@ -58,7 +57,7 @@ def compose(
     sections = [
         Section("Verdict", _verdict(findings)),
         Section(findings.metric.plural.capitalize(), _numbers(findings)),
-        Section("Judged as MLPerf does", _judged(findings)),
+        Section("Judged as MLPerf does", judge_as_mlperf(findings)),
         Section("Figures", _figures(figures, findings.metric)),
         Section("Validation images", validation_blocks(findings, figures)),
         Section("Tuned", _tuned(findings)),
@@ -127,7 +126,8 @@ def _looks(findings: Findings) -> list[Block]:
     return [
         f"The claims are tested with {looks.first} to {looks.last} seeds, and an interval of 95 "
         f"% at each look would be wrong too often: each has {percent(looks.level(0.95))} "
-        "instead, for 95 % over all looks (Pocock 1977)."
+        "instead, for 95 % over all looks (Pocock 1977). The intervals of the table are of 95 % "
+        "and decide no claim."
     ]
 
 
@@ -136,7 +136,12 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
     claim, gap = decision.claim, decision.difference
     labels = {group.recipe.name: group.label for group in findings.groups}
     pair = f"“{labels[claim.recipe]}” less “{labels[claim.other]}”"
-    size = f"is {findings.metric.format_difference(interval(gap))}" if gap else "is not known yet"
+    if gap:
+        size = f"is {findings.metric.format_difference(interval(gap))}"
+    elif decision.lacks:
+        size = "is tested once the seeds of both have ended"
+    else:
+        size = "is not known, as all runs of one have diverged"
     limit = {
         "as_good_as": f"{claim.within:g} at most to either side",
         "no_worse_than": f"at most {claim.within:g}",
@@ -149,7 +154,8 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
         group for group in findings.groups if group.recipe.name in (claim.recipe, claim.other)
     ]
     if gap and any(group.diverged for group in groups):
-        detail += f", each run that diverged having {findings.metric.failed_label}"
+        label, counts = findings.metric.failed_label, findings.metric.counts_failed
+        detail += f", each run that diverged {f'having {label}' if counts else 'being left out'}"
     return says, decision.outcome, ". ".join([detail, *decision.lacks])
 
 
@@ -235,25 +241,6 @@ def _without_end(group: RecipeRuns) -> str:
     return ", ".join(f"{number} {word}" for word, number in counts.items() if number) or NONE
 
 
-def _judged(findings: Findings) -> list[Block]:
-    """Return MLPerf's verdicts on the epochs to a target, if that is the metric of the runs."""
-    metric = findings.metric
-    if not isinstance(metric, TimeToTarget) or metric.time_unit != "epochs":
-        return []
-    groups = [group for group in findings.groups if group.runs]
-    runs = [
-        ConvergedRuns(
-            group.label,
-            group.recipe.batch_size,
-            [run.final_metric if run.finished else math.inf for run in group.runs],
-            EvaluationEpochs(group.recipe.evaluation.epochs, group.recipe.evaluation.offset),
-        )
-        for group in groups
-    ]
-    points = points_for(groups[0].recipe, metric.name, metric.target) if groups else None
-    return judged_blocks(runs, points)
-
-
 def _on(group: RecipeRuns, evaluation_set: str) -> str:
     """Return a recipe's mean metric on an evaluation set as text."""
     sample = group.sample_on(evaluation_set)
@@ -300,10 +287,14 @@ def _notes(findings: Findings) -> list[Block]:
     ]
     notes: list[Block] = []
     if any(group.diverged for group in findings.groups):
+        counts = (
+            f"counts with {findings.metric.failed_label}: {_guessing(findings)}"
+            if findings.metric.counts_failed
+            else "has no value: its recipe may be shown to be worse, and never to be as good"
+        )
         notes.append(
             f"{findings.metric.plural.capitalize()} are of the runs that finished. In the claims, "
-            f"and for the elbow, a run that diverged counts with {findings.metric.failed_label}: "
-            f"{_guessing(findings)}."
+            f"and for the elbow, a run that diverged {counts}."
         )
     notes += [
         f"{group.label}: {group.never_reached} of {format_count(len(group.counted), 'run')} never "
@@ -387,9 +378,16 @@ def _tuned(findings: Findings) -> list[Block]:
 def _left_out(findings: Findings) -> list[Block]:
     """Return the list of the folders that a report skips, with the reasons."""
     if not findings.skipped_folders:
+        if any(group.repeats and not group.counts_repeats for group in findings.groups):
+            return ["Nothing but more runs of the same seeds, which do not count."]
         return ["Nothing: all given folders are runs that are counted."]
     return [
-        BulletList([f"`{folder.path}`: {folder.reason}" for folder in findings.skipped_folders])
+        BulletList(
+            [
+                f"`{displayed_path(folder.path)}`: {folder.reason}"
+                for folder in findings.skipped_folders
+            ]
+        )
     ]
 
 
@@ -409,7 +407,7 @@ def _next(findings: Findings, trains: str | None) -> list[Block]:
     items += [
         f"more seeds of both to decide whether {decision.claim.says}"
         for decision in findings.decisions
-        if decision.outcome == OPEN and decision.difference and not decision.lacks
+        if decision.outcome == OPEN and decision.difference
     ]
     items += validation_command(findings)
     return [BulletList(items)] if items else []
@@ -422,7 +420,7 @@ def _runs(findings: Findings) -> list[Block]:
     are_verified = any(verdict != NONE for verdict in verdicts.values())
     rows = [
         [
-            f"`{run.path}`",
+            f"`{displayed_path(run.path)}`",
             group.label,
             str(run.recipe.seed),
             format_final_metric(run) if run.finished else NONE,
@@ -481,10 +479,10 @@ def _rules(findings: Findings) -> list[str]:
         "interval of 90 % (two one-sided tests, 5 % each) is within the margin on both sides, "
         "and does not hold if it is outside; else it is not resolved. One seed has no interval, "
         "nor have seeds with equal results.",
-        "Inside: the 95 % interval of our mean less the paper's (5 runs) has 0 in it, which "
-        "means that no difference is shown, not that none exists; outside: it has not. Not "
-        "comparable if anything but the seeds differs, if a run diverged, or with fewer than 5 "
-        "seeds.",
+        "Inside: the 95 % interval of our mean less the published one has 0 in it, which means "
+        "that no difference is shown, not that none exists; outside: it has not. Not comparable "
+        "if anything but the seeds differs, if a run diverged, with fewer than 5 seeds, or if "
+        "the published mean is of an unknown number of runs or of another definition.",
         (
             "Runs with the same recipe and seed count by their mean, whatever their ends."
             if by_mean

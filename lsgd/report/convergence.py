@@ -9,6 +9,7 @@ from lsgd import config
 from lsgd.recipe import Recipe
 from lsgd.recipe.published_points import PublishedPoints, points_of_paper
 from lsgd.report.blocks import Block, BulletList, Table
+from lsgd.report.findings import Findings
 from lsgd.report.formatting import NONE
 from lsgd.rules.convergence import (
     REFERENCE_RUNS,
@@ -21,7 +22,7 @@ from lsgd.rules.convergence import (
     mean_and_deviation,
     olympic_mean,
 )
-from lsgd.rules.metric import METRICS
+from lsgd.rules.metric import METRICS, TimeToTarget
 
 NEVER = "∞"
 """The epochs of a run that never reaches the target."""
@@ -43,8 +44,32 @@ def points_for(recipe: Recipe, rate: str, target: float) -> PublishedPoints | No
     wanted = (recipe.data.name, recipe.model.name, rate, target)
     for points in points_of_paper(config.load_all_points(), recipe.paper):
         if (points.data, points.model, points.rate, points.target) == wanted:
-            return points.for_recipe(recipe.name)
+            is_full_size = recipe.data.image_size == config.load_data(points.data).image_size
+            return points.for_recipe(recipe.name) if is_full_size else None
     return None
+
+
+def judge_as_mlperf(findings: Findings) -> list[Block]:
+    """Return MLPerf's verdicts on the epochs to a target, if that is the metric of the runs."""
+    metric = findings.metric
+    if not isinstance(metric, TimeToTarget) or metric.time_unit != "epochs":
+        return []
+    by_points: list[tuple[PublishedPoints | None, list[ConvergedRuns]]] = []
+    for group in findings.groups:
+        if not group.runs:
+            continue
+        points = points_for(group.recipe, metric.name, metric.target)
+        if points not in [known for known, _ in by_points]:
+            by_points.append((points, []))
+        next(runs for known, runs in by_points if known == points).append(
+            ConvergedRuns(
+                group.label,
+                group.recipe.batch_size,
+                [run.final_metric if run.finished else math.inf for run in group.runs],
+                EvaluationEpochs(group.recipe.evaluation.epochs, group.recipe.evaluation.offset),
+            )
+        )
+    return [block for points, runs in by_points for block in judged_blocks(runs, points)]
 
 
 def judged_blocks(recipes: Sequence[ConvergedRuns], points: PublishedPoints | None) -> list[Block]:
@@ -53,7 +78,10 @@ def judged_blocks(recipes: Sequence[ConvergedRuns], points: PublishedPoints | No
         return []
     head = ["recipe", "kn", "epochs of each run", "mean", "median", "olympic mean"]
     if points is None:
-        none = "Not judged: no convergence points for this target are published."
+        none = (
+            "Not judged: no convergence points are published for this target with the network, "
+            "dataset and image size of these recipes."
+        )
         return [Table(head, [_epochs(each) for each in recipes]), none]
     found = [judge_convergence(points.pruned, each.batch_size, each.epochs) for each in recipes]
     pairs = list(zip(recipes, found, strict=True))
@@ -118,9 +146,9 @@ def _late(recipes: Sequence[ConvergedRuns], points: PublishedPoints) -> list[str
 
     Its epochs seem higher than they are, which makes it pass more easily.
     """
-    grids = {each.grid: each.label for each in recipes if each.grid.every > points.grid.every}
     return [
-        f"{label} is evaluated {grid}: its epochs are up to {grid.max_delay} late, and it passes "
-        f"the more easily for that; the reference was evaluated {points.grid}."
-        for grid, label in grids.items()
+        f"{each.label} is evaluated {each.grid}: its epochs are up to {each.grid.max_delay} late, "
+        f"and it passes the more easily for that; the reference was evaluated {points.grid}."
+        for each in recipes
+        if each.grid.every > points.grid.every
     ]

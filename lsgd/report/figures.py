@@ -110,8 +110,8 @@ def _against_minibatch(name: str, ladder: BatchSizeSweep, findings: Findings) ->
 
 
 def _is_without_value(group: RecipeRuns) -> bool:
-    """Return whether runs of a recipe count at the chance level, as their metric has no value."""
-    return bool(group.diverged or group.never_reached)
+    """Return whether runs of a recipe count at a chance level, as their metric has no value."""
+    return bool(group.diverged or group.never_reached) and math.isfinite(group.chance_level)
 
 
 def _without_value_label(groups: Sequence[RecipeRuns]) -> str:
@@ -201,10 +201,12 @@ def _against_steps(
 
 
 def _log_ticks(metric: Metric, low: float, high: float) -> list[float]:
-    """Return the ticks of a metric's logarithmic axis that lie between two values."""
-    ticks: list[float] = [*TICKS, 90]
-    if metric.upper_bound is None:
-        ticks = [scale * tick for scale in (0.01, 1, 100, 10_000) for tick in TICKS]
+    """Return the ticks of a metric's logarithmic axis that lie between two values above 0."""
+    first = math.floor(math.log10(low) / 2)
+    scales = [100.0**power for power in range(first, math.ceil(math.log10(high) / 2))]
+    ticks = [scale * tick for scale in scales for tick in TICKS]
+    if metric.upper_bound is not None:
+        ticks = [*(tick for tick in ticks if tick < metric.upper_bound), 90]
     return [tick for tick in ticks if low < tick < high]
 
 

@@ -9,6 +9,7 @@ from lsgd.report.batch_size_sweep import BatchSizeSweep, find_sweeps
 from lsgd.report.claims import Decision, decide
 from lsgd.report.groups import RecipeRuns, group_runs, group_study, most_seeds
 from lsgd.report.looks import Looks
+from lsgd.report.run_archive import displayed_path
 from lsgd.report.run_folders import SkippedFolder
 from lsgd.report.speed import Speed, measure_speeds
 from lsgd.report.verdict import Verdict, judge_against_published
@@ -73,6 +74,12 @@ class Findings:
         """Whether runs that the study plans are missing."""
         return any(group.missing for group in self.groups)
 
+    @property
+    def tested_seeds(self) -> int:
+        """The most seeds of two recipes that lack none, with which claims are tested; 0 if none."""
+        complete = [group for group in self.groups if not group.missing]
+        return most_seeds(complete) if len(complete) > 1 else 0
+
 
 def compute_findings(
     runs: Sequence[Run],
@@ -112,7 +119,8 @@ def _metric(groups: Sequence[RecipeRuns]) -> Metric:
     for run in runs:
         if run.metric != runs[0].metric:
             raise UsageError(
-                f"{runs[0].path} is a run of {runs[0].metric.label} and {run.path} one of "
+                f"{displayed_path(runs[0].path)} is a run of {runs[0].metric.label} and "
+                f"{displayed_path(run.path)} one of "
                 f"{run.metric.label}, which cannot be compared; give runs of one of them"
             )
     return runs[0].metric if runs else TOP1

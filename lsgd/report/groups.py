@@ -178,8 +178,10 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[RecipeRuns], list[SkippedFolde
         by_recipe.setdefault(_key(run.recipe), []).append(run)
     recipes = [group[0].recipe for group in by_recipe.values()]
     groups = [
-        _group(_label(recipe, recipes), recipe, None, _published(recipe.name), members)
-        for recipe, members in zip(recipes, by_recipe.values(), strict=True)
+        _group(label, recipe, None, _published(recipe.name), members)
+        for label, recipe, members in zip(
+            _labels(recipes), recipes, by_recipe.values(), strict=True
+        )
     ]
     return sorted(groups, key=lambda group: (group.recipe.batch_size, group.label)), left_out
 
@@ -285,13 +287,27 @@ def _why_not(recipe: Recipe, wanted: dict[str, Recipe]) -> str:
     return f"it differs from +recipe={recipe.name}: {what}"
 
 
-def _label(recipe: Recipe, others: list[Recipe]) -> str:
-    """Return a recipe's name, with its differences from the other recipes of that name."""
-    named = [other for other in others if other.name == recipe.name and other is not recipe]
+def _labels(recipes: Sequence[Recipe]) -> list[str]:
+    """Return the name of each recipe, with the settings that differ among those of its name."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    settings = [trajectory(recipe) for recipe in recipes]
+    for recipe, values in zip(recipes, settings, strict=True):
+        by_name.setdefault(recipe.name, []).append(values)
+    # Each recipe of a name differs from another one in a key that has several values.
     changed = {
-        key: mine for other in named for key, (mine, _) in differences(recipe, other).items()
+        name: [
+            key
+            for key in dict.fromkeys(key for values in named for key in values)
+            if any(values.get(key) != named[0].get(key) for values in named)
+        ]
+        for name, named in by_name.items()
     }
-    return ", ".join([recipe.name, *(f"{key}={_short(value)}" for key, value in changed.items())])
+    return [
+        ", ".join(
+            [recipe.name, *(f"{key}={_short(values.get(key))}" for key in changed[recipe.name])]
+        )
+        for recipe, values in zip(recipes, settings, strict=True)
+    ]
 
 
 @cache

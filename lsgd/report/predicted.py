@@ -12,6 +12,7 @@ from PIL import Image
 from lsgd.report.blocks import Block, Figures, Table
 from lsgd.report.drawing import Figure, draw_figure
 from lsgd.report.findings import Findings
+from lsgd.report.run_archive import displayed_path
 from lsgd.run.read import Run
 from lsgd.run.validation_predictions import (
     MAX_TABLE_CLASSES,
@@ -145,6 +146,8 @@ def validation_command(findings: Findings) -> list[str]:
     """
     for run in _runs(findings):
         own = run.recipe.data.name == OWN_IMAGES and run.recipe.inputs.loader != "synthetic"
+        # An archive has no checkpoints to predict with.
+        own = own and displayed_path(run.path) == run.path
         if own and run.finished and not (run.path / PREDICTIONS).exists():
             command = shlex.join(["python", "-m", "lsgd.predict", str(run.path), "--validation"])
             return [

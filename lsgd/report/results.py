@@ -149,5 +149,6 @@ def _verdict(summary: dict[str, Any], metric: Metric) -> str:
     ]
     decided = "; ".join([*claims, *elbows])
     if decided and any(recipe["diverged"] for recipe in summary["recipes"]):
-        decided += f" (where a diverged run counts with {metric.failed_label})"
+        counts = f"counts with {metric.failed_label}" if metric.counts_failed else "is left out"
+        decided += f" (where a diverged run {counts})"
     return decided or NONE

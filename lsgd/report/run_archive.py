@@ -45,7 +45,21 @@ def unpack(archive: Path) -> Path:
     Raises UsageError if it is no such archive, or has a member that is no plain file below its
     root.
     """
-    return Path(_unpacked(archive.resolve()).name)
+    folder = Path(_unpacked(archive.resolve()).name)
+    _archives[folder] = archive
+    return folder
+
+
+_archives: dict[Path, Path] = {}
+"""The archives that were unpacked, by the folder of their files."""
+
+
+def displayed_path(path: Path) -> Path:
+    """Return a path as texts show it: of an unpacked file, within the archive that it is from."""
+    for folder, archive in _archives.items():
+        if path.is_relative_to(folder):
+            return archive / path.relative_to(folder)
+    return path
 
 
 @cache

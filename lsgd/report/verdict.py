@@ -7,8 +7,8 @@ from lsgd.report.groups import RecipeRuns, differences, format_change
 from lsgd.report.welch import Difference, SampleStats, welch_difference
 from lsgd.tables import format_count
 
-PAPER_RUNS = 5
-"""The number of runs behind each of the paper's numbers (Goyal et al. 2017, section 5.1)."""
+LEAST_SEEDS = 5
+"""The fewest seeds that are compared: the paper's number (Goyal et al. 2017, section 5.1)."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ def judge_against_published(group: RecipeRuns) -> Verdict:
     if target is None or group.published is None:
         return Verdict("none published")
     reasons = (*_of_the_recipe(group.recipe, group.published), *_of_the_runs(group, target))
-    if reasons or group.sample is None or target.std is None:
+    if reasons or group.sample is None or target.std is None or target.runs is None:
         return Verdict("not comparable", reasons=reasons)
-    gap = welch_difference(group.sample, SampleStats(PAPER_RUNS, target.value, target.std))
+    gap = welch_difference(group.sample, SampleStats(target.runs, target.value, target.std))
     return Verdict("inside" if gap.low <= 0 <= gap.high else "outside", gap)
 
 
@@ -67,11 +67,16 @@ def _of_the_runs(group: RecipeRuns, target: Target) -> list[str]:
     """Return reasons in a recipe's runs against a comparison with a published number."""
     n = len(group.runs)
     reasons = []
-    if n < PAPER_RUNS:
+    if n < LEAST_SEEDS:
         seeds = format_count(n, "seed")
-        reasons.append(f"{seeds}, not {PAPER_RUNS}" if n else "no finished run")
+        reasons.append(f"{seeds}, not {LEAST_SEEDS}" if n else "no finished run")
     if group.diverged:
         reasons.append(f"{group.diverged} of {len(group.counted)} diverged")
     if target.std is None:
         reasons.append("published without a standard deviation")
+    elif target.runs is None:
+        reasons.append(
+            f"not published as the mean of a known number of runs by lsgd's {target.metric.noun} "
+            "of a run"
+        )
     return reasons

@@ -83,6 +83,15 @@ class Metric:
         return f"the {self.noun} of guessing"
 
     @property
+    def counts_failed(self) -> bool:
+        """Whether a failed run counts in claims with the value of `failed_label`; else it has none.
+
+        >>> METRICS["top1_error"].counts_failed, named_metric("mean_distance").counts_failed
+        (True, False)
+        """
+        return math.isfinite(self.chance_level(2))
+
+    @property
     def upper_bound(self) -> float | None:
         """The upper bound of the metric: 100 for a percentage, None without a bound."""
         return 100 if self.unit == "%" else None
@@ -272,6 +281,11 @@ class TimeToTarget(Metric):
     def aggregation(self, evaluated: Collection[int]) -> str:
         """Return the label of the evaluation at which the count of epochs or steps ends."""
         return "at the first evaluation that reaches it"
+
+    @property
+    def counts_failed(self) -> bool:
+        """Whether a failed run counts in claims: here with the count of its whole run."""
+        return True
 
     @property
     def failed_label(self) -> str:

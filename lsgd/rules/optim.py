@@ -10,8 +10,8 @@ LARS (You et al. 2017) scales the gradient of each tensor and then applies eithe
 
 Adam (Kingma and Ba 2015) and Adagrad (Duchi et al. 2011) are torch's own, with weight decay in the
 gradient; so is AdamW (Loshchilov and Hutter 2019), which multiplies a weight by 1 - lr decay before
-the update of Adam, whose means have no part of the decay. LAMB and the change from RMSprop to SGD
-of Akiba et al. 2017 have modules of their own.
+the update of Adam, whose means have no part of the decay. Optimizers that torch does not have are
+in lsgd.rules.optimizers.
 """
 
 import inspect
@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from lsgd.errors import UsageError
 from lsgd.own_parts import OPTIMIZER, OwnPart, imported_part, is_import_path
-from lsgd.rules.apex import apex_sgd
-from lsgd.rules.lamb import ADAPTED_DECAY, Lamb, update_by_sgd
-from lsgd.rules.rmsprop_warmup import RMSpropWarmup
+from lsgd.rules.optimizers.apex import apex_sgd
+from lsgd.rules.optimizers.lamb import ADAPTED_DECAY, Lamb, update_by_sgd
+from lsgd.rules.optimizers.rmsprop_warmup import RMSpropWarmup
 
 STEP_KEY = "step"
 """The key of the step count of Adam, AdamW and Adagrad, a scalar unlike their other state."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from lsgd import config
 from lsgd.errors import DISK_FULL_ERRNOS, UsageError
 from lsgd.files import create_empty, sync_file, sync_folder
-from lsgd.paths import CHECKPOINT, checkpoint_steps
+from lsgd.paths import CHECKPOINT, checkpoint_name, checkpoint_steps
 from lsgd.paths import checkpoint_files as checkpoint_files
 from lsgd.paths import step_in_name as step_in_name
 from lsgd.recipe.retention import Retention, newest_steps
@@ -99,14 +99,13 @@ def write(
 ) -> bool:
     """Write a checkpoint file into a run folder atomically, then delete those that `keep` omits.
 
-    The file is checkpoint-STEP.pt, or milestone-STEP.pt, which is kept for good; a kill leaves a
-    complete file or none. Then the link `checkpoint.pt` is moved to it, and `best.pt` to the first
-    file of the steps in `best_first`; the file of this link is kept as long as it leads there. The
-    file ends with the SHA-256 of torch's archive, which torch.load ignores, so that no manifest is
-    needed. Returns whether the first link could be moved, and raises OSError and leaves the folder
-    unchanged if the file cannot be written.
+    A kill leaves a complete file or none. Then the link `checkpoint.pt` is moved to it, and
+    `best.pt` to the first file of the steps in `best_first`; the file of this link is kept as long
+    as it leads there. The file ends with the SHA-256 of torch's archive, which torch.load ignores,
+    so that no manifest is needed. Returns whether the first link could be moved, and raises OSError
+    and leaves the folder unchanged if the file cannot be written.
     """
-    target = folder / f"{'milestone' if milestone else 'checkpoint'}-{checkpoint.step}.pt"
+    target = folder / checkpoint_name(checkpoint.step, milestone=milestone)
     temporary = Path(f"{target}.tmp")
     fields = vars(checkpoint).items()
     written = {key: value for key, value in fields if value or key != "evaluations"}
@@ -124,7 +123,7 @@ def write(
     os.replace(temporary, target)
     is_linked = point_to(target)
     best = _link_best(folder, best_first)
-    steps = checkpoint_steps(folder, "checkpoint")
+    steps = checkpoint_steps(folder, milestones=False)
     kept = {checkpoint.step, *keep(steps.values())}
     for path, step in steps.items():
         if step not in kept and path.name != best:

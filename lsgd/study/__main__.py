@@ -58,7 +58,7 @@ from lsgd.report.look_record import (
 from lsgd.report.looks import Looks
 from lsgd.study.planned_runs import check_sources, planned_runs, trained_seeds
 from lsgd.study.power import power_lines
-from lsgd.study.reporting import report_folder, study_findings, write_report
+from lsgd.study.reporting import locked_report, report_folder, study_findings, write_report
 from lsgd.study.request import StudyRequest, read_request
 from lsgd.study.run_queue import RunQueue
 from lsgd.study.seeds import next_seeds, seed_order
@@ -82,7 +82,13 @@ def run_study(argv: Sequence[str]) -> int:
             "--print for the commands, and run lsgd.report on the runs"
         )
     if request.report_only:
-        write_report(request.study, request.overrides, all_runs(request))
+        runs = all_runs(request)
+        if not any(run.folder.is_dir() for run in runs):
+            raise UsageError(
+                f"--report-only finds no run of {request.study.name} in {runs[0].folder.parent}; "
+                "leave it out to train them"
+            )
+        write_report(request.study, request.overrides, runs)
         return 0
     # A missing library of the report must not show only after hours of training.
     check_libraries()
@@ -108,7 +114,8 @@ def train_until_decided(
     not interrupted does.
     """
     folder = report_folder(request.study, everything)
-    plan_looks(folder, len(request.seeds), max_seeds)
+    with locked_report(folder):
+        plan_looks(folder, len(request.seeds), max_seeds)
     order = seed_order(request.study, max_seeds)
     wanted = adding = read_added_seeds(folder)
     code = 0
@@ -123,7 +130,8 @@ def train_until_decided(
         if not wanted:
             break
         adding = adding | wanted
-        note_added_seeds(folder, adding)
+        with locked_report(folder):
+            note_added_seeds(folder, adding)
         open_claims = sum(decision.outcome == OPEN for decision in findings.decisions)
         print(
             f"{format_count(open_claims, 'claim')} to decide: a seed more for {', '.join(wanted)}"

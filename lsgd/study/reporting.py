@@ -2,7 +2,8 @@
 
 import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from lsgd.recipe.study import Study, without_start
 from lsgd.report import report
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.folder import STUDIES
-from lsgd.report.groups import most_seeds
 from lsgd.report.look_record import note_look, read_looks
 from lsgd.report.run_folders import find_runs
 from lsgd.study.planned_runs import planned_runs
@@ -44,6 +44,14 @@ def study_findings(
     return compute_findings(runs, left_out, study, overrides, looks)
 
 
+@contextmanager
+def locked_report(out: Path) -> Iterator[None]:
+    """Hold the lock of a report's folder and record: two processes of one study may write both."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with locked(out.with_name(f".{out.name}.lock")):
+        yield
+
+
 def write_report(study: Study, overrides: Sequence[str], all_runs: Sequence[PlannedRun]) -> None:
     """Write the report on a study's existing runs; raise UsageError if it cannot be written."""
     folders = [trial.folder for trial in all_runs if trial.folder.is_dir()]
@@ -52,12 +60,11 @@ def write_report(study: Study, overrides: Sequence[str], all_runs: Sequence[Plan
     out = report_folder(study, all_runs)
     if out.name != study.name:
         study = replace(study, title=f"{study.title} ({' '.join(overrides)})")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # Two processes of one study may end at the same time.
-    with locked(out.with_name(f".{out.name}.lock")):
+    with locked_report(out):
         command = shlex.join(["python", "-m", "lsgd.study", *study.command_arguments, *overrides])
         looks = read_looks(out)
         findings = study_findings(study, overrides, all_runs)
-        if not findings.is_partial:
-            looks = note_look(out, most_seeds(findings.groups))
+        # One seed has no interval, so no claim can be decided by it.
+        if findings.tested_seeds > 1:
+            looks = note_look(out, findings.tested_seeds)
         print(f"report: {report(folders, study, out, overrides, command, looks)}", flush=True)

@@ -101,9 +101,12 @@ class RunQueue:
             self.signals,
             lambda what: self.print_progress(number, trial, what),
         )
-        if ending is None:
-            return
         run = trial.saved_run
+        if ending is None:
+            # Another process has trained it; a run that diverged there has failed here too.
+            if run and not run.finished:
+                self.failed[str(trial)] = run.state
+            return
         if run and run.finished:
             outcome = run.metric.format_labelled(run.final_metric)
             taken = duration(time.monotonic() - began)

@@ -3,6 +3,8 @@
 import argparse
 import shutil
 import socket
+import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -23,6 +25,8 @@ from lsgd.supervise.verdict import restart_obstacle
 NP, HOSTS = "{np}", "{hosts}"
 """The placeholders in a command: the number of processes, and the hosts with their numbers."""
 SSH = 22
+OUTAGE, PAUSE = 600.0, 5.0
+"""The seconds in which hosts that have worked may answer again, and those between attempts."""
 
 
 def supervise_job(options: argparse.Namespace) -> int:
@@ -43,7 +47,14 @@ def supervise_job(options: argparse.Namespace) -> int:
         deaths = restarts = lost = 0
         last = None
         while True:
-            command, size = _next_command(options, lost, logbook)
+            patience = 0 if last is None else OUTAGE
+            try:
+                command, size = _next_command(options, lost, logbook, patience, signals)
+            except UsageError as error:
+                if last is None:
+                    raise
+                logbook.log_event("given up", f"not restarted: {error}")
+                return 128 + signals[-1] if signals else last
             before = newest_checkpoint(folder)
             ending = run_job(
                 command, logbook, signals, stall_timeout=options.stall_timeout, grace=options.grace
@@ -83,23 +94,33 @@ def supervise_job(options: argparse.Namespace) -> int:
 
 
 def _next_command(
-    options: argparse.Namespace, lost: int, logbook: Logbook
+    options: argparse.Namespace, lost: int, logbook: Logbook, patience: float, signals: list[int]
 ) -> tuple[list[str], int | None]:
     """Return the next command to start and its number of processes, if known; log both.
 
-    They are those of the hosts that answer now, less the processes that were lost. Raises
-    UsageError if these hosts have fewer processes than --min-processes.
+    They are those of the hosts that answer now, less the processes that were lost. While these
+    hosts have too few processes, they are asked again for `patience` seconds or until a signal.
+    Raises UsageError if they still have fewer processes than --min-processes.
     """
-    hosts = reachable_hosts(options.hosts)
-    slots = options.processes or sum(hosts.values())
-    if len(hosts) < len(options.hosts):
+    deadline, told = time.monotonic() + patience, ""
+    while True:
+        hosts = reachable_hosts(options.hosts)
+        slots = options.processes or sum(hosts.values())
         silent = ", ".join(host for host in options.hosts if host not in hosts)
-        logbook.log_event("hosts", f"no answer from {silent}")
-        if slots < options.min_processes:
+        if silent != told:
+            told = silent
+            logbook.log_event("hosts", f"no answer from {silent}" if silent else "all answer")
+        if not silent or (hosts and slots >= options.min_processes):
+            break
+        if time.monotonic() >= deadline or signals:
             raise UsageError(
                 f"--min-processes {options.min_processes} is more than the {slots} of the hosts "
                 f"that answer; start sshd on {silent}, or write {slots} or less"
+                if hosts
+                else "no host of --hosts answers at its ssh port; start sshd there, or write other "
+                "hosts"
             )
+        time.sleep(PAUSE)
     size = max(slots - lost, options.min_processes) if slots else None
     command = fill_placeholders(options.command, size, hosts)
     logbook.log_event("start", f"starts {' '.join(command)}", processes=size, command=command)
@@ -121,14 +142,27 @@ def fill_placeholders(
 def reachable_hosts(hosts: Mapping[str, int]) -> dict[str, int]:
     """Return the hosts, with their process counts, that answer on ssh's port, as launchers use ssh.
 
-    Raises UsageError if hosts are given and none answers.
+    A host that ssh reaches through another one counts as one that answers.
     """
     reached = {}
     for host, slots in hosts.items():
-        with suppress(OSError), socket.create_connection((host, SSH), timeout=GRACE):
+        address = _ssh_address(host)
+        with suppress(OSError):
+            if address:
+                socket.create_connection(address, timeout=GRACE).close()
             reached[host] = slots
-    if hosts and not reached:
-        raise UsageError(
-            f"no host of --hosts answers on port {SSH}; start sshd there, or write other hosts"
-        )
     return reached
+
+
+def _ssh_address(host: str) -> tuple[str, int] | None:
+    """Return the name and port at which ssh reaches a host; None if it does so through another."""
+    address = (host.rpartition("@")[2], SSH)
+    with suppress(OSError, subprocess.SubprocessError, KeyError, ValueError):
+        asked = ["ssh", "-G", "--", host]
+        said = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=GRACE)
+        pairs = [line.partition(" ") for line in said.stdout.splitlines()]
+        settings = {name: value for name, _, value in pairs}
+        if any(settings.get(name, "none") != "none" for name in ("proxyjump", "proxycommand")):
+            return None
+        address = (settings["hostname"], int(settings["port"]))
+    return address

@@ -9,6 +9,7 @@ from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
+from lsgd.paths import CHECKPOINT
 from lsgd.recipe import Recipe
 from lsgd.recipe.fields import all_fields, applies_to, flatten
 from lsgd.run.read import Run
@@ -61,7 +62,7 @@ def tracked_run_info(run: Run, tracker: str) -> TrackedRunInfo:
         "fingerprint": recipe.fingerprint,
         "seed": str(recipe.seed),
         "run_folder": str(folder),
-        "checkpoint": str(folder / "checkpoint.pt"),
+        "checkpoint": str(folder / CHECKPOINT),
     }
     return TrackedRunInfo(
         _tracker_id(folder / f"tracker-{tracker}.json"),

@@ -329,6 +329,21 @@ def test_a_process_that_is_shown_one_gpu_takes_it(monkeypatch: pytest.MonkeyPatc
     assert pick_device("auto") == torch.device("cuda", 0)
 
 
+def test_processes_share_the_mig_slices_of_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several CUDA shows each process the first alone."""
+    slices = ["MIG-a", "MIG-b", "MIG-c", "MIG-d"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(slices))
+    torchrun(monkeypatch, rank=6, size=8, local=4)
+    gpus(monkeypatch, 1)
+    for _ in range(2):  # a command may ask again
+        assert pick_device("auto") == torch.device("cuda", 0)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-c"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(slices[:3]))
+    assert pick_device("cpu") == CPU
+    with pytest.raises(UsageError, match="4 processes on a machine with 3 MIG slices"):
+        pick_device("auto")
+
+
 def raising(error: BaseException) -> Callable[[], None]:
     def command() -> None:
         raise error

@@ -93,7 +93,7 @@ def test_files_of_the_data_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rate = read_rate(recipe, 0)
     assert rate is not None
     assert rate > 0
-    monkeypatch.setattr(job_check, "failed_checks", dict)
+    monkeypatch.setattr(job_check, "failed_checks", lambda _: {})
     missing = tmp_path / "none"
     found, _ = measure(load_recipe(["+recipe=bs256", f"data.root={missing}"]), share=0)
     problem = f"data.root: [Errno 2] No such file or directory: '{missing}'"

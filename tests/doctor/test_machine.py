@@ -1,15 +1,29 @@
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from helpers.unresolvable_host import unresolvable_host_command
 
-from lsgd.doctor import ABSENT, FAIL, PASS, ProbeResult, machine, run_probe
+from lsgd.config import load_recipe
+from lsgd.doctor import (
+    ABSENT,
+    FAIL,
+    MPI_HERE,
+    PASS,
+    ProbeResult,
+    job_check,
+    machine,
+    run_probe,
+    software,
+    sums,
+)
 from lsgd.doctor.__main__ import examine
 from lsgd.job.network import NetworkInterface
 
@@ -166,6 +180,11 @@ def test_gpus_are_needed_only_where_there_are_some() -> None:
     assert gpu_items("470.1", cuda="13.0", problem=old)["CUDA"] == (
         FAIL, f"13.0 of torch does not fit: {old}",
     )  # fmt: skip
+    facts = {"version": "2.13.0", "cuda": "13.0", "gpus": [], "problem": old}
+    for environment, required in (({}, True), ({"CUDA_VISIBLE_DEVICES": ""}, False)):
+        items = machine.gpus(ProbeResult(facts), "470.1", environment, DEVICE[0])
+        [cuda] = [item for item in items if item.name == "CUDA"]
+        assert (cuda.required, "device=cpu" in cuda.fix) == (required, required), "as a run says"
     assert gpu_items("")["GPU driver"][0] == FAIL
     two = gpu_items("580.65", cuda="13.0", nccl="2.28.9", gpus=["NVIDIA H200, 140 GiB"] * 2)
     assert two["GPUs"] == (PASS, "2 x NVIDIA H200, 140 GiB")
@@ -207,6 +226,34 @@ def test_a_run_folder_is_tried_and_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     [item] = machine.run_folder(Path("/proc/runs"))
     assert (item.status, item.required) == (FAIL, True)
+
+
+def test_a_job_is_checked_with_its_own_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full home is no obstacle to a run elsewhere."""
+    monkeypatch.setenv("FAST", "/proc/fast")
+    words = ["+recipe=bs256", f"run_dir={tmp_path / 'a'}", "data.stage=$FAST/me"]
+    failed = job_check.failed_checks(load_recipe(words))
+    assert "run folder" not in failed
+    assert failed["data.stage"].startswith("/proc/fast/me cannot be written")
+    assert "run folder" in job_check.failed_checks(load_recipe([*words[:1], "run_dir=/proc/a"]))
+
+
+def test_mpi_is_tried_on_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a step of Slurm, mpirun would ask for a nested one, which waits for this one's cores."""
+    environments = []
+
+    def run(_: object, *, limit: float, environment: Mapping[str, str] = {}) -> tuple[int, str]:
+        environments.append(environment)
+        return 0, "mpirun (Open MPI) 4.1.4"
+
+    monkeypatch.setattr(software, "run_with_limit", run)
+    monkeypatch.setattr(shutil, "which", str)
+    monkeypatch.setattr(os, "geteuid", lambda: 1)
+    software.mpi(ProbeResult({}), limit=1)
+    assert environments[-1] == MPI_HERE
+    assert MPI_HERE.items() <= sums.ENVIRONMENT.items()
 
 
 def test_little_disk_and_little_shared_memory(tmp_path: Path) -> None:

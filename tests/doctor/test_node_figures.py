@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lsgd.doctor.nodes import (
     SLOW_MATRIX,
+    UNKNOWN,
     Link,
     NodeFigures,
     common_failures,
@@ -160,6 +161,14 @@ def test_the_nodes_to_leave_out() -> None:
     assert exclusion(["n5"], hosts, "", is_slurm=False) == without
     assert exclusion(["n5"], "", "n9", is_slurm=True) == "--exclude=n9,n5"
     assert exclusion(["n5"], "", "", is_slurm=False) == ""
+
+
+def test_a_node_without_a_known_name_is_in_no_option() -> None:
+    """Neither are nodes that the launcher's list names otherwise."""
+    assert exclusion([UNKNOWN, "n5"], "", "n9", is_slurm=True) == "--exclude=n9,n5"
+    assert exclusion([UNKNOWN], "", "n9", is_slurm=True) == ""
+    assert exclusion([UNKNOWN], "n0:8,n1:8", "", is_slurm=False) == ""
+    assert exclusion(["n1.cluster"], "n0:8,n1:8", "", is_slurm=False) == ""
 
 
 def test_the_node_of_a_process_that_never_came() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lsgd.recipe import Optim
 from lsgd.rules import optim
-from lsgd.rules.lamb import ADAPTED_DECAY
+from lsgd.rules.optimizers.lamb import ADAPTED_DECAY
 
 
 def over(weight: Tensor, settings: Optim, adapted: bool = True) -> torch.optim.Optimizer:

@@ -243,6 +243,16 @@ def test_cores(
 def test_numbers_of_slurm_that_are_none_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^SLURM_NODEID=x is not a number"):
         detect_launch(SRUN | {"SLURM_NODEID": "x"})
+    with pytest.raises(
+        UsageError, match=r"^SLURM_NODEID=7, and SLURM_STEP_TASKS_PER_NODE=.* is of"
+    ):
+        detect_launch(SRUN | {"SLURM_NODEID": "7"})
+
+
+@pytest.mark.parametrize(("rank", "size"), [("-1", "2"), ("2", "2"), ("0", "0")])
+def test_a_rank_is_from_0_and_below_the_world_size(rank: str, size: str) -> None:
+    with pytest.raises(UsageError, match=f"^RANK={rank} is not below WORLD_SIZE={size}"):
+        detect_launch({"RANK": rank, "WORLD_SIZE": size})
     with pytest.raises(UsageError, match=r"^SLURM_CPUS_ON_NODE=all is not a number; unset it, or"):
         cores(Launch("none"), {"SLURM_CPUS_ON_NODE": "all"})
 

@@ -28,7 +28,7 @@ def portable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process in which the calls and folders of Linux alone are missing."""
     for name in ("pidfd_open", "memfd_create", "posix_fallocate", "sched_getaffinity"):
         monkeypatch.delattr(os, name)
-    for name in ("PROCESSES", "LOAD", "SCHEDULE", "COUNTERS", "BOOT", "CGROUP_LIMIT"):
+    for name in ("PROCESSES", "LOAD", "SCHEDULE", "COUNTERS", "BOOT"):
         monkeypatch.setattr(system, name, tmp_path / "missing")
     monkeypatch.setattr(system, "LOOK", 0.01)
 
@@ -116,6 +116,23 @@ def test_quota_of_the_control_group(
     (tmp_path / "own").write_text(f"{own}\n")
     assert system.cpu_quota(tmp_path, tmp_path / "own") == quota
     assert system.cpu_quota(tmp_path, tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("own", "file"),
+    [
+        ("0::/job_7/step_0", "job_7/memory.max"),
+        ("4:memory:/slurm/job_7\n3:cpu:/x", "memory/slurm/job_7/memory.limit_in_bytes"),
+        ("4:cpu,memory:/of/the/host", "memory/memory.limit_in_bytes"),  # as a container sees it
+    ],
+)
+def test_memory_of_the_control_group_and_its_parents(tmp_path: Path, own: str, file: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(f"{2**20}\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "own").write_text(f"{own}\n")
+    assert system.memory_limit(tmp_path, tmp_path / "own") == 2**20
+    assert system.memory_limit(tmp_path, tmp_path / "missing") > 2**20
 
 
 @pytest.mark.parametrize(

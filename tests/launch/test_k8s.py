@@ -165,6 +165,7 @@ def test_the_values_of_a_cluster(kind: str, printed: Callable[..., str]) -> None
         ("jobset", "kind: MPIJob", "--patch is of kind MPIJob, which this manifest does not have"),
         ("jobset", "- a", "has a document that is not a mapping"),
         ("jobset", "a: [", "is not YAML"),
+        ("jobset", "---\n3", "has a document that is not a mapping"),
         ("jobset", None, "cannot be read"),
         ("trainjob", "", "--ttl has no field in a TrainJob"),
     ],
@@ -178,6 +179,53 @@ def test_a_patch_that_fits_nothing(
     more = ["--ttl", "9"] if kind == "trainjob" else ["--patch", str(patch)]
     assert main(["k8s", "digits", *options_of(kind), *more, "--print"]) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_command_of_a_patch_stands_in_place_of_the_own_one(
+    kind: str, printed: Callable[..., str], tmp_path: Path
+) -> None:
+    """As kubectl merges lists of texts; it also ignores the empty document of a --- at the end."""
+    patch = tmp_path / "patch.yaml"
+    container = '{name: "*", command: [sleep, "9"]}'
+    patch.write_text(f"---\nkind: Pod\nspec: {{containers: [{container}]}}\n---\n")
+    words = [*options_of(kind), "--patch", str(patch)]
+    for template in pod_templates([*yaml.safe_load_all(printed("k8s", "digits", *words))]):
+        [container] = template["spec"]["containers"]
+        assert container["command"] == ["sleep", "9"]
+
+
+def test_a_quota_is_met_by_the_patch_of_the_page(
+    printed: Callable[..., str], tmp_path: Path
+) -> None:
+    """The launcher of an MPIJob has no other resources."""
+    page = (ROOT / "docs/how-to/cluster.md").read_text()
+    [text] = [text for text in re.findall("```yaml\n(.*?)```", page, re.S) if "Launcher:" in text]
+    patch = tmp_path / "patch.yaml"
+    patch.write_text(text)
+    sizes = ["--requests", "cpu=64,memory=500Gi", "--limits", "cpu=64,memory=500Gi"]
+    words = [*options_of("mpijob"), *sizes, "--patch", str(patch)]
+    for template in pod_templates([*yaml.safe_load_all(printed("k8s", "digits", *words))]):
+        [container] = template["spec"]["containers"]
+        for sizes_of in container["resources"].values():
+            assert sizes_of.keys() >= {"cpu", "memory"}
+
+
+def test_a_name_with_the_ending_of_a_check(capsys: pytest.CaptureFixture[str]) -> None:
+    """It counts against the limit, and the message has the user's own name."""
+    words = ["k8s", "digits", *options_of("jobset"), "--nodes", "1", "--print"]
+    longest = "a" * 48
+    for name, more, refusal in (
+        (longest, [], ""),
+        (longest, ["--check"], "48 characters, which would make pod names longer than the 63 that"),
+        (longest[6:], ["--check"], ""),
+        ("2017-run", [], "--name is 2017-run, but must have only lower-case letters, digits and"),
+        ("a-", ["--check"], "--name is a-, but must have only"),
+    ):
+        assert main([*words, *more, "--name", name]) == (2 if refusal else 0)
+        said = capsys.readouterr().err
+        assert refusal in said
+        assert "write --name with 42 or fewer" in said or "characters" not in said
 
 
 def test_words_arrive_as_they_were_written(printed: Callable[..., str]) -> None:
@@ -205,6 +253,66 @@ def test_a_pod_gets_the_network_card_that_is_named(kind: str, printed: Callable[
             assert pod.pop("securityContext") == {"capabilities": {"add": ["IPC_LOCK"]}}
             pod["resources"]["limits"]["nvidia.com/gpu"] = "8"
     assert replicas == without
+
+
+def test_labels_are_split_at_every_comma(printed: Callable[..., str]) -> None:
+    """Also before a digit, where a variable would go on."""
+    words = ["--node-selector", "pool=h100,3d=no,a.b/c=", "--env", "A=1,3d=no"]
+    [job] = yaml.safe_load_all(printed("k8s", "digits", *options_of("jobset"), *words))
+    [template] = pod_templates([job])
+    assert template["spec"]["nodeSelector"] == {"pool": "h100", "3d": "no", "a.b/c": ""}
+    [container] = template["spec"]["containers"]
+    assert container["env"][-1] == {"name": "A", "value": "1,3d=no"}
+
+
+@pytest.mark.parametrize(
+    ("option", "good", "bad"),
+    [
+        ("--node-selector", "p=" + "a" * 63, "p=" + "a" * 64),
+        ("--node-selector", f"{'a' * 63}=b", f"{'a' * 64}=b"),
+        ("--node-selector", "a.b/c=d", "a..b/c=d"),
+        ("--node-selector", "a=b", "ä=b"),
+        ("--tolerate", "a.b/c", "a/b/c"),
+        ("--queue", "a" * 63, "a" * 64),
+        ("--queue", "a.b", "a..b"),
+        ("--namespace", "a" * 63, "a" * 64),
+        ("--namespace", "a-b", "a.b"),
+        ("--claim", "a" * 253, "a" * 254),
+        ("--secret", "a.b,c", "a..b,c"),
+        ("--requests", "nvidia.com/mig-1g.5gb=1", "a/b/c=1"),
+        ("--rdma", "rdma/hca", ".rdma/hca"),
+    ],
+)
+def test_a_value_that_kubernetes_refuses(
+    option: str, good: str, bad: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["k8s", "digits", *options_of("jobset"), "--nodes", "1", "--print"]
+    assert main([*words, option, good]) == 0
+    capsys.readouterr()
+    assert main([*words, option, bad]) == 2
+    assert f"lsgd: {option} is {bad}, but must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("requests", "limits", "fits"),
+    [
+        ("cpu=64", "cpu=32", False),
+        ("cpu=32", "cpu=64", True),
+        ("memory=1Gi", "memory=1G", False),
+        ("memory=1024Mi", "memory=1Gi", True),
+        ("cpu=1500m", "cpu=1.5", True),
+        ("cpu=1501m", "cpu=1.5", False),
+        ("cpu=64", "memory=1", True),
+    ],
+)
+def test_a_pod_asks_for_no_more_than_its_limit(
+    requests: str, limits: str, fits: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["k8s", "digits", *options_of("jobset"), "--nodes", "1", "--print"]
+    code = main([*words, "--requests", requests, "--limits", limits])
+    said = capsys.readouterr().err
+    assert (code, said == "") == ((0, True) if fits else (2, False))
+    assert fits or f"--requests {requests} is above --limits {limits}; write a limit" in said
 
 
 @pytest.mark.parametrize("kind", KINDS)

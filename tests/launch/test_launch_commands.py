@@ -175,6 +175,16 @@ def test_horovodrun_on_one_machine_needs_no_home(
     assert done.returncode == 0, done.stderr
 
 
+def test_horovodrun_on_several_machines_needs_no_home_either(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = ["horovodrun", "digits", "--hosts", "a:1,b:1"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "--disable-cache" not in printed(*words)
+    monkeypatch.setenv("HOME", str(tmp_path / "missing"))
+    assert "--disable-cache" in printed(*words)
+
+
 @pytest.mark.parametrize(
     ("words", "shown"),
     [

@@ -133,14 +133,40 @@ def test_a_folder_that_needs_quotes(word: str, printed: Printed, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("written", "log"),
+    [
+        ("runs/a/", "runs/a.log"),
+        ("./runs//a", "runs/a.log"),
+        ("../a", "../a.log"),
+        ("/s/a/", "/s/a.log"),
+    ],
+)
+def test_a_job_has_its_log_beside_its_folder(written: str, log: str, printed: Printed) -> None:
+    """However the folder's path is written, and also with what is added to its name."""
+    words = ["slurm", "digits", "--np", "1", f"run_dir={written}"]
+    folder = log.removesuffix(".log")
+    assert f"--output={log}" in options_of(printed(*words))
+    assert f"--output={folder}-seed%a.log" in options_of(printed(*words, "--array", "0-2"))
+    assert f"--output={folder}-check-%j.log" in options_of(printed(*words, "--check"))
+
+
+@pytest.mark.parametrize(
     ("words", "named"),
     [
+        *((["run_dir=" + each], f"run_dir={each} must end in a name") for each in "./"),
+        (["run_dir=a/.."], "run_dir=a/.. must end in a name"),
         (["run_dir=runs/%j"], "run_dir='runs/%j' has %"),
         (["run_dir='a\n#SBATCH --wrap=id'"], "run_dir='a\\n#SBATCH --wrap=id' has %, a backslash"),
         (["run_dir=runs/a\\\\b"], "run_dir='runs/a\\\\b' has %"),
         (["--time", "1:00 --wrap=id"], "--time is 1:00 --wrap=id, but must be"),
         (["--time", "1:00\n#SBATCH --wrap=id"], "--time is '1:00\\n#SBATCH"),
         (["--time", "2:00"], "--time 2:00 is 120 seconds for sbatch"),
+        (["--time", "5", "--signal", "USR2@300"], "--time 5 is 300 seconds for sbatch, and the"),
+        (["--time", "1", "--signal", "USR2"], "--time 1 is 60 seconds for sbatch, and the"),
+        *(
+            (["--signal", each], f"--signal is {each}, but must be TERM, USR1 or USR2")
+            for each in ("B:USR2@90", "INT@90", "HUP", "QUIT@90", "USR2@0", "USR2@90s")
+        ),
         (
             ["--comment", "a\n#SBATCH --wrap=id"],
             "--comment is 'a\\n#SBATCH --wrap=id', but a batch",
@@ -179,18 +205,31 @@ def options_of(script: str) -> list[str]:
 def test_what_a_site_asks_for_is_passed_on(printed: Printed) -> None:
     """Quoted where sbatch would split it, and once where lsgd has a value of its own."""
     site = "--partition gpu --account phys --qos=long --constraint a&b --nodelist n[1-2] --hold"
-    mine = "--mail me@example.org --signal B:USR1@60 --no-requeue --mail-type ALL --nice=-5"
+    mine = "--mail me@example.org --signal R:USR1@60 --no-requeue --mail-type ALL --nice=-5"
     words = [*site.split(), *mine.split(), "--comment", "a 'b' #c"]
     lines = options_of(printed("slurm", "bs8k", *words))
     for line in (
         "--partition=gpu", "--account=phys", "--qos=long", "--constraint=a&b", "--nodelist=n[1-2]",
-        "--hold", "--mail-user=me@example.org", "--mail-type=ALL", "--signal=B:USR1@60",
+        "--hold", "--mail-user=me@example.org", "--mail-type=ALL", "--signal=R:USR1@60",
         "--no-requeue", "--comment=\"a 'b' #c\"", "--nice=-5",
     ):  # fmt: skip
         assert lines.count(line) == 1
     assert "--requeue" not in lines
     names = [line.partition("=")[0] for line in lines]
     assert len({*names}) == len(names)
+
+
+def test_an_option_has_a_value_of_its_own_or_none(printed: Printed) -> None:
+    """Never the recipe that follows it."""
+    options = ["--nice", "--propagate", "--no-kill", "--exclusive"]
+    lines = options_of(printed("slurm", *options, "digits"))
+    assert {*options} <= {*lines}
+    valued = ["--nice=-5", "--propagate=NONE", "--no-kill=off", "--exclusive=mcs"]
+    lines = options_of(printed("slurm", *valued, "digits", "--np", "1", "--cpus", "2"))
+    assert {*valued} <= {*lines}
+    assert not {*options} & {*lines}
+    more = printed("slurm", "digits", "--np", "1", "--array", "0-8:2,9", "--time", "0")
+    assert {"--array=0-8:2,9", "--time=0"} <= {*options_of(more)}
 
 
 @pytest.mark.parametrize(
@@ -204,6 +243,8 @@ def test_what_a_site_asks_for_is_passed_on(printed: Printed) -> None:
         ("--gpus 4 --exclusive", False),
         ("--gpus 4 --nodes 2", False),
         ("--np 2", False),
+        ("--np 2 --oversubscribe", True),
+        ("--exclusive=user", True),
     ],
 )
 def test_a_shared_node_gives_one_core_to_a_process(
@@ -224,6 +265,9 @@ def test_a_shared_node_gives_one_core_to_a_process(
         ("--gres gpu:a100:2", False),
         ("--gres gpu:1g.5gb:2", False),
         ("--gpus 8 --cpus 12", False),
+        ("--exclusive=topo --cpus 12", True),
+        ("--exclusive=user", False),
+        ("--oversubscribe", False),
     ],
 )
 def test_a_part_of_a_node_is_not_the_whole(
@@ -231,7 +275,9 @@ def test_a_part_of_a_node_is_not_the_whole(
 ) -> None:
     assert main(["slurm", "bs8k", *words.split(), "--print"]) == 0
     lines = options_of(capsys.readouterr().out)
-    assert lines.count("--exclusive") == whole
+    chosen = [word for word in words.split() if word.startswith("--exclusive=")]
+    exclusive = [line for line in lines if line.startswith("--exclusive")]
+    assert exclusive == (chosen or ["--exclusive"] * whole)
     assert ("--mem=0" in lines) == whole
     # The same GPUs are not requested twice.
     assert any(line.startswith("--gpus-per-node") for line in lines) == ("gres" not in words)
@@ -241,6 +287,12 @@ def test_a_part_of_a_node_is_not_the_whole(
     ("words", "named"),
     [
         ("--gres gpu:8 --gpus 4", "--gres gpu:8 has 8 GPUs on each node, and --gpus 4 others"),
+        (
+            "--gres gpu:a100:4,gpu:h100:4",
+            "--gres gpu:a100:4,gpu:h100:4 must not have several types",
+        ),
+        ("--gres gpu:h100=8", "--gres gpu:h100=8 must have a number of GPUs, such as gpu:h100:8"),
+        ("--gres gpu:h100:0", "--gres gpu:h100:0 must have a number of GPUs, such as gpu:h100:8"),
         ("--mount /a:/b", "--mount /a:/b adds folders to a container; write --container"),
         ("--output a.log", "--output is set by lsgd itself; run_dir=PATH"),
         ("--node 2", "option --node does not exist; did you mean --nodes"),
@@ -271,6 +323,20 @@ def test_an_array_trains_one_seed_in_each_job(
     record = json.loads((tmp_path / trained / "logs/job.json").read_text())
     assert (record["job"], record["nodes"]) == ("7_3", "n1")
     assert (tmp_path / trained / record["log"]).name == f"{Path(trained).name}.log"
+
+
+@pytest.mark.parametrize(("words", "job"), [([], "7"), (["--array", "0-4"], "7_3")])
+def test_a_preempted_job_requeues_itself_alone(
+    words: list[str], job: str, printed: Printed, tmp_path: Path
+) -> None:
+    """One job of an array has the array's number as its own, and would requeue all the others."""
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "scontrol $*"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    done = run(
+        printed("slurm", "digits", "--np", "1", *words), tmp_path, "exit 75",
+        SLURM_JOB_ID="7", SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="3",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (75, f"scontrol requeue {job}")
 
 
 def test_a_hook_that_fails_ends_the_job(printed: Printed, tmp_path: Path) -> None:

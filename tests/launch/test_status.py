@@ -12,6 +12,7 @@ from lsgd.launch.status import QueuedRun, job_table, print_status
 JOBS = """\
 JobId=3 ArrayJobId=1 ArrayTaskId=0 JobState=RUNNING Reason=None NodeList=n[1-2] StdOut={0}/a/s-1_0.log
 JobId=1 ArrayJobId=1 ArrayTaskId=2-3,5%1 JobState=PENDING Reason=Resources NodeList= StdOut={0}/a/s-1_4294967294.log
+JobId=8 JobState=PENDING Reason=Priority NodeList= StdOut={0}/./a/../b//c.log
 JobId=7 JobState=PENDING Reason=Dependency NodeList=(null) StdOut={0}/a/report-7.log
 """  # noqa: E501
 
@@ -85,6 +86,17 @@ def test_a_waiting_job_of_an_array_has_the_log_of_its_task(
     assert "job    1_[2-3,5%1] PENDING, waits for Resources" in said
     with pytest.raises(UsageError, match="has no run and no Slurm job"):
         print_status(["a/s-1_4"])
+
+
+@pytest.mark.parametrize("folder", ["b/c", "b/c/", "./b/c", "a/../b/c", "."])
+def test_a_folder_has_its_job_however_its_path_is_written(
+    folder: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "b/c").mkdir(parents=True)
+    if folder == ".":
+        monkeypatch.chdir("b/c")
+    assert print_status([folder]) == 0
+    assert "job    8 PENDING, waits for Priority" in capsys.readouterr().out
 
 
 def test_a_study_is_no_folder(here: Path) -> None:

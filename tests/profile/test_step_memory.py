@@ -17,6 +17,7 @@ from lsgd.profile import fake_steps, memory
 from lsgd.profile.fake_steps import fake_batches, fake_task
 from lsgd.profile.memory import LiveStorages, StepMemory, count_step, max_workers_per_micro_batch
 from lsgd.recipe import Recipe
+from lsgd.recipe.overrides import choices
 from lsgd.step import train_step
 
 CPU = torch.device("cpu")
@@ -62,7 +63,7 @@ def test_it_is_what_a_real_step_holds(words: list[str]) -> None:
     assert counted == pytest.approx(real, rel=0.01 if made.precision == "bfloat16" else 0)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "lars", "adamw", "lamb", "rmsprop_warmup"])
+@pytest.mark.parametrize("optimizer", choices("optim"))
 def test_no_operator_computes_with_real_tensors(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,7 +244,7 @@ def test_fields_are_listed_with_default_limits_and_meaning(
     }
     assert max(map(len, lines)) <= 150
     some = listed(capsys, "--fields", "optim.clip")
-    assert some[0] == "optim=adagrad|adam|adamw|lamb|lars|rmsprop_warmup|sgd   [conf/optim/]"
+    assert re.fullmatch(r"optim=adagrad\|adam\|.*\|sgd   \[conf/optim/\]", some[0])
     assert some[1] == "optim.clip_norm=null   [above 0]"
     assert some[2].startswith("    ")
 

@@ -225,7 +225,10 @@ def top1(error: float) -> dict[int, dict[str, float]]:
     return {epoch: {"val_top1_error": error} for epoch in range(1, 7)}
 
 
-@pytest.mark.parametrize(("error", "distance"), [(23.83, "0.09 above"), (23.56, "0.18 below")])
+@pytest.mark.parametrize(
+    ("error", "distance"),
+    [(23.83, "0.09 above"), (23.56, "0.18 below"), (23.74, "equal to"), (23.744, "equal to")],
+)
 def test_the_outcome_has_its_distance_to_the_published_number(error: float, distance: str) -> None:
     """And no verdict, which takes several seeds."""
     recipe = with_fields(BASE, target=Target(23.74, 0.09, "table 1"))

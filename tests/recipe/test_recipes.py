@@ -427,3 +427,8 @@ def test_mirrored_evaluations_cost_two_forward_passes() -> None:
             "+recipe=bs256", "evaluation.every=0.5", f"evaluation.mirror={word}"
         )
         assert f"add about {share} to the training" in recipe.describe_evaluations()
+
+
+def test_evaluations_of_larger_images_cost_more() -> None:
+    words = ("+recipe=bs256", "evaluation.every=0.5", "image_sizes.points=[[0,112]]")
+    assert "add about 10.4 % to the training" in compose_recipe(*words).describe_evaluations()

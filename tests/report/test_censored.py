@@ -1,6 +1,7 @@
 """Runs that never had the rate they were to reach: late for claims, and never on time."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,17 @@ from helpers.run_folders import write_run
 from matplotlib.axes import Axes
 
 from lsgd.recipe.study import Claim, Entry, Study
-from lsgd.report.claims import FAILS, HOLDS, OPEN
+from lsgd.report.batch_size_sweep import find_sweeps
+from lsgd.report.claims import FAILS, HOLDS, OPEN, decide
 from lsgd.report.content import compose
-from lsgd.report.figures import _against_minibatch
+from lsgd.report.figures import _against_minibatch, _log_ticks
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.formatting import format_group
 from lsgd.report.markdown import render
 from lsgd.report.results import results_table
 from lsgd.report.run_folders import find_runs
 from lsgd.report.summary import summarise
+from lsgd.rules.metric import named_metric
 
 UNTIL = "metric.epochs_to={top1_error: 9.5}"
 SIZES = ("fashion_bs64", "fashion_bs256", "fashion_bs1k")
@@ -95,6 +98,62 @@ def test_figure_1_is_drawn_where_no_run_reaches_the_target(tmp_path: Path) -> No
     [ladder] = findings.sweeps
     svg = _against_minibatch("figure1", ladder, findings).svg
     assert "runs never at the target" in svg
+
+
+def test_a_diverged_run_of_a_metric_without_a_chance_level_is_left_out(tmp_path: Path) -> None:
+    """Of a metric of the user's own it is not known: neither text nor axis has an infinite one."""
+    for name, error in zip(SIZES, (8.0, 8.1, 30.0), strict=True):
+        for seed in range(3):
+            ends = name == "fashion_bs1k" and seed == 0
+            errors = [error + 0.1 * seed] * (1 if ends else 9)
+            write_run(
+                tmp_path / f"{name}-{seed}", f"+recipe={name}", seed=seed, errors=errors,
+                diverged=ends,
+            )  # fmt: skip
+    own = named_metric("mean_distance")
+    claim = Claim("it is", "fashion_bs1k", "worse_than", "fashion_bs64")
+    runs, _ = find_runs([tmp_path])
+    study = Study(
+        name="s", title="S", question="Q", source="tests", baseline="fashion_bs64",
+        seeds=[0, 1, 2], entries=[Entry(name, name) for name in SIZES], claims=[claim],
+    )  # fmt: skip
+    of_errors = compute_findings(runs, [], study)
+    groups = [replace(group, metric=own) for group in of_errors.groups]
+    looks = of_errors.looks
+    by_name = {group.recipe.name: group for group in groups}
+    sweeps = find_sweeps(groups, study, looks)
+    decision = decide(claim, by_name, looks)
+    findings = replace(of_errors, metric=own, groups=groups, sweeps=sweeps, decisions=[decision])
+    assert decision.outcome == HOLDS
+    page = render(compose(findings, [], "command", "version"))
+    assert "a run that diverged has no value: its recipe may be shown to be worse" in page
+    assert "each run that diverged being left out" in page
+    assert "guessing" not in page
+    assert "inf" not in page
+    limits: list[float] = []
+    with pytest.MonkeyPatch.context() as patched:
+        ticks = Axes.set_yticks
+        patched.setattr(
+            Axes, "set_yticks",
+            lambda self, ticked, *a, **k: (limits.extend(ticked), ticks(self, ticked, *a, **k)),
+        )  # fmt: skip
+        _against_minibatch("figure1", sweeps[0], findings)
+    assert max(limits) == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "ticks"),
+    [
+        ("top1_error", 0.035, 0.65, [0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5]),
+        ("top1_error", 5.5, 117.0, [7, 10, 15, 20, 30, 40, 50, 70, 90]),
+        ("perplexity", 60.0, 600.0, [70, 100, 200, 300, 500]),
+        ("mean_distance", 2e-5, 2e-4, [3e-5, 4e-5, 5e-5, 7e-5, 1e-4]),
+    ],
+)
+def test_a_logarithmic_axis_has_ticks_at_any_scale(
+    name: str, low: float, high: float, ticks: list[float]
+) -> None:
+    assert _log_ticks(named_metric(name), low, high) == pytest.approx(ticks)
 
 
 def test_figure_1_is_drawn_with_an_error_of_0(tmp_path: Path) -> None:

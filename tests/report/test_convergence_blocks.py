@@ -1,14 +1,18 @@
 """The section of a report that judges as MLPerf does, on made-up runs."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers.composed import compose_recipe
 
 from lsgd import config
 from lsgd.report.blocks import BulletList, Table
-from lsgd.report.convergence import ConvergedRuns, judged_blocks, points_for
+from lsgd.report.convergence import ConvergedRuns, judge_as_mlperf, judged_blocks, points_for
+from lsgd.report.findings import compute_findings
 from lsgd.rules.convergence import EvaluationEpochs
+from lsgd.run.read import Run
 
 MLPERF = config.load_points("mlperf_resnet")
 GRID = EvaluationEpochs()
@@ -42,12 +46,13 @@ def test_a_row_of_each_recipe() -> None:
 
 def test_who_looks_seldom_seems_slow() -> None:
     """Evaluated every 4 epochs, a run seems up to 3 slower than beside it every epoch."""
-    *_, rules = judged_blocks(RUNS, MLPERF)
+    *_, rules = judged_blocks([*RUNS, replace(RUNS[1], label="another")], MLPERF)
     assert isinstance(rules, BulletList)
     late = [item for item in rules.items if "late" in item]
     assert late == [
-        "one not is evaluated every 4 epochs from epoch 2 on: its epochs are up to 3 late, and it "
+        f"{label} is evaluated every 4 epochs from epoch 2 on: its epochs are up to 3 late, and it "
         "passes the more easily for that; the reference was evaluated every epoch."
+        for label in ("one not", "another")
     ]
 
 
@@ -67,11 +72,41 @@ def test_without_published_points_nothing_is_judged() -> None:
         (["+recipe=bs8k"], "top1_error", 24.2, False),
         (["+recipe=bs8k"], "top5_error", 24.1, False),
         (["+recipe=bs8k_resnet101"], "top1_error", 24.1, False),
+        (["+recipe=bs8k", "data.image_size=128"], "top1_error", 24.1, False),
         (["+recipe=fashion_bs64"], "top1_error", 24.1, False),
     ],
 )
-def test_points_are_of_one_network_dataset_and_target(
+def test_points_are_of_one_network_dataset_image_size_and_target(
     words: list[str], rate: str, target: float, known: bool
 ) -> None:
     found = points_for(compose_recipe(*words), rate, target)
     assert (found == MLPERF) is known
+
+
+def converged(name: str, epochs: int, *words: str) -> list[Run]:
+    """Five runs of a recipe that reach the target after this number of epochs."""
+    recipe = compose_recipe(f"+recipe={name}", *words)
+    grid = range(1, recipe.epochs + 1)
+    rows = [
+        {"kind": "epoch", "step": recipe.first_step(epoch), "epoch": epoch,
+         "val_top1_error": 20.0 if epoch >= epochs else 60.0}
+        for epoch in grid
+    ]  # fmt: skip
+    return [Run(Path(f"{name}-{seed}"), replace(recipe, seed=seed), rows) for seed in range(5)]
+
+
+def test_each_recipe_is_judged_by_the_points_of_its_own_paper_network_and_image_size() -> None:
+    target = "metric.epochs_to={top1_error: 24.1}"
+    made = [
+        *converged("digits", 20, target),  # of the smallest minibatch, and without points
+        *converged("mlperf_bs4096", 37),
+        *converged("mlperf06_bs4096", 60),
+        *converged("bs8k_resnet101", 20, target),
+    ]
+    blocks = judge_as_mlperf(compute_findings(made, [], None))
+    tables = [block for block in blocks if isinstance(block, Table)]
+    unjudged, *judged = [{row[0]: row[6:] for row in table.rows} for table in tables]
+    assert unjudged == {"digits": [], "bs8k_resnet101": []}
+    assert sum("Not judged" in str(block) for block in blocks) == 1
+    references = {name: cells[0] for table in judged for name, cells in table.items()}
+    assert references == {"mlperf_bs4096": "35.74", "mlperf06_bs4096": "60.00"}

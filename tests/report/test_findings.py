@@ -9,10 +9,11 @@ from helpers.composed import compose_recipe
 from helpers.run_folders import write_finished_run, write_perplexity_run, write_run
 
 from lsgd.errors import UsageError
+from lsgd.recipe import Recipe
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.batch_size_sweep import BatchSizeSweep
 from lsgd.report.findings import Findings, compute_findings
-from lsgd.report.groups import RecipeRuns
+from lsgd.report.groups import RecipeRuns, _labels, trajectory
 from lsgd.report.run_folders import find_runs
 from lsgd.report.verdict import Verdict, judge_against_published
 from lsgd.rules.metric import METRICS, TOP1
@@ -69,6 +70,31 @@ def test_a_recipe_changed_by_a_word_is_another_recipe(tmp_path: Path) -> None:
         "fashion_bs64, optim.weight_decay=0.0001": [0, 1],
         "fashion_bs64, optim.weight_decay=0.001": [1],
     }
+
+
+def test_labels_have_the_settings_that_differ_among_recipes_of_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each recipe is flattened once, since a search leaves thousands of one name."""
+    base = compose_recipe("+recipe=digits")
+    flattened: list[Recipe] = []
+    monkeypatch.setattr(
+        "lsgd.report.groups.trajectory",
+        lambda recipe: flattened.append(recipe) or trajectory(recipe),
+    )
+    recipes = [
+        base,
+        replace(base, workers=3),
+        replace(base, workers=3, tail="keep"),
+        compose_recipe("+recipe=fashion_bs64"),
+    ]
+    assert _labels(recipes) == [
+        "digits, workers=16, tail=drop",
+        "digits, workers=3, tail=drop",
+        "digits, workers=3, tail=keep",
+        "fashion_bs64",
+    ]
+    assert flattened == recipes
 
 
 def test_of_the_same_seed_twice_the_first_that_ended_counts(tmp_path: Path) -> None:
@@ -180,6 +206,7 @@ WORSE = Claim("worse", "fashion_bs2k", "worse_than", "fashion_bs64")
         ((9.0, 9.1, 9.2), "does not hold", "holds"),  # +1.00: 0.77 to 1.23
         ((7.0, 7.1, 7.2), "holds", "does not hold"),  # -1.00: -1.23 to -0.77
         ((6.0, 8.0, 12.0), "not resolved", "not resolved"),
+        ((9.0, 9.1), "not resolved", "not resolved"),  # a seed of the study is missing
         ((20.0,), "not resolved", "not resolved"),
         ((), "not resolved", "not resolved"),
     ],
@@ -194,6 +221,7 @@ def test_claims_hold_fail_or_stay_open(
     if len(errors) < 3:
         missing = ", ".join(map(str, range(len(errors), 3)))
         assert missing in decisions[0].lacks[0]
+        assert decisions[0].difference is None
 
 
 def judged(name: str, *words: str, like: str | None = None, errors: list[float]) -> Verdict:
@@ -239,6 +267,27 @@ def test_fewer_seeds_than_the_paper_are_not_comparable() -> None:
     assert judged("bs256", errors=[]).reasons == ("no finished run",)
 
 
+@pytest.mark.parametrize("name", ["dle_bs4k", "fujitsu_bs86016"])
+def test_a_mean_of_unknown_runs_or_of_another_definition_is_not_comparable(name: str) -> None:
+    """One source prints no number of runs, the other the errors of the last epoch."""
+    verdict = judged(name, errors=[22.0, 22.1, 22.2, 22.0, 22.1])
+    assert verdict.outcome == "not comparable"
+    assert [reason for reason in verdict.reasons if "known number of runs" in reason]
+
+
+def test_the_interval_is_that_of_the_published_number_of_runs() -> None:
+    """A mean of two runs with this spread is known to about 1 point, one of 100 to 0.1."""
+    ours = judged("bs256", errors=[23.9, 24.0, 24.1, 24.0, 24.1])
+    assert ours.outcome == "outside"
+    recipe = compose_recipe("+recipe=bs256")
+    assert recipe.target
+    few = replace(recipe, target=replace(recipe.target, runs=2))
+    made = [Run(Path("x"), replace(recipe, seed=s, epochs=1), []) for s in range(5)]
+    for run, error in zip(made, [23.9, 24.0, 24.1, 24.0, 24.1], strict=True):
+        run.rows.append({"kind": "epoch", "step": 1, "epoch": 1, "val_top1_error": error})
+    assert judge_against_published(RecipeRuns("bs256", few, None, few, made)).outcome == "inside"
+
+
 def test_another_dataset_is_not_comparable_and_its_scale_is_no_reason() -> None:
     verdict = judged("fashion_bs2k", like="bs8k", errors=[16.0] * 5)
     assert verdict.outcome == "not comparable"
@@ -278,6 +327,14 @@ def test_the_elbow_goes_by_the_studys_margin(tmp_path: Path) -> None:
     up = ladder(tmp_path, 8.0, 8.4, 8.1, 9.0, 10.0, of=study(claim, recipes=LADDER))
     assert up.margin == 1.5
     assert up.elbow.recipe.name == "fashion_bs512"
+
+
+def test_the_elbow_is_no_recipe_that_lacks_seeds_of_the_study(tmp_path: Path) -> None:
+    of = study(recipes=LADDER)
+    assert ladder(tmp_path, 8.0, 8.1, 8.1, 8.1, 9.0, of=of).elbow.recipe.name == "fashion_bs512"
+    [sweep] = found(tmp_path, replace(of, seeds=[0, 1, 2, 3])).sweeps
+    assert sweep.elbow is sweep.baseline
+    assert sweep.worse == []
 
 
 def test_recipes_that_differ_in_more_than_the_minibatch_are_no_ladder(tmp_path: Path) -> None:

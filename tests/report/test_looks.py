@@ -69,6 +69,16 @@ def test_looks_are_remembered_beside_the_report(tmp_path: Path) -> None:
     assert note_look(report, 6) == Looks(3, 8)
 
 
+def test_a_recorded_test_with_one_seed_is_none(tmp_path: Path) -> None:
+    """Earlier versions recorded it, as after `--quick`; one seed has no interval to decide by."""
+    report = tmp_path / "one"
+    looks_file(report).write_text('{"first": 1, "last": 1, "planned": 0}')
+    assert read_looks(report) is None
+    assert note_look(report, 5) == Looks(5, 5)
+    looks_file(report).write_text('{"first": 1, "last": 5, "planned": 0}')
+    assert read_looks(report) == Looks(2, 5)
+
+
 def test_a_plan_is_not_changed_after_a_look(tmp_path: Path) -> None:
     report = tmp_path / "one"
     plan_looks(report, 3, 8)
@@ -78,6 +88,11 @@ def test_a_plan_is_not_changed_after_a_look(tmp_path: Path) -> None:
             UsageError, match=f"--max-seeds {most} is not the 8 .* write --max-seeds 8"
         ):
             plan_looks(report, 3, most)
+    note_look(report, 10)
+    with pytest.raises(UsageError, match=r"below the 10 seeds .* write --max-seeds 11 or more"):
+        plan_looks(report, 3, 8)
+    plan_looks(report, 3, 11)
+    assert read_looks(report) == Looks(3, 11), "seeds that were added by hand end a plan"
     looks_file(report).write_text("[]")
     with pytest.raises(UsageError, match=r"one\.looks\.json .* cannot be read"):
         read_looks(report)

@@ -12,6 +12,9 @@ from helpers.run_folders import write_finished_run
 
 from lsgd.compare import main as compare
 from lsgd.errors import UsageError
+from lsgd.report.content import compose
+from lsgd.report.findings import compute_findings
+from lsgd.report.markdown import render
 from lsgd.report.run_archive import FILE, pack, unpack
 from lsgd.report.run_folders import find_runs
 
@@ -52,6 +55,12 @@ def test_runs_are_found_in_an_archive_as_in_folders(
     assert [run.path.name for run in found] == [run.name for run in runs]
     assert [run.rows for run in found] == [run.rows for run in find_runs([tmp_path / "runs"])[0]]
     assert compare([str(found[0].path), str(runs[0])]) == 0
+    page = render(compose(compute_findings(found, [], None), [], "command", "version"))
+    assert f"`{study / FILE}/seeds/{runs[0].name}`" in page
+    assert str(found[0].path) not in page, "a folder that ends with this process"
+    again, _ = find_runs([study, tmp_path / "runs"])
+    page = render(compose(compute_findings(again, [], None), [], "command", "version"))
+    assert "Nothing but more runs of the same seeds, which do not count." in page
 
 
 def test_a_damaged_archive_is_left_out_by_name(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from helpers.run_folders import write_finished_run, write_perplexity_run, write_
 from lsgd import config
 from lsgd.errors import UsageError
 from lsgd.report import report
-from lsgd.report.results import BEGIN, END, results_table, with_table, write_table
+from lsgd.report.claims import HOLDS
+from lsgd.report.results import BEGIN, END, _verdict, results_table, with_table, write_table
 from lsgd.report.run_archive import FILE
+from lsgd.rules.metric import named_metric
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -80,3 +82,13 @@ def test_without_its_markers_the_readme_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no lines"):
         write_table(readme)
     assert readme.read_text() == "no table"
+
+
+@pytest.mark.parametrize(
+    ("metric", "counts"),
+    [("top1_error", "counts with the error of guessing"), ("mean_distance", "is left out")],
+)
+def test_a_verdict_says_how_diverged_runs_count(metric: str, counts: str) -> None:
+    summary = {"claims": [{"outcome": HOLDS}], "elbows": [], "recipes": [{"diverged": 1}]}
+    said = _verdict(summary, named_metric(metric))
+    assert said.endswith(f"(where a diverged run {counts})")

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from lsgd.check import build_learner, rule_results
 from lsgd.errors import UsageError
 from lsgd.recipe import Optim, Recipe
-from lsgd.rules import apex, optim
+from lsgd.rules import optim
+from lsgd.rules.optimizers import apex
 from lsgd.run import checkpoint
 from lsgd.train import train
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lsgd.models import make_model
 from lsgd.recipe import Optim
 from lsgd.rules import optim
-from lsgd.rules.lamb import ADAPTED_DECAY
+from lsgd.rules.optimizers.lamb import ADAPTED_DECAY
 
 LARS = Optim(name="lars", nesterov=False, equation=10, weight_decay=0.1, eps=0.0, decay_bias=False)
 GRADIENTS, LRS = ((0.6, 0.8), (0.8, -0.6), (-0.6, 0.8)), (1.0, 2.0, 0.5)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from lsgd.errors import UsageError
 from lsgd.recipe import Optim
+from lsgd.recipe.overrides import choices
 from lsgd.rules import optim
 from lsgd.rules.exact_norm import PIECE, exact_norm, norm_pieces
-from lsgd.rules.lamb import ADAPTED_DECAY
+from lsgd.rules.optimizers.lamb import ADAPTED_DECAY
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 RATES = [0.1, 0.1, 0.4, 0.4, 0.04, 0.8, 0.08]
@@ -29,12 +30,12 @@ LAMB = Optim(
 AKIBA = Optim(name="rmsprop_warmup", nesterov=False, weight_decay=0.01, beta2=0.99, beta_center=0)
 LARS = Optim(name="lars", weight_decay=0.01, eps=0.0, trust=0.02, decay_bias=False)
 ALL = [
-    *(replace(SGD, equation=e, momentum_correction=c) for e, c in FORMS), ADAM, ADAGRAD, LARS,
-    *(replace(each, clip_norm=1.5) for each in (SGD, ADAM, ADAGRAD, LARS)),
-    ADAMW, replace(ADAMW, clip_norm=1.5), LAMB,
+    *(replace(SGD, equation=e, momentum_correction=c) for e, c in FORMS), LARS,
+    *(replace(each, clip_norm=1.5) for each in (SGD, ADAM, ADAGRAD, LARS, ADAMW)),
     replace(LAMB, clip_norm=1.5, bias_correction=True, adapts="decayed", decay_bias=True), AKIBA,
+    *(compose_recipe("recipe=digits", f"optim={name}").optim for name in choices("optim")),
 ]  # fmt: skip
-"""Every optimizer, and those that clip."""
+"""Every optimizer of conf/optim, other forms of some, and those that clip."""
 
 
 def small_net() -> nn.Module:

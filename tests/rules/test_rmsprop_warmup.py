@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lsgd.recipe import Optim
 from lsgd.rules import optim
-from lsgd.rules.rmsprop_warmup import alpha_sgd
+from lsgd.rules.optimizers.rmsprop_warmup import alpha_sgd
 
 AKIBA = Optim(name="rmsprop_warmup", nesterov=False, weight_decay=0.0, beta2=0.99)
 

@@ -70,7 +70,7 @@ def test_what_is_printed_is_an_array_a_comparison_and_a_report(
         assert shlex.split(step)[0] == "srun"
         assert "--container-image=i" in step
         assert shlex.split(step)[-3:] == ["python3", "-m", "lsgd.train"]
-        assert "if ((code == 75)); then scontrol requeue" in script
+        assert '75)); then scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' in script
     for script in (trials, comparison, report):
         assert "#SBATCH --account=phys\n" in script
     assert "--report-only" in report

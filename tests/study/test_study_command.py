@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 from helpers.composed import compose_recipe
+from helpers.run_folders import write_run
 from helpers.usage_errors import usage_error
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
-from lsgd.planned import PlannedRun
+from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe.study import Entry, Study
 from lsgd.report.groups import group_study
 from lsgd.run.read import read_run
 from lsgd.study.__main__ import main
 from lsgd.study.planned_runs import check_sources, planned_runs, trained_seeds
 from lsgd.study.reporting import report_folder
+from lsgd.study.run_queue import RunQueue
 from lsgd.train import train
 
 
@@ -40,6 +42,27 @@ def test_print_starts_nothing(
             f"run_dir=runs/trials/{recipe}-seed1-[0-9a-f]{{8}} --np 1",
             line,
         )
+
+
+def test_a_report_without_any_run_is_refused(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["+study=small", "--np", "1", "--report-only"]) == 2
+    assert "finds no run of small in runs/trials; leave it out" in capsys.readouterr().err
+    assert not list(inside.iterdir())
+
+
+def test_a_run_that_diverged_in_another_process_has_failed(inside: Path) -> None:
+    """It was in the queue of this one, which would else report that all runs are finished."""
+    diverged, finished = planned_runs(replace(config.load_study("digits"), seeds=[0]), [])[:2]
+    queue = RunQueue(RunLauncher("local", {"--np": "1"}), [diverged, finished], [])
+    for run, ends in ((diverged, True), (finished, False)):
+        errors = [50.0] * (1 if ends else 30)
+        words = [f"+recipe={run.recipe.name}"]
+        write_run(run.folder, *words, seed=0, errors=errors, diverged=ends)
+    failed = queue.train(1)
+    assert [*failed] == [str(diverged)]
+    assert "diverged" in failed[str(diverged)]
 
 
 @pytest.mark.slow

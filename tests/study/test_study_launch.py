@@ -138,6 +138,7 @@ def test_a_study_on_slurm_is_one_array_with_a_report_after_it(
     assert array.count("#!/usr/bin/env bash") == 1
     assert "#SBATCH --array=0-3%2\n" in array
     assert not re.search("--exclusive|--mem", array)
+    assert 'scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' in array
     assert "/arrays/small-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID.log" in array
     folders = re.findall(r"^\d\) run_dir=(\S+) train=\(.* run_dir=(\S+)\) ;;$", array, re.M)
     assert len({*folders}) == 4

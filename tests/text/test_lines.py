@@ -9,6 +9,7 @@ import pytest
 
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
+from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.prepare.published import PUBLISHED
 from lsgd.text import FETCHED, read_corpus, read_lines
 from lsgd.text.conll import read_tagged_corpus
@@ -118,7 +119,7 @@ def test_an_empty_text_is_named(
 
 def test_only_the_published_corpora_are_fetched(tmp_path: Path) -> None:
     """And none into a folder with texts."""
-    assert {*FETCHED} == {each.name for each in PUBLISHED} - {"fashion-mnist"}
+    assert {*FETCHED} == {each.name for each in PUBLISHED} - {*IN_MEMORY_DATASETS}
     recipes = {"conll2003": "conll_bilstm", "ptb": "ptb_small", "sst": "sst_treelstm"}
     for name, recipe in recipes.items():
         for data, advice in ((name, "run `python -m lsgd.prepare"), ("mine", "put it there, or")):

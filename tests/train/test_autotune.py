@@ -21,7 +21,6 @@ from lsgd.autotune import StepTimer, resolve_auto_fields
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
-from lsgd.job import system
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.recipe.fields import AUTO, TIMED
@@ -311,9 +310,7 @@ def test_both_settings_are_timed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert StepTimer(made, 0, CPU, 15.0).compare(made, made) is None
 
 
-def test_a_setting_that_does_not_fit_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_setting_that_does_not_fit_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
     machine.workers = {2: 0.9, 4: 0.8, 8: 0.7}
     step = machine._step
@@ -325,9 +322,7 @@ def test_a_setting_that_does_not_fit_is_not_taken(
 
     monkeypatch.setattr(autotune, "_step_seconds", full)
     assert choose(*LONG)[0]["workers_per_pass"] == 2
-    limit = tmp_path / "memory.max"
-    limit.write_text("1000000\n")
-    monkeypatch.setattr(system, "CGROUP_LIMIT", limit)
+    monkeypatch.setattr(autotune, "memory_limit", lambda: 1000000)
     assert choose(*LONG, "seed=1", "label_smoothing=0.1")[0]["workers_per_pass"] == 1
 
 

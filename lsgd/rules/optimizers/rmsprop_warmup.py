@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsgd.rules.lamb import UNCORRECTED, update_by_sgd
+from lsgd.rules.optimizers.lamb import UNCORRECTED, update_by_sgd
 
 
 def alpha_sgd(epoch: float, *, center: float = 10.0, period: float = 5.0) -> float:
