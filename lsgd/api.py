@@ -122,8 +122,8 @@ def read_runs(*folders: Path | str) -> list[Run]:
     """Read all training runs in these folders and their subfolders; raises UsageError.
 
     Unfinished runs are included; folders without a readable run are skipped. A run has its `path`,
-    `recipe`, `state` and `final_metric`, the row of each of its `epochs` by number from 1, and all
-    its `rows`.
+    `recipe`, `state` and `final_metric`, which is NaN before the first epoch has ended, the row of
+    each of its `epochs` by number from 1, and all its `rows`.
 
     >>> from lsgd.paths import digits_dir
     >>> read_runs(digits_dir())

@@ -24,7 +24,7 @@ from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, number_type, run_alone
 from lsgd.recipe import differing_fields
-from lsgd.run.read import NotARunError, Run, read_run
+from lsgd.run.read import NotARunError, Run, read_run, steps_until_divergence
 from lsgd.run.rows import MEASURED, Row, RowReader, depends_on_hardware
 from lsgd.tables import format_count, markdown_table
 
@@ -176,17 +176,22 @@ def _divergence(runs: tuple[Run, Run]) -> FirstMismatch | None:
     """
     ends = runs[0].diverged, runs[1].diverged
     if None not in ends and ends[0] != ends[1]:
-        step = min(run.rows[-1]["step"] for run in runs)
-        return FirstMismatch("diverged", step, "text", ends)
+        return FirstMismatch("diverged", min(map(_divergence_step, runs)), "text", ends)
     for run, other in (runs, runs[::-1]):
         if run.diverged is not None and other.diverged is None:
-            step = run.rows[-1]["step"]
+            step = _divergence_step(run)
             if _last_step(other) > step:
                 values = run.diverged, "continues"
                 return FirstMismatch(
                     "diverged", step, "text", values if run is runs[0] else values[::-1]
                 )
     return None
+
+
+def _divergence_step(run: Run) -> int:
+    """Return the number of steps that a diverged run made; its last row may be of fewer."""
+    steps = steps_until_divergence(run.diverged)
+    return run.rows[-1]["step"] if steps is None else steps
 
 
 def _last_step(run: Run) -> int:

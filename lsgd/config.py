@@ -470,9 +470,11 @@ def from_saved(values: Mapping[str, Any], *overrides: str) -> Recipe:
         if isinstance(settings := completed.get(group), dict):
             known = {entry.name for entry in fields(kind)}
             completed[group] = {key: settings[key] for key in settings if key in known}
-    # These strategies save after epochs only, and earlier versions ignored the minutes.
+    # These strategies save after epochs only, and earlier versions ignored the minutes. They
+    # have no profiles either, which earlier versions allowed and whose runs could hang.
     if select(values, "strategy.name") == "hogwild" or select(values, "strategy.order") == "live":
-        completed.pop("checkpoint_minutes", None)
+        for key in ("checkpoint_minutes", "profile"):
+            completed.pop(key, None)
     _check_choices(completed)
     return recipe_from_mapping(completed, *overrides)
 

@@ -3,13 +3,14 @@
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from heapq import heapreplace
 
 from lsgd.errors import UsageError
 from lsgd.job.launcher import cores, detect_launch, omp_num_threads
 from lsgd.launch.processes import gpus_per_machine
 from lsgd.launch.sbatch_options import time_limit
 from lsgd.override_syntax import format_override
-from lsgd.planned import PlannedRun, RunLauncher
+from lsgd.planned import PlannedRun, RunLauncher, runs_here
 from lsgd.recipe import Recipe
 from lsgd.report.groups import RecipeRuns
 from lsgd.report.speed import examples_per_second
@@ -42,6 +43,7 @@ def cost_lines(
     if not pending_runs and not possible_runs:
         return []
     gpus = gpus_per_machine(launcher.name, launcher.options) is not None
+    sharing = jobs if runs_here(launcher) else 1
     run_as = {group.recipe.name: group for group in groups}
     speeds: dict[str, tuple[float | None, str]] = {}
     timed: dict[str, tuple[float | None, str]] = {}
@@ -51,12 +53,12 @@ def cost_lines(
             continue
         processes, _ = launcher.fit(trial.recipe)
         if run_as[name].runs or images_per_second is not None:
-            speeds[name] = speed(launcher, trial, run_as[name], images_per_second)
+            speeds[name] = speed(launcher, trial, run_as[name], images_per_second, jobs=sharing)
             continue
         # Recipes that differ in no field that affects the speed are timed once.
         alike = _per_example(trial.recipe, processes)
         if alike not in timed:
-            timed[alike] = speed(launcher, trial, run_as[name])
+            timed[alike] = speed(launcher, trial, run_as[name], jobs=sharing)
         speeds[name] = timed[alike]
     sources: dict[str, list[str]] = {}
     for name, (rate, source) in speeds.items():
@@ -84,19 +86,32 @@ def _cost(
     gpus: bool,
 ) -> str:
     """Return how long these runs take at the speeds of their recipes, of which each has one."""
-    seconds = hours = 0.0
+    sharing = jobs if runs_here(launcher) else 1
+    seconds, hours = [], 0.0
     for trial in runs:
         if trial.recipe.name in speeds:
             taken = _full_size_examples_left(trial) / speeds[trial.recipe.name]
             processes, _ = launcher.fit(trial.recipe)
-            seconds += taken
-            hours += taken * processes * (1 if gpus else threads(processes, jobs)) / 3600
-    at_once = f", {jobs} at a time" if jobs > 1 else ""
+            seconds.append(taken)
+            hours += taken * processes * (1 if gpus else threads(processes, sharing)) / 3600
+    at_once = min(jobs, len(seconds))
     return (
         f"{format_count(len(runs), 'run')} to train, {hours:,.1f} {'GPU' if gpus else 'CPU'} "
-        f"hours, {duration(seconds / jobs)} "
-        f"{'one after another' if jobs == 1 else 'together'}{at_once}"
+        f"hours, {duration(time_together(seconds, jobs))} "
+        f"{f'together, {at_once} at a time' if at_once > 1 else 'one after another'}"
     )
+
+
+def time_together(seconds: Sequence[float], jobs: int) -> float:
+    """Return the time of runs that take these seconds and start in order, `jobs` at a time.
+
+    >>> time_together([7, 7], 8), time_together([1, 2, 30], 3), time_together([3, 1, 1, 4], 2)
+    (7.0, 30.0, 6.0)
+    """
+    ends = [0.0] * max(1, min(jobs, len(seconds)))
+    for taken in seconds:
+        heapreplace(ends, ends[0] + taken)
+    return max(ends)
 
 
 def _full_size_examples_left(trial: PlannedRun) -> float:
@@ -148,21 +163,26 @@ def speed(
     trial: PlannedRun,
     group: RecipeRuns,
     images_per_second: float | None = None,
+    *,
+    jobs: int = 1,
 ) -> tuple[float | None, str]:
     """Estimate a run's examples/s with this launcher, or None; return it with its source.
 
     It is that of images of data.image_size. `group` has the existing runs of the recipe, and
-    `images_per_second` is the speed of one process of a recipe without runs.
+    `images_per_second` is the speed of one process of a recipe without runs. As many runs as `jobs`
+    share the cores of a machine.
     """
     processes, _ = launcher.fit(trial.recipe)
     gpus = gpus_per_machine(launcher.name, launcher.options) is not None
-    if (measured := examples_per_second(group, processes, on_gpus=gpus)) is not None:
+    each = None if gpus else threads(processes, jobs)
+    measured = examples_per_second(group, processes, on_gpus=gpus, threads=each)
+    if measured is not None:
         return measured * mean_work(trial.recipe), "existing runs"
     if images_per_second is not None:
         return processes * images_per_second, "--images-per-second"
     if gpus:
         return _planned(trial, processes), "lsgd.plan, on P100s"
-    return _timed(trial, processes), "a step timed now"
+    return _timed(trial, processes, threads(processes, jobs)), "a step timed now"
 
 
 def limit_line(launcher: RunLauncher, runs: Sequence[PlannedRun]) -> str:
@@ -180,14 +200,24 @@ def limit_line(launcher: RunLauncher, runs: Sequence[PlannedRun]) -> str:
     )
 
 
-def _timed(trial: PlannedRun, processes: int) -> float | None:
-    """Time two training steps on synthetic examples in new processes; return examples/s or None."""
+def _timed(trial: PlannedRun, processes: int, threads: int) -> float | None:
+    """Time two training steps on synthetic examples in new processes; return examples/s or None.
+
+    Each process has this number of threads.
+    """
     from lsgd.bench.job import open_job
 
     overrides = [format_override("+recipe", trial.recipe_argument), *trial.overrides]
     library = "single" if processes == 1 else "torch"
     try:
-        with open_job("lsgd.bench.scaled_steps", library, processes, overrides, limit=LIMIT) as job:
+        with open_job(
+            "lsgd.bench.scaled_steps",
+            library,
+            processes,
+            overrides,
+            limit=LIMIT,
+            environment={"OMP_NUM_THREADS": str(threads)},
+        ) as job:
             images = job.prepare("strong")["images"]
             taken = []
             for _ in range(2):

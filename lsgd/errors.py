@@ -101,6 +101,26 @@ def disk_full_error(error: OSError, what: object = None) -> NotSavedError | None
     return ends
 
 
+UNUSABLE_PATH_ERRNOS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
+)
+"""The error numbers of a path that a user must change, or its permissions.
+
+A missing file is not among them, as it may be missing by an error of lsgd.
+"""
+
+
+def unusable_path_error(error: OSError) -> UsageError | None:
+    """Convert an OSError of a path that cannot be used to a UsageError; return None for others."""
+    if error.errno not in UNUSABLE_PATH_ERRNOS or error.filename is None:
+        return None
+    return UsageError(
+        f"{error.filename} cannot be used ({error.strerror}); write another path, or change this "
+        "one or its permissions"
+    )
+
+
 @contextmanager
 def converting_disk_full(what: object) -> Iterator[None]:
     """Raise NotSavedError instead of OSError if the disk is full while this context writes."""

@@ -125,6 +125,26 @@ def check_new_file(path: Path, option: str) -> None:
         )
 
 
+def make_output_folder(folder: Path) -> None:
+    """Make a command's output folder (--out), unless it exists, before the work for its files.
+
+    Raises UsageError if it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"--out {folder} is a file; write a folder") from None
+    except OSError as error:
+        raise UsageError(
+            f"--out {folder} cannot be made ({error.strerror}); write another folder"
+        ) from None
+    if not os.access(folder, os.W_OK):
+        raise UsageError(
+            f"--out {folder} cannot be written, as it is not yours to write to; write another "
+            "folder"
+        )
+
+
 @contextmanager
 def create_output_folder(
     folder: Path | None, *, keep_partial: bool = False

@@ -240,7 +240,7 @@ def _name_on_kubernetes(folder: str, options: Mapping[str, str]) -> str:
     return f"{begin}{name[len(begin) - most :]}"
 
 
-def _runs_here(launcher: RunLauncher) -> bool:
+def runs_here(launcher: RunLauncher) -> bool:
     """Return whether a launcher starts all processes of a run on this machine, and at once."""
     is_elsewhere = launcher.options.keys() & {"--hosts", "--nodes"}
     return not (is_elsewhere or launcher.name == "spark" or LAUNCHERS[launcher.name].submits)
@@ -253,7 +253,7 @@ def limit_threads(launcher: RunLauncher, jobs: int) -> None:
     the number of each task, and runs on other machines keep the default: sbatch would pass on a
     number that is made of the cores of this one.
     """
-    if not omp_num_threads(os.environ) and _runs_here(launcher):
+    if not omp_num_threads(os.environ) and runs_here(launcher):
         processes = count_processes(launcher.name, launcher.options)
         threads = max(1, cores(detect_launch()) // (jobs * processes))
         os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -420,7 +420,7 @@ def gpus_of_slot(launcher: RunLauncher, slot: int) -> dict[str, str]:
     all are taken. It is empty for the first slot, whose GPUs begin with the first one, and where a
     queue or several machines decide.
     """
-    if not slot or not _runs_here(launcher):
+    if not slot or not runs_here(launcher):
         return {}
     return {FIRST_GPU: str(slot * count_processes(launcher.name, launcher.options))}
 

@@ -215,6 +215,6 @@ def _scores(exported: ExportedNetwork) -> str:
     text = f"{after}\n\n{markdown_table(['metric', 'value'], rows)}"
     if not exported.checkpoint.rates:  # saved within the first epoch
         return text
-    metric = recipe.final_metric(TOP1)
+    metric = recipe.final_metric(named_metric(recipe.metric.own_name or TOP1.name))
     number = recipe.format_result(metric, exported.checkpoint.rates)
     return f"{text}\n\nFinal metric: {number}."

@@ -11,7 +11,13 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from lsgd import paths
-from lsgd.errors import ExitError, TrainingInterrupted, UsageError, disk_full_error
+from lsgd.errors import (
+    ExitError,
+    TrainingInterrupted,
+    UsageError,
+    disk_full_error,
+    unusable_path_error,
+)
 from lsgd.job.interrupt import forget_interrupt, restore_keyboard_interrupt
 from lsgd.job.launcher import detect_launch
 from lsgd.job.members import JOB_TAG, exit_report
@@ -332,10 +338,10 @@ def run_alone(command: Callable[[], int | None], *, go_on: str = "") -> int:
         print(f"lsgd: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        if (full := disk_full_error(error)) is None:
+        if (ends := disk_full_error(error) or unusable_path_error(error)) is None:
             raise
-        print(f"lsgd: {full}", file=sys.stderr)
-        return full.exit_code
+        print(f"lsgd: {ends}", file=sys.stderr)
+        return ends.exit_code
     except KeyboardInterrupt:
         forget_interrupt()
         print(f"\nlsgd: interrupted{'; ' if go_on else ''}{go_on}", file=sys.stderr)

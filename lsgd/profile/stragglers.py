@@ -8,7 +8,7 @@ is slow: the fast ones wait in the all-reduce of the gradients. That wait is the
 import statistics
 from dataclasses import dataclass
 
-from lsgd.tables import markdown_table
+from lsgd.tables import format_count, markdown_table
 
 OWN_PHASES = ("data wait", "forward", "backward", "optimizer")
 """The phases of a process's own work, without waiting for other processes."""
@@ -72,12 +72,20 @@ def describe_straggler(timings: list[ProcessTiming]) -> str:
     """Return a sentence that names the slowest process and its slow phase, or says there is none.
 
     A straggler is slower than the median of the others by 5 % of a step, and by 3 times the
-    standard error of that difference over the steps.
+    standard error of that difference over the steps. Only processes with as many workers as any
+    other are compared, as more workers need more time.
     """
     if len(timings) == 1:
         return "one process, which waits for no other"
-    slow = max(timings, key=lambda each: sum(each.own))
-    others = [each for each in timings if each is not slow]
+    most = max(each.workers for each in timings)
+    equal = [each for each in timings if each.workers == most]
+    slow = max(equal, key=lambda each: sum(each.own))
+    others = [each for each in equal if each is not slow]
+    if not others:
+        return (
+            f"process {slow.rank} on {slow.host} hosts {format_count(most, 'worker')}, more than "
+            "any other, so that there is no process to compare it with"
+        )
     excess = [
         own - statistics.median(rest)
         for own, *rest in zip(slow.own, *(each.own for each in others), strict=True)
@@ -96,12 +104,8 @@ def describe_straggler(timings: list[ProcessTiming]) -> str:
         for phase in OWN_PHASES
     }
     cause = max(more, key=more.__getitem__)
-    sentence = (
+    return (
         f"process {slow.rank} on {slow.host} makes the others wait, by its {cause}: "
         f"{1000 * slow.mean(cause):.2f} ms a step, {1000 * more[cause]:.2f} ms more than the "
         f"others (median), of a step of {1000 * step:.2f} ms"
     )
-    hosted = statistics.median(each.workers for each in others)
-    if slow.workers > hosted:
-        sentence += f"; it hosts {slow.workers} workers and they {hosted:g}"
-    return sentence

@@ -873,7 +873,7 @@ def _check_order(recipe: Recipe) -> None:
 
 
 def _refuse_halts(recipe: Recipe, strategy: str) -> None:
-    """Raise UsageError for checkpoints and evaluations within an epoch, which a strategy lacks."""
+    """Raise UsageError for settings that need all processes after the same step of an epoch."""
     minutes = recipe.checkpoint_minutes
     for key, value, is_set in (
         ("checkpoint_steps", recipe.checkpoint_steps, recipe.checkpoint_steps > 0),
@@ -886,6 +886,11 @@ def _refuse_halts(recipe: Recipe, strategy: str) -> None:
                 f"{key}={value} would halt all workers of {strategy}, which saves and evaluates "
                 "at each epoch's end; leave it out"
             )
+    if recipe.profile:
+        raise UsageError(
+            "profile=true compares the times of the same steps on all processes, and with "
+            f"{strategy} each makes a number of steps of its own; leave it out"
+        )
 
 
 def _check_hogwild(recipe: Recipe) -> None:

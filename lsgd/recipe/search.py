@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -199,10 +200,12 @@ def _dimension(search: str, key: str, given: Any) -> Dimension:
 
 
 def _number(where: str, value: Any) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and abs(value) <= sys.float_info.max):
         shown = "missing" if value is None else f"{value!r}, which is not a number"
         raise UsageError(f"{where} is {shown}; write one, such as 0.01")
-    return value
+    number: int | float = value
+    return number
 
 
 def check_search(search: Search, recipes: list[str]) -> None:

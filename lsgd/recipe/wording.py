@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lsgd.recipe.settings import TARGET_DATA, Target
 from lsgd.rules.early_stopping import EarlyStop
-from lsgd.rules.metric import Metric, named_metric
+from lsgd.rules.metric import Metric, format_decimal, named_metric
 
 if TYPE_CHECKING:
     from lsgd.recipe import Recipe
@@ -157,8 +157,10 @@ def describe_difference(target: Target, number: float) -> str:
 
     lsgd.report.verdict decides over several seeds whether a result is the published one.
     """
-    above = round(number - target.value, 2)
-    distance = f"{abs(above):.2f} {'above' if above > 0 else 'below'}" if above else "equal to"
+    decimals = target.metric.decimals(target.value)
+    above = round(number - target.value, decimals)
+    size = format_decimal(abs(above), decimals)
+    distance = f"{size} {'above' if above > 0 else 'below'}" if above else "equal to"
     source = f" ({target.source})" if target.source else ""
     published = target.metric.format_value(target.value, target.std)
     return f"{distance} the published {published}{source}"

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
+from lsgd.files import make_output_folder
 from lsgd.job.command import Parser, run_alone
-from lsgd.report.folder import STUDIES, check_libraries, check_no_file, report
+from lsgd.report.folder import STUDIES, check_libraries, report
 from lsgd.report.ladder import write_ladder
 from lsgd.report.look_record import read_looks
 from lsgd.report.results import write_table
@@ -47,7 +48,7 @@ def write(argv: Sequence[str]) -> int:
     if options.ladder:
         check_libraries()
         out = options.out or Path("runs/ladder")
-        check_no_file(out)
+        make_output_folder(out)
         print(write_ladder(out))
         return 0
     if not options.runs:

@@ -2,7 +2,8 @@
 
 import io
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,18 +74,36 @@ STYLE: dict[Any, Any] = {
 """The settings of matplotlib for all figures of a report."""
 
 
+def file_names(names: Sequence[str]) -> list[str]:
+    """Return a different file name for each of these names, by dashes for characters and numbers.
+
+    A drive may not distinguish upper and lower case.
+
+    >>> file_names(["digits", "a+b", "a-b", "A-B-2"])
+    ['digits', 'a-b-2', 'a-b-3', 'A-B-2-4']
+    """
+    replaced = [re.sub(r"[^\w.-]", "-", name, flags=re.ASCII) for name in names]
+    counts = Counter(map(str.lower, replaced))
+    found: list[str] = []
+    for number, name in enumerate(replaced, 1):
+        is_taken = counts[name.lower()] > 1
+        while is_taken or name.lower() in map(str.lower, found):
+            name, is_taken = f"{name}-{number}", False
+        found.append(name)
+    return found
+
+
 def draw_figure(
     name: str, title: str, alt: str, plot: Callable[["Axes"], None], height: float = 3.0
 ) -> Figure:
     """Draw a figure as SVG and PNG by calling `plot` on empty axes; `height` is in inches.
 
-    The width is 4.4 inches. Characters of `name` that do not belong in a file name are replaced by
-    dashes.
+    The width is 4.4 inches. `name` is made one of files, as by `file_names`.
     """
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
-    name = re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
+    [name] = file_names([name])
     style = STYLE | {"svg.hashsalt": name}  # equal findings make equal files
     # The axis margin overflows for numbers near the largest float.
     with matplotlib.rc_context(style), np.errstate(over="ignore"):

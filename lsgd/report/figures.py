@@ -1,7 +1,6 @@
 """The figures of a report on runs, each with a description in words."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import numpy as np
 from lsgd.own_parts import is_import_path
 from lsgd.recipe.settings import TARGET_DATA
 from lsgd.report.batch_size_sweep import BatchSizeSweep
-from lsgd.report.drawing import BLUE, COLOURS, GREY, RED, Figure, draw_figure
+from lsgd.report.drawing import BLUE, COLOURS, GREY, RED, Figure, draw_figure, file_names
 from lsgd.report.findings import Findings
 from lsgd.report.formatting import format_batch_size, format_group
 from lsgd.report.groups import RecipeRuns
@@ -219,13 +218,12 @@ def _curves(findings: Findings) -> list[Figure]:
     drawable = [group for group in findings.groups if any(run.epochs for run in group.runs)]
     baseline = findings.baseline if findings.baseline in drawable else None
     shown = [group for group in drawable if group is not baseline]
-    names = Counter(group.recipe.name for group in shown)
-    figures = []
-    for index, group in enumerate(shown or ([baseline] if baseline else [])):
-        unique = names[group.recipe.name] <= 1
-        name = f"curves-{group.recipe.name}" + ("" if unique else f"-{index + 1}")
-        figures.append(_curve(name, group, baseline if shown else None, findings.metric))
-    return figures
+    groups = shown or ([baseline] if baseline else [])
+    names = file_names([f"curves-{group.recipe.name}" for group in groups])
+    return [
+        _curve(name, group, baseline if shown else None, findings.metric)
+        for name, group in zip(names, groups, strict=True)
+    ]
 
 
 def _curve(name: str, group: RecipeRuns, baseline: RecipeRuns | None, metric: Metric) -> Figure:

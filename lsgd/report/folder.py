@@ -59,6 +59,7 @@ def report(
             f"no run is in {', '.join(map(str, runs))} ({reasons}); write run folders, or "
             "folders that contain some"
         )
+    files.make_output_folder(out)
     findings = compute_findings(found, left_out, study, overrides, looks)
     drawn = figures.draw(findings)
     arguments = ["python", "-m", "lsgd.report", *map(str, runs)]
@@ -118,15 +119,10 @@ def _replace(out: Path, earlier: Sequence[str], written: Mapping[str, files.File
     files.write_files(out, written)
 
 
-def check_no_file(out: Path) -> None:
-    """Raise UsageError if a folder to write is a file."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file; write a folder")
-
-
 def _check(out: Path, runs: Sequence[Path]) -> list[str]:
     """Return the files of an earlier report in `out`; raise UsageError for any other contents."""
-    check_no_file(out)
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file; write a folder")
     # A report that was killed at its first file leaves a temporary one.
     if not out.exists() or all(is_leftover(path.name) for path in out.iterdir()):
         return []

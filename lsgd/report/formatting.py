@@ -4,6 +4,7 @@ import math
 
 from lsgd.report.groups import RecipeRuns
 from lsgd.report.welch import Difference, SampleStats
+from lsgd.rules.metric import format_decimal
 from lsgd.run.read import Run
 from lsgd.tables import format_count
 
@@ -12,8 +13,13 @@ NONE = "–"
 
 
 def mean_and_std(sample: SampleStats) -> str:
-    """Format the mean of a metric over runs as text, with the standard deviation if known."""
-    return f"{sample.mean:.2f}" if sample.n < 2 else f"{sample.mean:.2f} ± {sample.std:.2f}"
+    """Format the mean of a metric over runs as text, with the standard deviation if known.
+
+    >>> mean_and_std(SampleStats(3, 23.5, 0.25)), mean_and_std(SampleStats(3, 0.0042, 1e-4, 5))
+    ('23.50 ± 0.25', '0.00420 ± 0.00010')
+    """
+    mean, std = (format_decimal(each, sample.decimals) for each in (sample.mean, sample.std))
+    return mean if sample.n < 2 else f"{mean} ± {std}"
 
 
 def format_group(group: RecipeRuns) -> str:
@@ -34,21 +40,26 @@ def format_final_metric(run: Run) -> str:
     return run.metric.format_value(run.final_metric) if run.finished else "diverged"
 
 
-def signed(value: float) -> str:
-    """Format a difference with its sign and two digits, the minus as wide as the plus."""
-    return f"{round(value, 2) or 0.0:+.2f}".replace("-", "−")
+def signed(value: float, decimals: int = 2) -> str:
+    """Format a difference with its sign and some digits, the minus as wide as the plus."""
+    return format_decimal(round(value, decimals) or 0.0, decimals, "+").replace("-", "−")
 
 
 def interval(gap: Difference) -> str:
-    """Format a difference of means and its confidence interval as text."""
+    """Format a difference of means and its confidence interval as text.
+
+    >>> interval(Difference(-0.003, -math.inf, math.inf, 5)), interval(Difference(-0.003, -0.2, 1))
+    ('−0.00300 (no interval)', '+0.00 (−0.20 to +1.00)')
+    """
+    mean, low, high = (signed(each, gap.decimals) for each in (gap.mean, gap.low, gap.high))
     match math.isinf(gap.low), math.isinf(gap.high):
         case True, True:
-            return f"{signed(gap.mean)} (no interval)"
+            return f"{mean} (no interval)"
         case True, False:
-            return f"{signed(gap.mean)} or less (at most {signed(gap.high)})"
+            return f"{mean} or less (at most {high})"
         case False, True:
-            return f"{signed(gap.mean)} or more (at least {signed(gap.low)})"
-    return f"{signed(gap.mean)} ({signed(gap.low)} to {signed(gap.high)})"
+            return f"{mean} or more (at least {low})"
+    return f"{mean} ({low} to {high})"
 
 
 def percent(share: float) -> str:

@@ -58,7 +58,9 @@ class RecipeRuns:
             number = value(run)
             if number is not None and math.isfinite(number):
                 values.setdefault(run.recipe.seed, []).append(number)
-        return sample_stats([*map(statistics.fmean, values.values())]) if values else None
+        if not values:
+            return None
+        return sample_stats([*map(statistics.fmean, values.values())], self.metric)
 
     @property
     def sample(self) -> SampleStats | None:

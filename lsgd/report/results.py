@@ -7,7 +7,7 @@ from lsgd import files
 from lsgd.errors import UsageError
 from lsgd.report.claims import FAILS, HOLDS, OPEN
 from lsgd.report.formatting import NONE
-from lsgd.rules.metric import TOP1, Metric, metric_by_name
+from lsgd.rules.metric import TOP1, Metric, format_decimal, metric_by_name
 from lsgd.sanitizing import sanitize_for_page
 from lsgd.tables import escape_markdown, format_count, markdown_table
 from lsgd.untrusted_files import parse_json, read_bounded
@@ -80,16 +80,16 @@ def _rows(folder: Path, summary: dict[str, Any], metric: Metric) -> list[list[st
         title, verdict = firsts if not rows else ("", "")
         published = _published(recipe, metric)
         label = escape_markdown(recipe["label"])
-        rows.append([title, label, _number(recipe), _seeds(recipe), published, verdict])
+        number, seeds = _number(recipe, metric), _seeds(recipe, metric)
+        rows.append([title, label, number, seeds, published, verdict])
     return rows
 
 
-def _number(recipe: dict[str, Any]) -> str:
+def _number(recipe: dict[str, Any], metric: Metric) -> str:
     """Format a recipe's mean metric, and count runs that diverged or missed the target."""
     parts = []
     if recipe["mean"] is not None:
-        spread = f" ± {recipe['std']:.2f}" if recipe["std"] is not None else ""
-        parts.append(f"{recipe['mean']:.2f}{spread}")
+        parts.append(_mean_and_std(recipe["mean"], recipe["std"], metric))
     counted = recipe["n"] + (len(recipe["repeats"]) if recipe.get("counts_repeats") else 0)
     if recipe["diverged"]:
         parts.append(f"{recipe['diverged']} of {counted} diverged")
@@ -100,14 +100,24 @@ def _number(recipe: dict[str, Any]) -> str:
     return ", ".join(parts) or "not run"
 
 
-def _seeds(recipe: dict[str, Any]) -> str:
+def _mean_and_std(mean: float, std: float | None, metric: Metric) -> str:
+    """Format a mean of the metric with its standard deviation, if known, without the unit."""
+    decimals = metric.decimals(mean)
+    spread = f" ± {format_decimal(std, decimals)}" if std is not None else ""
+    return f"{format_decimal(mean, decimals)}{spread}"
+
+
+def _seeds(recipe: dict[str, Any], metric: Metric) -> str:
     """Format a recipe's number of seeds, with the number and the range of its repeats."""
     text = f"{recipe['n']}"
     if recipe["repeats"]:
         text += f"; {format_count(len(recipe['repeats']), 'repeat')}"
     numbers = [number for number in recipe["repeats"] if number is not None]
     if numbers:
-        ends = sorted({f"{min(numbers):.2f}", f"{max(numbers):.2f}"}, key=float)
+        ends = sorted(
+            {format_decimal(each, metric.decimals(each)) for each in (min(numbers), max(numbers))},
+            key=float,
+        )
         text += f", {' to '.join(ends)}"
     # Summaries without such a repeat have no such count.
     never = recipe.get("repeats_never", 0)
@@ -121,8 +131,8 @@ def _published(recipe: dict[str, Any], metric: Metric) -> str:
     published = recipe["published"]
     if not published:
         return NONE
-    spread = f" ± {published['std']:.2f}" if published["std"] is not None else ""
-    return f"{published[metric.name]:.2f}{spread}, {recipe['verdict']}"
+    number = _mean_and_std(published[metric.name], published["std"], metric)
+    return f"{number}, {recipe['verdict']}"
 
 
 def _verdict(summary: dict[str, Any], metric: Metric) -> str:

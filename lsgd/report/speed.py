@@ -49,20 +49,32 @@ def measure_speeds(groups: Sequence[RecipeRuns]) -> list[Speed]:
 
 
 def examples_per_second(
-    group: RecipeRuns, processes: int, *, on_gpus: bool = False
+    group: RecipeRuns, processes: int, *, on_gpus: bool = False, threads: int | None = None
 ) -> float | None:
     """Return the median examples/s of a recipe's runs, such as sentences; None if it is unknown.
 
     The throughput may be of their tokens. Only the runs on `processes` processes count, if there
-    are any, and with `on_gpus` none on CPUs, whose processes are many times slower.
+    are any, and with `on_gpus` none on CPUs, whose processes are many times slower. The throughput
+    of runs that had more `threads` per process is reduced in proportion.
     """
     medians = {
-        where: statistics.median(speeds)
+        where: statistics.median(speeds) * _share_of_threads(where[0], threads)
         for where, speeds in _measured(group, _examples_per_second).items()
         if not (on_gpus and is_cpu(where[0]))
     }
     alike = [speed for (_, count), speed in medians.items() if count == processes]
     return statistics.median(alike or medians.values()) if medians else None
+
+
+def _share_of_threads(hardware: str, threads: int | None) -> float:
+    """Return the share of the threads per process of some hardware that this number is.
+
+    >>> cpu = "Xeon, 8 cores, threads per process: 8; in memory"
+    >>> [_share_of_threads(cpu, threads) for threads in (2, 16, None)]
+    [0.25, 1.0, 1.0]
+    """
+    had = re.search(r"threads[^:]*: (\d+)", hardware) if is_cpu(hardware) else None
+    return min(1.0, threads / max(1, int(had[1]))) if threads and had else 1.0
 
 
 def _throughput(run: Run, row: Row) -> float | None:

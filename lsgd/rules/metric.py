@@ -15,6 +15,20 @@ OWN_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 """The form of the name of a metric of the user's own."""
 MAIN_SET = "val"
 """The evaluation set from which the final metric of a run is computed."""
+SMALL, LARGE = 0.1, 1e9
+"""The sizes below and from which two decimals do not show a value well."""
+
+
+def format_decimal(value: float, decimals: int = 2, sign: str = "") -> str:
+    """Format a number with these decimals, or with 3 significant digits if these are too long.
+
+    `sign` is that of a format, such as + for a sign of positive numbers too.
+
+    >>> format_decimal(0.0042, 5), format_decimal(1e300), format_decimal(2e-30, 32, "+")
+    ('0.00420', '1e+300', '+2e-30')
+    """
+    is_long = abs(value) >= LARGE or decimals > 9
+    return f"{value:{sign}.{'3g' if is_long else f'{decimals}f'}}"
 
 
 @dataclass(frozen=True)
@@ -130,8 +144,29 @@ class Metric:
         >>> METRICS["top1_error"].format_value(23.5), METRICS["perplexity"].format_value(120, 2)
         ('23.50 %', '120.00 ± 2.00')
         """
-        spread = "" if std is None else f" ± {std:.2f}"
-        return f"{value:.2f}{spread} {self.unit}".rstrip()
+        decimals = self.decimals(value)
+        spread = "" if std is None else f" ± {format_decimal(std, decimals)}"
+        return f"{format_decimal(value, decimals)}{spread} {self.unit}".rstrip()
+
+    def decimals(self, value: float) -> int:
+        """Return the number of decimals with which a value of the metric is shown.
+
+        It is 2, or more for 3 significant digits of a small value without unit.
+
+        >>> METRICS["top1_error"].decimals(0.0042), METRICS["loss"].decimals(0.0042)
+        (2, 5)
+        """
+        is_small = not self.unit and 0 < abs(value) < SMALL
+        return 2 - math.floor(math.log10(abs(value))) if is_small else 2
+
+    def format_target(self, target: float) -> str:
+        """Format a target of the metric with the unit and all of its decimals, but at least two.
+
+        >>> [METRICS["top1_error"].format_target(target) for target in (24.1, 24.125)]
+        ['24.10 %', '24.125 %']
+        """
+        shown = f"{target:.2f}" if round(target, 2) == target else f"{target:g}"
+        return f"{shown} {self.unit}".rstrip()
 
     def format_labelled(self, value: float) -> str:
         """Format a value of the metric after the metric's label.
@@ -176,7 +211,7 @@ class Metric:
     ) -> float:
         """Compute the final metric of a run from the metrics of each epoch, by its number from 1.
 
-        Some epochs may lack an evaluation, but not all.
+        Some epochs may lack an evaluation. It is NaN if all do.
 
         >>> errors = [90.0, 9.0, 8.0, 30.0, 7.0, 8.5]
         >>> metrics = {epoch: {"val_top1_error": error} for epoch, error in enumerate(errors, 1)}
@@ -187,7 +222,7 @@ class Metric:
         values: list[float] = [
             metrics[epoch][key] for epoch in sorted(metrics) if key in metrics[epoch]
         ]
-        return statistics.median(values[-self.last_epochs :])
+        return statistics.median(values[-self.last_epochs :] or [math.nan])
 
 
 def _infinite_chance_level(classes: int) -> float:
@@ -223,7 +258,7 @@ class TimeToTarget(Metric):
         first_step: Callable[[int], int] = int,
     ) -> Self:
         """Create the metric that counts epochs or steps until another is at most its target."""
-        label = f"{time_unit} to {metric.format_labelled(target)}"
+        label = f"{time_unit} to {metric.label} {metric.format_target(target)}"
         return cls(
             metric.name, label, time_unit, time_unit=time_unit, target=target, first_step=first_step
         )
@@ -264,7 +299,7 @@ class TimeToTarget(Metric):
     def label_on(self, evaluation_set: str) -> str:
         """Return the label of this time to target, with an evaluation set."""
         metric = self.base_metric
-        target = metric.format_value(self.target)
+        target = metric.format_target(self.target)
         return f"{self.time_unit} to {metric.label_on(evaluation_set)} {target}"
 
     def format_value(self, value: float, std: float | None = None) -> str:
@@ -272,6 +307,10 @@ class TimeToTarget(Metric):
         if math.isinf(value):
             return "never"
         return f"{value:g}" if std is None else f"{value:.2f} ± {std:.2f}"
+
+    def decimals(self, value: float) -> int:
+        """Return the number of decimals with which a mean of epochs or steps is shown."""
+        return 2
 
     def format_labelled(self, value: float) -> str:
         """Format a time to target before its label.
@@ -281,13 +320,16 @@ class TimeToTarget(Metric):
         ('35 epochs to top-1 error 24.10 %', 'top-1 error 24.10 % not reached')
         """
         if math.isinf(value):
-            return f"{self.base_metric.format_labelled(self.target)} not reached"
+            metric = self.base_metric
+            return f"{metric.label} {metric.format_target(self.target)} not reached"
         return f"{self.format_value(value)} {self.label}"
 
     def final_metric(
         self, metrics: Mapping[int, Mapping[str, Any]], evaluation_set: str = MAIN_SET
     ) -> float:
         """Return the epochs or steps of a run at its first evaluation that reached the target.
+
+        A value of None, as a row has for one that is not finite, does not reach it.
 
         >>> errors = {2: 30.0, 4: 24.1, 6: 24.3}
         >>> metrics = {epoch: {"val_top1_error": error} for epoch, error in errors.items()}
@@ -301,7 +343,8 @@ class TimeToTarget(Metric):
         """
         key = f"{evaluation_set}_{self.name}"
         for epoch in sorted(metrics):
-            if metrics[epoch].get(key, math.inf) <= self.target:
+            value = metrics[epoch].get(key)
+            if value is not None and value <= self.target:
                 return float(self.first_step(epoch) if self.time_unit == "steps" else epoch)
         return math.inf
 
@@ -336,6 +379,27 @@ def named_metric(name: str) -> Metric:
     if is_error:
         return Metric(name, label, plural, chance_level=_worst_error, unit="%")
     return Metric(name, label, plural, chance_level=_infinite_chance_level)
+
+
+HIGHER_IS_BETTER = re.compile(
+    "acc|accuracy|ap|au(c|prc|roc)|bleu|dice|f1|m?iou|kappa|likelihood|map|mcc|mrr|ndcg|precision|"
+    "psnr|r2|recall|rouge|sensitivity|specificity|ssim"
+)
+"""Words for metrics whose highest value is the best."""
+TURNED = re.compile("complement|distance|error|gap|inverse|loss|minus|neg(ative)?|nll|rmse")
+"""Words that make the lowest value of such a metric the best."""
+
+
+def is_higher_better(name: str) -> bool:
+    """Return whether the name of a metric is known to be one whose highest value is the best.
+
+    >>> [is_higher_better(name) for name in ("accuracy", "macro_f1", "io_u", "r2_score")]
+    [True, True, True, True]
+    >>> [is_higher_better(name) for name in ("f1_error", "rmse", "inaccuracy", "map_distance")]
+    [False, False, False, False]
+    """
+    words = [*name.split("_"), name.replace("_", "")]
+    return any(map(HIGHER_IS_BETTER.fullmatch, words)) and not any(map(TURNED.fullmatch, words))
 
 
 def _worst_error(classes: int) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from lsgd import config
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.recipe import Recipe
-from lsgd.rules.metric import MAIN_SET, METRICS, TOP1, Metric, named_metric
+from lsgd.rules.metric import MAIN_SET, METRICS, TOP1, Metric, TimeToTarget, named_metric
 from lsgd.run.rows import (
     MEASURED,
     Row,
@@ -106,7 +106,7 @@ class Run:
 
     @property
     def final_metric(self) -> float:
-        """The final metric of the run, computed from the epochs so far."""
+        """The final metric of the run, computed from the epochs so far; NaN before the first."""
         return self.metric.final_metric(self.epochs)
 
     @property
@@ -174,15 +174,28 @@ def read_run(path: Path, *, train_rows: bool = True) -> Run:
         raise NotARunError(
             f"metrics.jsonl has the metric {name}, and this lsgd supports {', '.join(METRICS)}"
         )
-    keys = [f"{evaluation_set}_{run.metric.name}" for evaluation_set in run.sets]
-    for epoch, row in run.epochs.items():
-        needed = [key for key in keys if key in row or epoch == recipe.epochs]
-        for key in needed:
-            if finite_number(row, key) is None:
-                raise NotARunError(f"metrics.jsonl has no number for {key} of epoch {epoch}")
+    for evaluation_set in run.sets:
+        _check_metric(run, f"{evaluation_set}_{run.metric.name}")
     if run.epoch > recipe.epochs:
         raise NotARunError(f"metrics.jsonl has epoch {run.epoch} and the recipe {recipe.epochs}")
     return run
+
+
+def _check_metric(run: Run, key: str) -> None:
+    """Raise NotARunError unless the values of a run's metric on an evaluation set are numbers.
+
+    Only the last epoch must have one. Where it is not finite, as null, it reaches no target, and
+    the final metric of other runs may be computed from the epochs after it.
+    """
+    evaluated = [epoch for epoch in sorted(run.epochs) if key in run.epochs[epoch]]
+    counts = isinstance(run.metric, TimeToTarget)
+    allowed = evaluated if counts else evaluated[: -run.metric.last_epochs]
+    last = {run.recipe.epochs} & run.epochs.keys()
+    for epoch in sorted({*evaluated} | last):
+        row = run.epochs[epoch]
+        is_null = epoch in allowed and row[key] is None
+        if not is_null and finite_number(row, key) is None:
+            raise NotARunError(f"metrics.jsonl has no number for {key} of epoch {epoch}")
 
 
 def _checked_rows(path: Path, *, train_rows: bool) -> list[Row]:

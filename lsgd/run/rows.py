@@ -106,9 +106,13 @@ def finite_number(row: Row, key: str) -> float | None:
     A value that was not finite is null in the file.
     """
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of a stranger's file that no float holds
+        return None
+    return number if math.isfinite(number) else None
 
 
 def is_row(value: Any) -> bool:

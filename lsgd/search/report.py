@@ -75,8 +75,8 @@ def _comparison(records: Sequence[SearchRecord]) -> list[Block]:
         rows.append(
             [
                 f"{record.name}: {format_values(best.values)}",
-                _spread(record.default),
-                _spread(record.best),
+                _spread(record.default, record.metric),
+                _spread(record.best, record.metric),
                 NONE
                 if math.isnan(reductions[0])
                 else f"{100 * reductions[0]:.1f} ± {100 * reductions[1]:.1f} %",
@@ -109,10 +109,10 @@ def relative_improvement(record: SearchRecord) -> tuple[float, float]:
     return fmean(shares), stdev(shares) if len(shares) > 1 else math.nan
 
 
-def _spread(numbers: Sequence[float]) -> str:
+def _spread(numbers: Sequence[float], metric: Metric) -> str:
     """Format final metrics as mean and standard deviation, with the count of missed targets."""
     known = [number for number in numbers if math.isfinite(number)]
-    parts = [mean_and_std(sample_stats(known))] if known else []
+    parts = [mean_and_std(sample_stats(known, metric))] if known else []
     if never := len(numbers) - len(known):
         parts.append(f"{never} of {len(numbers)} never")
     return ", ".join(parts)
@@ -131,7 +131,7 @@ def _best_table(points: Sequence[Trial], metric: Metric) -> Table:
             [
                 str(place),
                 *(_short(point.values[key]) for key in keys),
-                f"{point.value:.2f}",
+                mean_and_std(sample_stats([point.value or 0.0], metric)),
             ]
             for place, point in enumerate(order, 1)
         ],

@@ -27,7 +27,7 @@ from lsgd.launch.submission import (
     sbatch,
     submitted_job,
 )
-from lsgd.planned import PlannedRun, RunLauncher, has_ended
+from lsgd.planned import PlannedRun, RunLauncher, has_ended, runs_here
 from lsgd.report.groups import RecipeRuns
 from lsgd.run.remaining import duration
 from lsgd.search.backends import JobStepBackend, JobStepLauncher
@@ -211,8 +211,15 @@ def cost_lines(request: SearchRequest, work: PendingWork, trials: Sequence[Trial
     ended = [trial for trial in trials if trial.state == FINISHED][-TIMED_TRIALS:]
     planned = [run for t in ended for run in space.planned_runs(t.values, space.search.seeds)]
     runs = [run for each in planned if (run := each.saved_run)]
+    at_once = trials_at_once(request) if on_slurm else request.jobs or 1
+    at_once = min(at_once or runs_left, max(work.trials, len(work.comparisons)))
+    group = RecipeRuns("", recipe, None, None, runs)
     rate, source = speed(
-        fitted, unchanged, RecipeRuns("", recipe, None, None, runs), request.images_per_second
+        fitted,
+        unchanged,
+        group,
+        request.images_per_second,
+        jobs=at_once if runs_here(launcher) else 1,
     )
     trials_left = [format_count(work.trials, "trial")] if work.trials else []
     compared = [f"{format_count(len(work.comparisons), 'run')} that compare"]
@@ -225,14 +232,15 @@ def cost_lines(request: SearchRequest, work: PendingWork, trials: Sequence[Trial
         ]
     else:
         examples = recipe.epochs * recipe.train_examples * mean_work(recipe)
-        seconds = runs_left * examples / rate
-        at_once = trials_at_once(request) if on_slurm else request.jobs or 1
-        at_once = min(at_once or runs_left, max(work.trials, len(work.comparisons)))
+        seconds = examples / rate
+        # The runs of a trial follow one another, and its trials precede the comparisons.
+        rounds = -(-work.trials // at_once) * len(space.search.seeds)
+        rounds += -(-len(work.comparisons) // at_once)
         gpus = gpus_per_machine(launcher.name, options) is not None
         cores = 1 if gpus else int(options.get("--cpus", 0)) or threads(processes, at_once)
         lines = [
-            f"cost: {what}, at most {seconds * processes * cores / 3600:,.1f} "
-            f"{'GPU' if gpus else 'CPU'} hours, {duration(seconds / at_once)} "
+            f"cost: {what}, at most {runs_left * seconds * processes * cores / 3600:,.1f} "
+            f"{'GPU' if gpus else 'CPU'} hours, {duration(rounds * seconds)} "
             f"{'one after another' if at_once == 1 else f'together, {at_once} at a time'} "
             f"({recipe.name} by {source})"
         ]

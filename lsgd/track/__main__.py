@@ -12,7 +12,8 @@ from lsgd.run.trackers import check_installed
 from lsgd.track.upload import follow_run, send_run
 
 
-def _send(argv: Sequence[str]) -> None:
+def _send(argv: Sequence[str]) -> int:
+    """Send the runs of a command line; return 2 if some could not be sent, which is printed."""
     parser = Parser("lsgd.track", track.__doc__ or "")
     parser.add_argument(
         "runs", nargs="+", type=paths.parse_path, metavar="RUN", help="the folder of a run"
@@ -28,11 +29,19 @@ def _send(argv: Sequence[str]) -> None:
     runs = without_side_files(options.runs)
     if options.follow and len(runs) > 1:
         raise UsageError("--follow takes one run; start a process for each")
+    if options.follow:
+        follow_run(runs[0], options.to)
+        return 0
+    failed = 0
     for run in runs:
-        if options.follow:
-            follow_run(run, options.to)
-        else:
+        try:
             print(send_run(run, options.to), flush=True)
+        except UsageError as error:
+            failed += 1
+            print(f"lsgd: {error}", file=sys.stderr, flush=True)
+    if failed and len(runs) > 1:
+        print(f"lsgd: {failed} of {len(runs)} runs were not sent", file=sys.stderr)
+    return UsageError.exit_code if failed else 0
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,5 +1,6 @@
 """Metrics of images of one's own: whole counts that are added up, and one number of them."""
 
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from lsgd.errors import UsageError
 from lsgd.own_parts import METRIC, imported_part, refusing_errors
 from lsgd.recipe import Recipe
+from lsgd.rules.metric import Metric, is_higher_better
 
 PROBE_IMAGES, FIRST = 12, 5
 """The number of made-up images with which a metric is tried, and of those in the first part."""
@@ -32,6 +34,24 @@ class ImageMetric(Protocol):
 
     def value(self, counts: list[int]) -> float:
         """Return the metric of summed counts, a finite number."""
+
+
+def check_direction(recipe: Recipe, metric: Metric, part: str) -> None:
+    """Raise UsageError if the highest value is the best of a metric that judges a new run.
+
+    `metric` is that of the workload, and `part` the override that names the user's own part with
+    it. A run that has begun with such a metric can be resumed.
+    """
+    if recipe.run_dir and Path(recipe.run_dir, "config.yaml").exists():
+        return
+    goal, stop = recipe.metric, recipe.stop
+    stopping = [stop.metric] if stop.patience is not None else []
+    names = [metric.name, *goal.epochs_to, *goal.steps_to, *stopping, recipe.keep_best or ""]
+    if wrong := next(filter(is_higher_better, names), None):
+        raise UsageError(
+            f"{part} has the metric {wrong}, whose highest value is the best, and a run is judged "
+            f"by the lowest; return 100 minus its percentage, under the name {wrong}_error"
+        )
 
 
 def open_metric(recipe: Recipe) -> ImageMetric | None:

@@ -181,6 +181,19 @@ def test_a_run_that_has_diverged_parts_from_one_that_goes_on(first: Run, tmp_pat
     assert compare_metrics((second, third), 0.0).first_mismatch is None
 
 
+@pytest.mark.parametrize(("last", "step"), [(60, None), (80, 72)])
+def test_a_divergence_is_at_the_step_of_its_message(
+    tmp_path: Path, last: int, step: int | None
+) -> None:
+    """A run that ended before that step has not continued there."""
+    text = "the loss or a gradient of step 71 is not finite; …"
+    rows = start(0), train(50)
+    ended = run(tmp_path / "a", *rows, {"kind": "diverged", "step": 50, "text": text})
+    other = run(tmp_path / "b", *rows, start(last))
+    mismatch = compare_metrics((ended, other), 0).first_mismatch
+    assert mismatch == (step and FirstMismatch("diverged", 72, "text", (text, "continues")))
+
+
 def test_without_a_common_row_only_the_recipes_are_compared(
     first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,11 @@ def test_the_hub_reads_the_front_matter(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "6.00 %" in text
     assert "top-1 error 5.00 % (median of the last 3 epochs)" in text
+    own = replace(recipe, metric=replace(recipe.metric, name="package:MacroError"))
+    ended_with = {epoch: rate | {"val_macro_error": 9.0 - epoch} for epoch, rate in rates.items()}
+    saved = replace(saved, rates=ended_with)
+    judged = model_card(replace(exported, checkpoint=saved, recipe=own))
+    assert "Final metric: macro error 6.00 % (of the last epoch)" in judged
     assert recipe.fingerprint in text
     assert "Pixels in [0, 1] are normalised by mean [0.3051]" in text
     assert all(f"- {rule}: {reason}" in text for rule, reason in recipe.deviations.items())

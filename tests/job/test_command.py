@@ -26,6 +26,14 @@ def full() -> int:
     raise OSError(errno.ENOSPC, "No space left on device", "runs/a")
 
 
+def read_only() -> int:
+    raise OSError(errno.EROFS, "Read-only file system", "runs/a")
+
+
+def missing() -> int:
+    raise OSError(errno.ENOENT, "No such file or directory", "runs/a")
+
+
 FULL = (
     "runs/a could not be written (No space left on device); free some space and rerun the same "
     "command"
@@ -40,11 +48,22 @@ FULL = (
         (refused, 2, "lsgd: --np 0 is no number of processes; write 1 or more\n"),
         (interrupted, 130, "\nlsgd: interrupted\n"),
         (full, 6, f"lsgd: {FULL} to resume\n"),
+        (
+            read_only,
+            2,
+            "lsgd: runs/a cannot be used (Read-only file system); write another path, or change "
+            "this one or its permissions\n",
+        ),
     ],
 )
 def test_exit_codes(command, code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_alone(command) == code
     assert capsys.readouterr().err == says
+
+
+def test_a_missing_file_may_be_an_error_of_lsgd() -> None:
+    with pytest.raises(FileNotFoundError):
+        run_alone(missing)
 
 
 def test_a_process_of_a_job_on_a_full_disk(

@@ -68,11 +68,18 @@ def test_of_a_single_step_no_one_is_named() -> None:
     assert "data wait" in describe_straggler(twice)
 
 
-def test_who_hosts_more_workers_has_a_reason() -> None:
-    said = describe_straggler(
-        [alike(0, 1, 15, 30, 1, workers=3), alike(1, 1, 10, 20, 16, workers=2)]
+def test_only_processes_with_the_most_workers_are_compared() -> None:
+    """Others work less, as a server without workers; who hosts more than any other has no peer."""
+    busy = [alike(0, 1, 15, 30, 1, workers=3), alike(1, 1, 15, 30, 1, workers=3)]
+    idle = [alike(2, 1, 10, 20, 16, workers=2), alike(3, 0, 0, 0, 46, workers=0)]
+    assert describe_straggler(busy + idle).startswith("no process is slower than the others")
+    assert describe_straggler(busy[:1] + idle) == (
+        "process 0 on host0 hosts 3 workers, more than any other, so that there is no process to "
+        "compare it with"
     )
-    assert said.endswith("; it hosts 3 workers and they 2")
+    slow = alike(1, 1, 40, 30, 1, workers=3)
+    said = describe_straggler([busy[0], slow, *idle])
+    assert "process 1 on host0 makes the others wait, by its forward: 40.00 ms a step, 25" in said
 
 
 def test_alone_there_is_no_one_to_wait_for() -> None:

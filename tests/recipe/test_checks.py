@@ -173,6 +173,8 @@ REFUSED = [
         (f"{LIVE} evaluation.every=0.5", "evaluation.every=0.5 would halt .* strategy.order=live"),
         (f"{LIVE} checkpoint_minutes=5", "minutes=5.* would halt .* strategy.order=live"),
         (f"{HOGWILD} checkpoint_minutes=0.5", "=0.5 would halt .* strategy=hogwild, which"),
+        (f"{HOGWILD} profile=true", "profile=true compares .* with strategy=hogwild each makes"),
+        (f"{LIVE} profile=true", "profile=true compares .* strategy.order=live each .*; leave it"),
         (f"{HOGWILD} checkpoint_steps=5", "would halt all workers of strategy=hogwild, which"),
 ]  # fmt: skip
 """Words that make no sense, and what the sentence says that refuses them."""

@@ -505,12 +505,15 @@ def test_a_saved_time_of_checkpoints_that_had_no_effect_is_dropped(strategy: str
     """Earlier versions ignored it, where this one rejects it on a command line."""
     words = [f"strategy={strategy}", "optim.momentum=0", "optim.nesterov=false"]
     recipe = load("+recipe=digits", *words, *["strategy.order=live"] * (strategy == "async"))
-    saved = asdict(recipe) | {"checkpoint_minutes": 5.0}
+    saved = asdict(recipe) | {"checkpoint_minutes": 5.0, "profile": True}
     assert config.from_saved(saved) == recipe
     with pytest.raises(UsageError, match=r"checkpoint_minutes=5\.0 would halt"):
         config.from_saved(saved, "checkpoint_minutes=5")
-    saved = asdict(load("+recipe=digits", "checkpoint_minutes=5"))
+    with pytest.raises(UsageError, match=r"profile=true compares"):
+        config.from_saved(saved, "profile=true")
+    saved = asdict(load("+recipe=digits", "checkpoint_minutes=5", "profile=true"))
     assert config.from_saved(saved).checkpoint_minutes == 5
+    assert config.from_saved(saved).profile
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from lsgd import config, files
 from lsgd.errors import UsageError
 from lsgd.report import __main__ as command
 from lsgd.report import figures, report
+from lsgd.report import folder as report_folder
 from lsgd.report.drawing import BLUE, Figure, draw_figure
 from lsgd.report.run_archive import FILE, unpack
 from lsgd.run.read import read_run
@@ -263,6 +264,20 @@ def test_a_full_disk_is_a_sentence(
     said = capsys.readouterr().err
     assert said.startswith(f"lsgd: {tmp_path}/out/summary.json could not be written (No space left")
     assert said.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_finished_run(tmp_path / "trials", "fashion_bs64", 0, 8.0)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(report_folder, "compute_findings", None)
+    monkeypatch.setattr(command, "write_ladder", None)
+    for argument in str(tmp_path / "trials"), "--ladder":
+        assert command.main([argument, "--out", str(tmp_path / "file/below")]) == 2
+        said = capsys.readouterr().err
+        assert "/file/below cannot be made (Not a directory); write another folder\n" in said
+        assert said.count("\n") == 1
 
 
 @pytest.mark.usefixtures("undrawn")

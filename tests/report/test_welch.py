@@ -8,7 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from lsgd.report.formatting import interval, mean_and_std
 from lsgd.report.welch import SampleStats, sample_stats, welch_difference
+from lsgd.rules.metric import named_metric
 
 ERRORS = st.lists(st.floats(0, 100), min_size=2, max_size=8)
 
@@ -51,3 +53,30 @@ def test_one_run_decides_nothing(n: int, m: int) -> None:
         sample_stats([8.0, 8.1, 8.2][:n]), sample_stats([20.0, 20.1, 20.2][:m])
     )
     assert (found.low, found.high) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200, 1e304])
+def test_samples_of_any_size_have_the_interval_of_ordinary_ones(size: float) -> None:
+    a, b = [8.0, 8.1, 8.3], [9.0, 9.1, 9.5]
+    small = welch_difference(sample_stats(a), sample_stats(b))
+    found = welch_difference(*(sample_stats([size * each for each in group]) for group in (a, b)))
+    for name in ("mean", "low", "high"):
+        assert getattr(found, name) == pytest.approx(size * getattr(small, name))
+
+
+def test_a_mean_near_the_largest_float_does_not_overflow() -> None:
+    assert sample_stats([1.5e308, 1.5e308]).mean == 1.5e308
+
+
+def test_small_values_without_unit_are_shown_with_three_digits() -> None:
+    metric = named_metric("mean_distance")
+    far, near = sample_stats([0.0042, 0.0043, 0.0041], metric), sample_stats([0.0012] * 3, metric)
+    assert (mean_and_std(far), mean_and_std(near)) == ("0.00420 ± 0.00010", "0.00120 ± 0.00000")
+    assert interval(welch_difference(far, near)).startswith("+0.00300 (+0.0027")
+    errors = [sample_stats([value] * 3) for value in (0.0042, 0.0012)]
+    assert [*map(mean_and_std, errors)] == ["0.00 ± 0.00"] * 2
+
+
+def test_huge_values_have_an_exponent() -> None:
+    found = sample_stats([1e300, 3e300], named_metric("loss"))
+    assert mean_and_std(found) == "2e+300 ± 1.41e+300"

@@ -101,3 +101,17 @@ def test_a_count_is_of_the_first_evaluation_that_has_the_target_and_no_other() -
             loss, target, time_unit="steps", first_step=lambda epoch: 7 * epoch
         )
         assert steps.final_metric(rates) == 7 * epochs
+
+
+def test_a_target_has_all_of_its_decimals() -> None:
+    loss = [
+        TimeToTarget.for_metric(METRICS["loss"], target, time_unit="epochs")
+        for target in (0.5, 0.004, 0.001)
+    ]
+    assert [metric.label for metric in loss] == [
+        "epochs to loss 0.50", "epochs to loss 0.004", "epochs to loss 0.001",
+    ]  # fmt: skip
+    assert loss[1].format_labelled(math.inf) == "loss 0.004 not reached"
+    assert loss[1].label_on("test") == "epochs to test loss 0.004"
+    error = TimeToTarget.for_metric(TOP1, 24.125, time_unit="epochs")
+    assert error.label == "epochs to top-1 error 24.125 %"

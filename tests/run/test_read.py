@@ -1,6 +1,7 @@
 """Run folders are read without torch, and whatever is wrong with one is said in a sentence."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,38 @@ def test_a_run_that_is_under_way_has_the_error_so_far(tmp_path: Path) -> None:
     assert not run.finished
     assert run.state == "2 of 9 epochs done"
     assert run.final_metric == 25.0
+
+
+def test_a_run_without_an_epoch_has_no_final_metric(tmp_path: Path) -> None:
+    assert math.isnan(read_run(write_run(tmp_path / "a", "+recipe=fashion_bs64")).final_metric)
+
+
+def test_a_value_that_is_not_finite_reaches_no_target(tmp_path: Path) -> None:
+    """It is null in the file."""
+    words = [WORDS, "metric.epochs_to={loss: 0.5}", "stop.metric=loss", "stop.patience=8"]
+    folder = write_run(tmp_path / "a", *words, errors=[5.0] * 9)
+    path = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows[1:]:
+        row["val_loss"] = None if row["epoch"] <= 2 else 0.4
+    path.write_text("\n".join(map(json.dumps, rows)))
+    run = read_run(folder)
+    assert (run.finished, run.final_metric) == (True, 3.0)
+    del rows[-1]["val_loss"]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(NotARunError, match="no number for val_loss of epoch 9"):
+        read_run(folder)
+
+
+def test_a_null_counts_only_where_the_final_metric_is_computed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", WORDS, errors=[9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0])
+    path = folder / "metrics.jsonl"
+    text = path.read_text()
+    path.write_text(text.replace('"val_top1_error": 6.0', '"val_top1_error": null'))
+    assert read_run(folder).final_metric == 3.0
+    path.write_text(text.replace('"val_top1_error": 5.0', '"val_top1_error": null'))
+    with pytest.raises(NotARunError, match="no number for val_top1_error of epoch 5"):
+        read_run(folder)
 
 
 def test_a_run_of_a_language_model_has_its_perplexity_for_a_number(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_arms_that_differ_in_nothing_that_takes_time_are_timed_once(
 ) -> None:
     """Those of a table are one network with other lrs; the reference has smaller passes."""
     timed = []
-    monkeypatch.setattr(cost, "_timed", lambda trial, processes: timed.append(trial) or 100.0)
+    monkeypatch.setattr(cost, "_timed", lambda trial, *_: timed.append(trial) or 100.0)
     names = ["digits_reference", "digits", "digits_unscaled", "digits_no_warmup"]
     study = replace(STUDY, entries=[Entry(name, name) for name in names], claims=[])
     launcher = RunLauncher("local", {"--np": "1"})
@@ -150,11 +150,14 @@ def test_arms_that_differ_in_nothing_that_takes_time_are_timed_once(
 def test_hours_are_those_of_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each thread of each process, by the speed at which the examples are trained."""
     runs = planned_runs(STUDY, [])
-    monkeypatch.setattr(cost, "_timed", lambda trial, _: trial.examples_left / 3600)
+    monkeypatch.setattr(cost, "_timed", lambda trial, *_: trial.examples_left / 3600)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     groups = compute_findings([], [], STUDY).groups
     [line] = cost.cost_lines(RunLauncher("local", {"--np": "2"}), runs, [], groups, 1)
     assert "6 runs to train, 36.0 CPU hours, 6 h 0 min one after another" in line
+    for jobs, told in (4, "2 h 0 min together, 4 at a time"), (8, "1 h 0 min together, 6 at a"):
+        [line] = cost.cost_lines(RunLauncher("local", {"--np": "2"}), runs, [], groups, jobs)
+        assert f"6 runs to train, 36.0 CPU hours, {told}" in line
 
 
 @pytest.mark.parametrize("recipe", ["conll_bilstm", "sst_treelstm", "ptb_small", "digits"])
@@ -181,6 +184,8 @@ def test_hours_by_existing_runs_are_those_of_their_steps(
     assert trial.examples_left / rate == pytest.approx(made.total_steps * seconds)
     on_gpus = RunLauncher("slurm", {"--gpus": "1", "--nodes": "1"})
     assert cost.speed(on_gpus, trial, group, 7.0) == (7.0, "--images-per-second")
+    start["device"] = "Xeon, 4 cores, threads per process: 4"
+    assert cost.speed(launcher, trial, group) == (pytest.approx(rate / 4), "existing runs")
     start["device"] = "NVIDIA H200"
     assert cost.speed(on_gpus, trial, group, 7.0) == (pytest.approx(rate), "existing runs")
 

@@ -105,6 +105,20 @@ def test_what_a_resumed_run_makes_again_is_not_sent_again(folder: Path, tracker:
     assert tracker.numbers == [5, 10, 15]
 
 
+def test_a_folder_without_a_run_stops_no_other(
+    folder: Path, tracker: Memory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    runs = [str(tmp_path / "empty"), str(folder)]
+    assert command.main([*runs, "--to", "mlflow"]) == 2
+    told = capsys.readouterr()
+    assert told.out == f"{folder}: 2 steps sent, in memory\n"
+    refused, count = told.err.splitlines()
+    assert refused.startswith(f"lsgd: {runs[0]} ")
+    assert count == "lsgd: 1 of 2 runs were not sent"
+    assert tracker.numbers == [5, 10]
+
+
 def test_a_tracker_that_is_down_is_a_sentence(
     folder: Path, tracker: Memory, capsys: pytest.CaptureFixture[str]
 ) -> None:

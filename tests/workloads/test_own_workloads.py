@@ -84,6 +84,17 @@ class Sums(OwnWorkload):
         return {"rmse": loss**0.5, "far_error": 100 * counts[1] / counts[0]}
 
 
+class Accurate(Sums):
+    metric_names = ("accuracy", "rmse")
+
+    def metrics(self, loss, counts):
+        return {"accuracy": 1 - counts[1] / counts[0], "rmse": loss**0.5}
+
+
+class Beside(Accurate):
+    metric_names = ("rmse", "accuracy")
+
+
 class Merge(nn.Module):
     def __init__(self, rows):
         super().__init__()
@@ -202,6 +213,10 @@ class WrongError:
 
 
 class Top1Error(WrongError):
+    pass
+
+
+class MacroF1(WrongError):
     pass
 
 
@@ -387,6 +402,24 @@ def test_a_metric_without_a_number_ends_an_evaluation_and_no_training(
         compute_metrics(workload, sums, "val")
     # An evaluation of weights that are no numbers has no metrics either.
     compute_metrics(workload, sums | {"loss": torch.tensor(torch.nan)}, "val")
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["recipe=./sums.yaml", "data.workload=own_task:Accurate"], "accuracy_error"),
+        (["recipe=./sums.yaml", "data.workload=own_task:Beside", "keep_best=accuracy"], "accuracy"),
+        (["recipe=digits", "metric.name=own_task:MacroF1"], "macro_f1_error"),
+    ],
+)
+def test_a_new_run_is_judged_by_no_metric_whose_highest_value_is_the_best(
+    words: list[str], fix: str, tmp_path: Path
+) -> None:
+    recipe = load_recipe([*words, f"run_dir={tmp_path}"])
+    with pytest.raises(UsageError, match=f"judged by the lowest; return .* under the name {fix}"):
+        open_workload(recipe, CPU).inputs()
+    (tmp_path / "config.yaml").write_text(to_yaml(recipe))
+    open_workload(recipe, CPU).inputs()
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
