@@ -91,10 +91,12 @@ def claim_spread(claim: Claim, groups: Sequence[RecipeRuns], study: Study) -> Sp
     pair = [group for group in groups if group.recipe.name in (claim.recipe, claim.other)]
     samples = [group.claim_sample for group in pair]
     several = [sample for sample in samples if sample and sample.n > 1]
-    variances = [sample.std**2 for sample in several]
-    if any(variances):
-        share = variances[0] / sum(variances) if len(variances) == 2 else 0.5
-        std = math.sqrt(sum(variances) / len(variances))
+    stds = [sample.std for sample in several]
+    if any(stds):
+        # Of perplexities the square of one can be beyond the range of floats.
+        together = math.hypot(*stds)
+        share = (stds[0] / together) ** 2 if len(stds) == 2 else 0.5
+        std = together / math.sqrt(len(stds))
         return Spread(std, f"that of {sum(sample.n for sample in several)} runs", share)
     if study.spread is not None:
         return Spread(study.spread, "as the study expects")

@@ -228,7 +228,7 @@ def test_a_run_that_has_ended_early_has_no_example_left(
 def test_a_claims_power_is_of_the_spread_of_its_own_recipes(tmp_path: Path) -> None:
     """One recipe that fails in another way with each seed hides no difference of two others."""
     names = {"fashion_bs64": [8.0, 8.4, 8.2], "fashion_bs128": [8.1, 8.3, 8.2],
-             "fashion_bs2k": [20.0, 60.0, 90.0]}  # fmt: skip
+             "fashion_bs2k": [20.0, 60.0, 90.0], "fashion_bs1k": [1e180, 3e180, 2e180]}  # fmt: skip
     for name, errors in names.items():
         for seed, error in enumerate(errors):
             write_finished_run(tmp_path, name, seed, error)
@@ -236,15 +236,17 @@ def test_a_claims_power_is_of_the_spread_of_its_own_recipes(tmp_path: Path) -> N
     claims = [
         Claim("it is", "fashion_bs64", "as_good_as", "fashion_bs128", 0.5),
         Claim("it fails", "fashion_bs2k", "worse_than", "fashion_bs64"),
+        Claim("it explodes", "fashion_bs1k", "worse_than", "fashion_bs64"),
     ]
     entries = [Entry(name, name) for name in names]
     study = replace(STUDY, baseline="fashion_bs64", entries=entries, claims=claims)
     groups = compute_findings(runs, [], study).groups
-    equal, other = (claim_spread(claim, groups, study) for claim in study.claims)
+    equal, other, huge = (claim_spread(claim, groups, study) for claim in study.claims)
     assert equal.std == pytest.approx(0.158, abs=0.001), "of variances 0.04 and 0.01"
     assert equal.share == pytest.approx(0.8)
     assert equal.source == "that of 6 runs"
     assert other.std > 20
+    assert huge.std == pytest.approx(1e180 / 2**0.5), "its square is beyond floats"
     lines = power_lines(study, groups, Looks(3, 3))
     assert [line for line in lines if line.endswith("(it is)")]
     assert [line for line in lines if line.endswith("(it fails)")]
