@@ -1,8 +1,8 @@
 """The checks that no other code has changed a model, or its gradients, that steps train."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, methodcaller
 
 from torch import Tensor, nn
 
@@ -11,6 +11,7 @@ from lsgd.rules.batchnorm import WorkerBatchNorm
 from lsgd.strategy.reducer import CHANGED_GRADIENT, Reducer
 from lsgd.virtual.model import check_draws, may_draw
 
+_VALUES = methodcaller("values")
 MAKE_ANOTHER = "since virtual(…); call close(), and make another step"
 
 
@@ -22,9 +23,10 @@ class ModelRecord:
         self.momenta = [layer.momentum for layer in layers]
         self.parameters = [*model.parameters()]
         self.requires_grad = [each.requires_grad for each in self.parameters]
-        modules = [*model.modules()]
-        self.tables = [table for each in modules for table in (each._modules, each._parameters)]
-        self.members = [*chain.from_iterable(map(dict.values, self.tables))]
+        self.tables: list[Mapping[str, object]] = []
+        for each in model.modules():
+            self.tables += each._modules, each._parameters
+        self.members = [*chain.from_iterable(map(_VALUES, self.tables))]
         self.may_draw = [(path, each) for path, each in model.named_modules() if may_draw(each)]
 
     def check(self) -> None:
@@ -37,7 +39,7 @@ class ModelRecord:
             )
         if [*map(attrgetter("requires_grad"), self.parameters)] != self.requires_grad:
             raise UsageError(f"a parameter of the model was frozen or unfrozen {MAKE_ANOTHER}")
-        members = [*chain.from_iterable(map(dict.values, self.tables))]
+        members = [*chain.from_iterable(map(_VALUES, self.tables))]
         if len(members) != len(self.members) or not all(map(is_, members, self.members)):
             raise UsageError(
                 "a layer or parameter of the model was added, removed or replaced, and would not "
