@@ -128,8 +128,9 @@ class VirtualStep:
         step.update()
 
     Gradients are averaged over all images of the step, on all processes, before the optimizer uses
-    them. `zero_grad` is not needed, and does no harm. A loss or gradient that is not finite raises
-    DivergedError one step later, on every process; a fused optimizer skips its update.
+    them. `zero_grad` is not needed, and does no harm between two steps. A loss or gradient that is
+    not finite raises DivergedError one step later, on every process; a fused optimizer skips its
+    update.
     """
 
     def __init__(
