@@ -34,6 +34,7 @@ from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, RecipeFolder, matching, option_and_value
 from lsgd.override_syntax import (
+    ADDED,
     ALIASES,
     PATH_FIELDS,
     canonical,
@@ -65,6 +66,7 @@ from lsgd.recipe.overrides import (
     field_keys,
     installed_names,
     missing_message,
+    refuse_deletion,
     refuse_key,
     refuse_long_number,
     refuse_override,
@@ -970,7 +972,7 @@ def _canonical(words: Sequence[str]) -> list[str]:
     """Rename the keys of overrides to those of Hydra, and strip plus signs before groups."""
     groups = config_groups()
     return [
-        word[1:] if word.startswith("+") and key_and_value(word)[0] in groups else canonical(word)
+        canonical(word.lstrip("+") if key_and_value(word)[0] in (*groups, *ADDED) else word)
         for word in words
     ]
 
@@ -980,6 +982,8 @@ def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoRe
     if unknown := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
         key = unknown.group(1) or unknown.group(2)
         refuse_key(key, key)
+    if unset := re.search(r"Could not delete from config. '([^']+)' does not exist", text):
+        refuse_deletion(unset.group(1))
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
         _refuse_several(several.group(1).removeprefix("++"), overrides)
     if sweep := re.search(r"Sweep parameters '(.+)' requires --multirun", text):

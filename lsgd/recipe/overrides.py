@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
 from types import NoneType
-from typing import Any, NoReturn, Union, get_args
+from typing import Any, NoReturn, Union, get_args, get_origin
 
 from lsgd import paths
 from lsgd.errors import UsageError
@@ -19,8 +19,10 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.fields import all_fields, group_of, is_within
 from lsgd.recipe.own_files import (
     HYDRA_HEADER,
+    LR_KEYS,
     MAX_FILE_BYTES,
     is_path,
+    lr_message,
     missing_file_message,
     own_recipe,
 )
@@ -114,6 +116,8 @@ def base_of_part(group: str, value: str) -> tuple[str, str] | None:
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raise UsageError for recipe overrides that Hydra would misread or explain badly."""
     groups, recipes = config_groups(), sorted_recipe_names()
+    for word in overrides:
+        _check_deletion(word)
     chosen = [word for word in overrides if key_and_value(word)[0] == "recipe"]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} are {len(chosen)} recipes; write one")
@@ -122,17 +126,12 @@ def check_overrides(overrides: Sequence[str]) -> None:
         if not key or ("=" not in word and not word.startswith("~")):
             refuse_override(word)
         refuse_long_number(key, value)
-        if key in ("lr", "optim.lr", "schedule.lr"):
-            raise UsageError(
-                f"{key} is not set itself: the lr of a step is schedule.reference_lr, scaled from "
-                "schedule.reference_batch to the minibatch; write schedule.reference_lr=…"
-            )
+        if key in LR_KEYS:
+            raise UsageError(lr_message(key))
         if key == "recipe" and own_recipe([word]) is None:
             _check_choice(word, value, recipes)
             if value in recipes:  # and not several, which are refused later
                 check_recipe_file(value)
-        if key in groups and word == f"~{key}":
-            raise UsageError(missing_message([key]))
         if key in groups and "=" in word and base_of_part(key, value) is None:
             _check_choice(word, value, choices(key))
         if re.match(r"hydra\b", key):
@@ -140,6 +139,27 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 f"'{word}' has no effect, since Hydra only composes the recipe; write "
                 "run_dir=PATH for the folder of the run"
             )
+
+
+def _check_deletion(override: str) -> None:
+    """Raise UsageError for an override such as ~KEY of what cannot be deleted, or with a value."""
+    key, _ = key_and_value(override)
+    if not override.startswith("~"):
+        return
+    if key == "recipe":
+        raise UsageError(f"{override} leaves no recipe; write recipe=NAME")
+    if key in config_groups():
+        raise UsageError(missing_message([key]))
+    if "=" in override:
+        raise UsageError(f"'{override}' has a value, and ~ takes a key alone; write ~{key}")
+
+
+def refuse_deletion(key: str) -> NoReturn:
+    """Raise UsageError for the deletion of a key that is not set, or that no recipe has."""
+    above = dict(all_fields(Recipe)).get(key.rpartition(".")[0])
+    if above and get_origin(above.type) is dict:
+        raise UsageError(f"{key} is not set; leave ~{key} out") from None
+    refuse_key(key, key)
 
 
 def refuse_long_number(key: str, value: str, digits: int = MAX_DIGITS) -> None:
@@ -203,6 +223,15 @@ def refuse_override(override: str) -> NoReturn:
     """Raise UsageError for an override that cannot be parsed."""
     key, value = key_and_value(override)
     if "=" in override and re.fullmatch(r"[\w./-]+", key):
+        entry = dict(all_fields(Recipe)).get(key)
+        kind = _without_none(entry.type) if entry else None
+        is_closed = all(value.count(a) == value.count(b) for a, b in ("()", "[]", "{}"))
+        if is_closed and kind in _TYPE_DESCRIPTIONS and "str" not in str(kind):
+            refuse_type(key, value)
+        if kind == list[str] and not value.startswith("["):
+            raise UsageError(
+                f"{key}={value} is not a list of texts; write '{key}=[\"{value}\"]'"
+            ) from None
         raise UsageError(
             f"the value in '{override}' cannot be read; close its brackets, or quote it twice: "
             f"'{key}=\"{value}\"'"

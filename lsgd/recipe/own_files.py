@@ -34,6 +34,8 @@ HYDRA_HEADER = re.compile(r"\s*#+\s*@package\s+_global_\s*")
 """The first line of a shipped recipe, whose unset groups are those of conf/config.yaml."""
 PLAIN_TAGS = ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value")
 """The types of values that YAML gives a text without a tag."""
+LR_KEYS = ("lr", "optim.lr", "schedule.lr")
+"""The keys of the lr that users of other programs look for."""
 _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
@@ -325,16 +327,20 @@ def _check_reference_cycles(file: OwnFile) -> None:
 
 
 def check_events(text: str) -> None:
-    """Raise YAMLError if a YAML text has aliases, too many values or too many levels."""
+    """Raise YAMLError if a YAML text has anchors or tags, too many values or too many levels."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, _LOADER)):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if isinstance(event, yaml.AliasEvent) or depth > MAX_DEPTH or count > MAX_VALUES:
+        # Tags of other types have a message of their own.
+        tag = (getattr(event, "tag", None) or "").removeprefix("tag:yaml.org,2002:")
+        is_named = isinstance(event, yaml.NodeEvent) and event.anchor is not None  # or an alias
+        if is_named or tag in PLAIN_TAGS or depth > MAX_DEPTH or count > MAX_VALUES:
             raise MarkedYAMLError(
-                problem=f"an alias, more than {MAX_DEPTH} levels or more than {MAX_VALUES} values",
+                problem=f"an anchor, alias or tag, more than {MAX_DEPTH} levels or more than "
+                f"{MAX_VALUES} values",
                 problem_mark=event.start_mark,
             )
 
@@ -362,7 +368,9 @@ class OwnRecipe:
 
         A key that an override of the command line sets is not the file's.
         """
-        said = {key_and_value(word)[0] for word in overrides} | {"name", "defaults"}
+        said = {key_and_value(word)[0] for word in overrides}
+        # Many refusals mention a name; this one is of the name itself.
+        said |= {"defaults"} if str(refusal).startswith("name=") else {"name", "defaults"}
         places = (file.locate(str(refusal), said) for file in self.files)
         where = next(filter(None, places), "")
         return UsageError(f"{where}: {refusal}") if where else refusal
@@ -436,6 +444,8 @@ def _check_recipe_keys(file: OwnFile) -> None:
         above, _, own = key.rpartition(".")
         if above and above not in file.lines:
             file.refuse(line, f"{key} is a key inside of a group; write {above}: {{{own}: VALUE}}")
+        if key in LR_KEYS:
+            file.refuse(line, lr_message(key))
         if not above and ALIASES.get(key, key) not in (*known, "defaults"):
             why = (
                 "batch_size is workers x worker_batch and not set itself; write workers"
@@ -443,6 +453,7 @@ def _check_recipe_keys(file: OwnFile) -> None:
                 else f"there is no key '{key}'; {did_you_mean(key, known)}"
             )
             file.refuse(line, why)
+    _check_numbers(file)
     skip_list = file.nodes.get("data.skip_list")
     if skip_list and not skip_list.tag.endswith(":null"):
         file.refuse(
@@ -468,6 +479,30 @@ def _check_recipe_keys(file: OwnFile) -> None:
         )
 
 
+def _check_numbers(file: OwnFile) -> None:
+    """Raise UsageError for numbers that YAML reads to another base, such as 1:30 as 90."""
+    kinds = {key: str(entry.type) for key, entry in all_fields(Recipe)}
+    for key, value in file.nodes.items():
+        if "str" in kinds.get(key, "") or isinstance(value, MappingNode):
+            continue
+        for node in _nodes(value):
+            is_number = node.tag.endswith((":int", ":float"))
+            if is_number and re.fullmatch(r"[-+]?0[0-7_]+|.*:.*", str(node.value)):
+                file.refuse(
+                    node.start_mark.line + 1,
+                    f"{key}={node.value} is a number to the base 60 or 8 in YAML; write it to the "
+                    "base 10, or quote a text",
+                )
+
+
+def lr_message(key: str) -> str:
+    """Return the error message for a key of LR_KEYS."""
+    return (
+        f"{key} is not set itself: the lr of a step is schedule.reference_lr, scaled from "
+        "schedule.reference_batch to the minibatch; write schedule.reference_lr=…"
+    )
+
+
 def _default_entries(file: OwnFile) -> list[Node]:
     """Return the entries of `defaults` in a recipe's file; raises UsageError if it is no list."""
     node = file.nodes.get("defaults")
@@ -481,8 +516,16 @@ def bases(file: OwnFile) -> Iterator[tuple[int, str]]:
 
     `defaults` may also have `_self_`, and choices of config groups, `override /data: digits`.
     """
+    has_self = False
     for entry in _default_entries(file):
         line = entry.start_mark.line + 1
+        if has_self and isinstance(entry, ScalarNode):
+            file.refuse(
+                line,
+                f"defaults has {entry.value} after _self_, so that it would replace the values of "
+                "this file; leave _self_ out",
+            )
+        has_self |= isinstance(entry, ScalarNode) and entry.value == "_self_"
         if isinstance(entry, ScalarNode) and entry.value != "_self_":
             if base_file(file, entry.value) is None and not paths.is_recipe_name(entry.value):
                 message = missing_file_message(

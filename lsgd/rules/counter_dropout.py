@@ -81,13 +81,13 @@ class CounterBasedDropout(nn.Module):
         self, rate: float, *, layer: int, seed: int, per_example: bool = False, scaled: bool = True
     ) -> None:
         super().__init__()
-        self.rate, self.per_example, self.layer = rate, per_example, layer
-        self.keep_mask = partial(keep_mask, rate=rate, seed=seed)
-        self.scale = 1 / (1 - rate) if scaled and rate < 1 else 1.0
+        self.per_example, self.layer = per_example, layer
+        self.seed, self.scaled = seed, scaled
+        self.p = rate
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply dropout to x, shape (examples, …), the examples of the current micro-batch."""
-        if not self.training:
+        if not self.training or not self.rate:
             return x
         draws = self.draws
         if draws is None or x.shape[0] != draws.shape[1]:
@@ -105,6 +105,17 @@ class CounterBasedDropout(nn.Module):
     def p(self) -> float:
         """The rate, by the name that it has in torch's own layer."""
         return self.rate
+
+    @p.setter
+    def p(self, rate: float) -> None:
+        if not 0 <= rate <= 1:
+            raise UsageError(f"the dropout rate p={rate} must be from 0 to 1")
+        self.rate = rate
+        self.keep_mask = partial(keep_mask, rate=rate, seed=self.seed)
+        self.scale = 1 / (1 - rate) if self.scaled and rate < 1 else 1.0
+
+    drop_prob = p
+    """The rate, by the name that it has in the DropPath of timm and transformers."""
 
     def _wrong_rows(self, x: Tensor) -> UsageError:
         """Return the error of an input without a row for each example of the micro-batch."""
@@ -182,8 +193,8 @@ class CounterBasedDraws:
         """Do nothing, since dropout masks need no saved state."""
 
 
-def dropout_rate(module: nn.Module) -> float:
-    """Return a dropout or stochastic-depth layer's rate in training; 0 for any other layer.
+def dropout_rate(module: nn.Module) -> float | None:
+    """Return a dropout or stochastic-depth layer's rate in training; None for any other layer.
 
     Known are torch's layer and those of torchvision, timm and transformers.
     """
@@ -195,24 +206,31 @@ def dropout_rate(module: nn.Module) -> float:
         return float(module.drop_prob or 0)  # type: ignore[arg-type]
     if kind.__name__ == "StochasticDepth" and module.mode == "row":
         return float(module.p)  # type: ignore[arg-type]
-    return 0.0
+    return None
 
 
-def replace_dropout(network: nn.Module, *, seed: int) -> dict[nn.Module, CounterBasedDropout]:
+def replace_dropout(
+    network: nn.Module, *, seed: int, with_rate_0: bool = False
+) -> dict[nn.Module, CounterBasedDropout]:
     """Replace the dropout and stochastic-depth layers of a network by counter-based ones.
 
-    Returns the new layer of each layer that was replaced, which has its mode.
+    Those of rate 0 only if their rate may change later. Returns the new layer of each layer that
+    was replaced, which has its mode.
     """
+    rates = {module: (path, dropout_rate(module)) for path, module in network.named_modules()}
+    # Layers of rate 0 come last, and the masks of the others do not depend on them.
+    found = [(*of_module, module) for module, of_module in rates.items() if of_module[1]]
+    if with_rate_0:
+        found += [(*of_module, module) for module, of_module in rates.items() if of_module[1] == 0]
     ours: dict[nn.Module, CounterBasedDropout] = {}
-    for path, module in network.named_modules():
-        if rate := dropout_rate(module):
-            whole = type(module) is not nn.Dropout
-            scaled = bool(getattr(module, "scale_by_keep", True))
-            ours[module] = CounterBasedDropout(
-                rate, layer=len(ours), seed=seed, per_example=whole, scaled=scaled
-            )
-            ours[module].path = path
-            ours[module].train(module.training)
+    for path, rate, module in found:
+        whole = type(module) is not nn.Dropout
+        scaled = bool(getattr(module, "scale_by_keep", True))
+        ours[module] = CounterBasedDropout(
+            rate or 0.0, layer=len(ours), seed=seed, per_example=whole, scaled=scaled
+        )
+        ours[module].path = path
+        ours[module].train(module.training)
     replace_layers(network, ours)
     return ours
 

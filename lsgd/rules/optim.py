@@ -228,6 +228,17 @@ def optimizer_over_groups(
     return made
 
 
+def _refuse_closure(part: OwnPart, step: Callable[..., object], *arguments: object) -> None:
+    """Raise UsageError for an optimizer whose step needs more than these arguments."""
+    try:
+        inspect.signature(step).bind(*arguments)
+    except TypeError:
+        raise UsageError(
+            f"{part.override} computes the loss itself by the closure that its step needs, and a "
+            "step of lsgd has the gradient only; write an optimizer whose step takes no argument"
+        ) from None
+
+
 def _own_optimizer(
     groups: list[dict[str, Any]], part: OwnPart, options: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
@@ -235,14 +246,10 @@ def _own_optimizer(
 
     Its lr is set before every step, and is not 0 here, which some refuse.
     """
+    if step := getattr(part.make, "step", None):  # of a class, some of which take no groups either
+        _refuse_closure(part, step, None)
     made: torch.optim.Optimizer = part(options, params=groups, lr=1.0)
-    try:
-        inspect.signature(made.step).bind()
-    except TypeError:
-        raise UsageError(
-            f"{part.override} computes the loss itself by the closure that its step needs, and a "
-            "step of lsgd has the gradient only; write an optimizer whose step takes no argument"
-        ) from None
+    _refuse_closure(part, made.step)
 
     def check(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         if kinds := sorted(_not_plain(state)):

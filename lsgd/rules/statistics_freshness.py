@@ -11,7 +11,8 @@ class StatisticsFreshness:
 
     lsgd.virtual keeps the statistics in shares on the processes between two synchronizations.
     `take_loaded` takes over those that were loaded into the layer. A copy of the layer has its own
-    statistics, of which the step does not know, so that a copy of the flag does nothing.
+    statistics, of which the step does not know, so that a copy of the flag does nothing; a layer
+    with old statistics is not copied.
     """
 
     def __init__(self, take_loaded: Callable[[], None] | None = None) -> None:
@@ -32,6 +33,8 @@ class StatisticsFreshness:
             self.is_stale = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy as a flag that does nothing, if the layer may be copied."""
+        self.check("a copy of the model")
         return type(self)()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -27,6 +27,13 @@ For smaller gradients one more pass over the whole bucket costs less than one op
 """
 
 
+CHANGED_GRADIENT = (
+    "other code, such as clip_grad_norm_, zero_grad or another backward pass, has changed a "
+    "parameter's .grad during a step, before the average over processes; change the averaged "
+    "gradient by optimizer.register_step_pre_hook(…)"
+)
+
+
 def _nothing() -> None:
     """Return at once in place of a wait for an all-reduce, since none is pending."""
 
@@ -165,8 +172,8 @@ class Reducer:
         self.gradient_norm = torch.zeros((), device=self.flag.device)
         self.loss_scale = LossScale(self.flag.device) if scales_loss else None
         self._divisor, self._launched, self._passes = 1, 0, 0
-        self._is_open = False
-        """Whether a step has started, and does not have its gradients."""
+        self._is_in_pass = False
+        """Whether a backward pass of a step is under way, and not one of another loss."""
 
     def reclaim_gradients(self) -> None:
         """Make each `.grad` the view of its bucket again, after `zero_grad` has replaced it.
@@ -201,7 +208,7 @@ class Reducer:
         processes, or the sum of their weights. During the last micro-batch the all-reduce of a
         bucket starts once the bucket is full. `note` is added to the notes of the other processes.
         """
-        self._divisor, self._launched, self._is_open = divisor, 0, True
+        self._divisor, self._launched = divisor, 0
         for bucket in self.buckets:
             bucket.left = len(bucket.views) * passes
             if passes == 1 and bucket.is_of_large_tensors:
@@ -227,7 +234,11 @@ class Reducer:
         if self.loss_scale:
             part = part * self.loss_scale.scale
         self._passes += 1
-        part.backward()
+        self._is_in_pass = True
+        try:
+            part.backward()
+        finally:
+            self._is_in_pass = False
 
     def start_sums(self) -> None:
         """Start the all-reduce of the buckets for which no backward pass has started it.
@@ -241,7 +252,6 @@ class Reducer:
     def finish(self) -> None:
         """Wait for the summed gradient of the whole step, also on processes without examples."""
         self.start_sums()
-        self._is_open = False
         norms: list[Tensor] = []
         inverse = self.loss_scale.inverse() if self.loss_scale else None
         for bucket in self.buckets:
@@ -292,7 +302,7 @@ class Reducer:
 
         def ready(parameter: Tensor) -> None:
             nonlocal last_pass
-            if not self._is_open:  # of another loss, between two steps; the next one clears it
+            if not self._is_in_pass:  # of another loss; a step clears the gradient when it starts
                 return
             if last_pass == self._passes:
                 raise UsageError(
@@ -312,8 +322,8 @@ class Reducer:
         """Start the all-reduce of the next bucket of gradients."""
         if bucket.attached:
             gradients = [parameter.grad for parameter in bucket.parameters()]
-            whose = all(map(is_, gradients, bucket.views))
-            assert whose, "the gradient of a parameter was set by other code"
+            if not all(map(is_, gradients, bucket.views)):
+                raise UsageError(CHANGED_GRADIENT)
         elif not self.keep_autograd_grads:
             bucket.attach()
         if self.compresses:

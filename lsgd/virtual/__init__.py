@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterator, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from math import inf
 from typing import Any, Self
 
@@ -31,26 +31,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Sampler
 
-from lsgd.comm import Comm, all_reduce_, comm_over
+from lsgd.comm import all_reduce_, comm_over
 from lsgd.errors import UsageError
 from lsgd.metric_sums import MetricSums
 from lsgd.recipe import CommSettings
 from lsgd.rules import sampler
 from lsgd.rules.batchnorm import worker_batch_norms
-from lsgd.rules.counter_dropout import replace_dropout, replace_layers
+from lsgd.rules.counter_dropout import dropout_rate, replace_dropout, replace_layers
 from lsgd.rules.optim import trained_parameters
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
 from lsgd.strategy.allreduce import AllReduceUpdate
 from lsgd.strategy.guard import NonFiniteGuard
 from lsgd.strategy.reducer import Reducer
+from lsgd.virtual.changes import GradientRecord, ModelRecord
 from lsgd.virtual.model import (
     Loss,
     broadcast_model,
     check_buffers,
     check_loss,
+    check_mean,
     check_model,
     check_optimizer,
     common_momentum,
@@ -59,6 +60,7 @@ from lsgd.virtual.model import (
     restore_batch_norms,
 )
 from lsgd.virtual.rows import RowCounter
+from lsgd.virtual.sampling import VirtualSampler, check_number, hosted_workers
 from lsgd.workloads import CarriedState, worker_states
 
 __all__ = ["VirtualSampler", "VirtualStep", "virtual", "virtual_sampler"]
@@ -115,63 +117,6 @@ def virtual_sampler(
     )
 
 
-class VirtualSampler(Sampler[list[int]]):
-    """A batch sampler that yields, for each step, the examples of the workers of this process.
-
-    They are ordered by worker: the first `worker_batch` are those of the first one.
-    """
-
-    def __init__(
-        self, dataset: Sized, *, workers: int, worker_batch: int, seed: int, group: object
-    ) -> None:
-        self.workers, self.worker_batch = workers, worker_batch
-        self.hosted = _hosted_workers(comm_over(group), workers, worker_batch)
-        self.steps_per_epoch = sampler.steps_per_epoch(
-            len(dataset), workers * worker_batch, keeps_tail=False
-        )
-        if not self.steps_per_epoch:
-            raise UsageError(
-                f"the dataset has {len(dataset)} examples, too few for a step of workers x "
-                f"worker_batch = {workers} x {worker_batch}; use fewer workers"
-            )
-        self._order = lru_cache(maxsize=2)(partial(sampler.epoch_order, len(dataset), seed=seed))
-        self.epoch = self._first = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, from 0, of the next iteration.
-
-        It starts with the epoch's first step, unless `seek` has named a later one of this epoch.
-        """
-        if epoch != self.epoch:
-            self.epoch, self._first = epoch, 0
-
-    def seek(self, steps: int) -> None:
-        """Continue after this many steps of the run, such as those of a VirtualStep.
-
-        It sets the epoch, and the step with which the next iteration starts.
-        """
-        self.epoch, self._first = divmod(steps, self.steps_per_epoch)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield the example ids of this process in each remaining step of the epoch."""
-        order, first, self._first = self._order(epoch=self.epoch), self._first, 0
-        for step in range(first, self.steps_per_epoch):
-            [share] = sampler.step_micro_batches(
-                order,
-                epoch=self.epoch,
-                step=step,
-                workers=self.workers,
-                worker_batch=self.worker_batch,
-                hosted=self.hosted,
-                workers_per_pass=len(self.hosted),
-            )
-            yield share.by_worker.ravel().tolist()
-
-    def __len__(self) -> int:
-        """Return the number of steps of a whole epoch."""
-        return self.steps_per_epoch
-
-
 class VirtualStep:
     """The training step of virtual workers for a model and its optimizer, as `virtual` makes it.
 
@@ -183,8 +128,9 @@ class VirtualStep:
         step.update()
 
     Gradients are averaged over all images of the step, on all processes, before the optimizer uses
-    them. `zero_grad` is not needed, and does no harm. A loss or gradient that is not finite raises
-    DivergedError one step later, on every process; a fused optimizer skips its update.
+    them. `zero_grad` is not needed, and does no harm between two steps. A loss or gradient that is
+    not finite raises DivergedError one step later, on every process; a fused optimizer skips its
+    update.
     """
 
     def __init__(
@@ -200,18 +146,18 @@ class VirtualStep:
         seed: int,
     ) -> None:
         self.model, self.loss = model, loss
-        self.workers, self.worker_batch = workers, worker_batch
+        self.workers, self.worker_batch, self.seed = workers, worker_batch, seed
         self.comm = comm_over(group)
-        self.hosted = _hosted_workers(self.comm, workers, worker_batch)
-        if workers_per_pass < 1:
-            raise UsageError(f"workers_per_pass={workers_per_pass} must be 1 or more")
+        self.hosted = hosted_workers(self.comm, workers, worker_batch)
+        check_number("workers_per_pass", workers_per_pass, 1)
+        check_number("seed", seed)
         check_model(model)
         check_optimizer(model, optimizer)
         check_loss(loss)
         momentum = common_momentum(model)
-        self._check_same_everywhere(seed)
+        self._check_same_everywhere()
         broadcast_model(model, self.comm)
-        self._convert_model(seed)
+        self._convert_model()
         device = trained_parameters(model)[0].device
         self._core = self._update(optimizer, self._carried_states(momentum, device))
         self._sums = MetricSums(1, device)
@@ -236,21 +182,22 @@ class VirtualStep:
         """The backward passes that are missing in this step; None between two steps."""
         self._counts_rows = bool(self._layers) and (workers_per_pass > 1 or worker_batch == 1)
         self._checks_buffers, self._is_closed = True, False
+        self._checks_mean = workers_per_pass > 1
         self._synchronized = self.steps
         """The number of steps at the last synchronization, the same on every process."""
         self._rows = RowCounter(model, self._layers, worker_batch)
         self._counted_shapes: list[torch.Size] = []
         """The shapes of an image and its targets for which the layers' rows were counted last."""
 
-    def _convert_model(self, seed: int) -> None:
+    def _convert_model(self) -> None:
         """Replace the model's BN and dropout layers by those of workers, and note what it had."""
         self._plain_types = convert_batch_norms(self.model)
-        self._dropout = replace_dropout(self.model, seed=seed)
+        self._dropout = replace_dropout(self.model, seed=self.seed, with_rate_0=True)
         for theirs, ours in self._dropout.items():
             ours.is_frozen = self.model.training and not theirs.training
         self._layers = worker_batch_norms(self.model)
         self._freshness = [layer.freshness for layer in self._layers if layer.freshness]
-        self._requires_grad = [(each, each.requires_grad) for each in self.model.parameters()]
+        self._record = ModelRecord(self.model, self._layers)
 
     def _update(
         self, optimizer: torch.optim.Optimizer, parts: list[CarriedState]
@@ -264,6 +211,7 @@ class VirtualStep:
             compression="none",
             keep_autograd_grads=self.comm.world_size == 1,
         )
+        self._gradients = GradientRecord(parameters, reducer)
         # By this hook a second step finds that the gradients have an owner; the reducer of a single
         # process has none.
         self._hooks.append(parameters[0].register_post_accumulate_grad_hook(do_nothing))
@@ -305,7 +253,12 @@ class VirtualStep:
         """
         total = torch.zeros((), device=self._sums.loss.device)
         for some, *of_some in self.micro_batches(images, *targets):
-            total = total + self.backward(self.loss(self.model(some), *of_some))
+            output = self.model(some)
+            loss = self.loss(output, *of_some)
+            if self._checks_mean and self._current:
+                check_mean(self.loss, loss, (output, *of_some), self._current)
+                self._checks_mean = False
+            total = total + self.backward(loss)
         self.update()
         return total / self.images_per_step
 
@@ -316,23 +269,20 @@ class VirtualStep:
         """
         self._check_open()
         for tensor in (images, *targets):
+            if not isinstance(tensor, Tensor) or not tensor.dim():
+                raise UsageError(
+                    f"a step got a batch of type {type(tensor).__name__}, and reads tensors of an "
+                    "image or target in each row; pass such tensors"
+                )
             if len(tensor) != self.images_per_step:
                 raise UsageError(
                     f"a step got a batch of {len(tensor)}, and the {len(self.hosted)} workers of "
                     f"process {self.comm.rank} have worker_batch={self.worker_batch} each, so "
                     f"pass {self.images_per_step}, ordered by worker, as virtual_sampler yields"
                 )
-        if not self.model.training or not all(layer.training for layer in self._layers):
-            raise UsageError(
-                "the model, or a batch norm layer of it, is in evaluation mode in a training "
-                "step; call model.train() first, and set layers that stay frozen to evaluation "
-                "mode before virtual(…)"
-            )
-        if any(each.requires_grad != trained for each, trained in self._requires_grad):
-            raise UsageError(
-                "a parameter of the model was frozen or unfrozen since virtual(…); call close(), "
-                "and make another step"
-            )
+        self._record.check()
+        if not torch.is_grad_enabled():
+            raise UsageError("a step needs gradients; call it outside of torch.no_grad()")
         if self._left == 0:
             raise UsageError("the step before has all its gradients; call update() after its loop")
         return self._start(images, *targets)
@@ -344,6 +294,7 @@ class VirtualStep:
             self._statistics.discard()
         self._left, self._losses = len(self._micro_batches), []
         self._core.reducer.start(self.workers * self.worker_batch, self._left)
+        self._gradients.update(is_last=False)
         shapes = [tensor.shape[1:] for tensor in tensors] if self._counts_rows else []
         for number, each in enumerate(self._micro_batches):
             self._current = replace(each, epoch=self.steps) if self._dropout else each
@@ -385,6 +336,12 @@ class VirtualStep:
                 "backward(loss) belongs into the loop over step.micro_batches(…), once for each"
             )
         count = len(self._current.examples)
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            what = "has no gradient" if isinstance(loss, Tensor) else f"is {loss!r:.60}"
+            raise UsageError(
+                f"the loss of {count} images {what}; return a tensor that depends on the model's "
+                "parameters, their mean or one number for each"
+            )
         if loss.dim() > 1 or (loss.dim() == 1 and len(loss) != count):
             raise UsageError(
                 f"the loss of {count} images has the shape {tuple(loss.shape)}; return their "
@@ -392,8 +349,10 @@ class VirtualStep:
             )
         summed = loss.sum() if loss.dim() else loss * count
         self._losses.append((summed.detach(), self._counts[len(self._current.workers)]))
+        self._gradients.check(is_last=False)
         self._core.backward(summed)
         self._left -= 1
+        self._gradients.update(is_last=not self._left)
         self._current = None
         return summed.detach()
 
@@ -405,6 +364,8 @@ class VirtualStep:
                 f"update() ends a step whose {len(self._micro_batches)} micro-batches all had "
                 "their backward pass; loop over step.micro_batches(…) first"
             )
+        self._gradients.check(is_last=True)
+        self._gradients.clear()
         self._left = None
         for summed, count in self._losses:
             self._sums.add(summed, count)
@@ -431,9 +392,11 @@ class VirtualStep:
     def mean_loss(self) -> float:
         """Return the mean loss over all images, of all processes, since the last call.
 
-        All processes call it after a step.
+        All processes call it after a step; raises UsageError if there was none.
         """
         state = self._sums.state(self._sum)
+        if not state["counts"][0]:
+            raise UsageError("there was no step since the last mean_loss(); call it after one")
         self._sums.clear()
         return float(state["loss"] / state["counts"][0])
 
@@ -448,6 +411,7 @@ class VirtualStep:
             "steps": self.steps,
             "workers": self.workers,
             "worker_batch": self.worker_batch,
+            "seed": self.seed,
             "sums": self._sums.state(self._sum),
             "batchnorm": self._statistics.state(self._sum) if self._statistics else {},
         }
@@ -455,12 +419,24 @@ class VirtualStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state that `state_dict` returned, after model and optimizer have."""
         self._check_open()
-        for name in ("workers", "worker_batch"):
-            if state[name] != getattr(self, name):
+        if missing := {"steps", "workers", "worker_batch", "sums", "batchnorm"} - state.keys():
+            raise UsageError(
+                f"the state has no {', '.join(sorted(missing))}; load what step.state_dict() "
+                "has returned"
+            )
+        for name in ("workers", "worker_batch", "seed"):
+            if name in state and state[name] != getattr(self, name):  # older states have no seed
                 raise UsageError(
                     f"the state was saved with {name}={state[name]}, and this step has "
                     f"{name}={getattr(self, name)}; use the same, or leave the state out"
                 )
+        shares = state["batchnorm"].get("shares", torch.empty(1, 0))
+        size = len(self._statistics.share) if self._statistics else 0
+        if shares.shape[-1] != size:
+            raise UsageError(
+                f"the state has {shares.shape[-1]} running BN statistics, and the model {size}; "
+                "load the state of the same model"
+            )
         self._core.next_step = state["steps"]
         # A training that has diverged goes on from an earlier state.
         self._core.reducer.flags.zero_()
@@ -494,6 +470,8 @@ class VirtualStep:
         restore_batch_norms(self._plain_types)
         for theirs, ours in self._dropout.items():
             theirs.train(ours.training)
+            if ours.rate != dropout_rate(theirs):
+                setattr(theirs, "drop_prob" if hasattr(theirs, "drop_prob") else "p", ours.rate)
         replace_layers(self.model, {ours: theirs for theirs, ours in self._dropout.items()})
 
     def __enter__(self) -> Self:
@@ -520,10 +498,10 @@ class VirtualStep:
     def _sum(self, tensor: Tensor) -> None:
         all_reduce_(self.comm, tensor)
 
-    def _check_same_everywhere(self, seed: int) -> None:
+    def _check_same_everywhere(self) -> None:
         """Raise UsageError on all processes if two of them differ in model or settings."""
         shapes = repr([(name, each.shape) for name, each in self.model.named_parameters()])
-        mine = (self.workers, self.worker_batch, seed, zlib.crc32(shapes.encode()))
+        mine = (self.workers, self.worker_batch, self.seed, zlib.crc32(shapes.encode()))
         theirs = self.comm.gather_objects(mine)
         names = ("workers", "worker_batch", "seed", "parameters of the model")
         for name, *values in zip(names, *theirs, strict=True):
@@ -531,19 +509,6 @@ class VirtualStep:
                 raise UsageError(
                     f"the {name} differ between processes; pass the same to virtual(…) on each"
                 )
-
-
-def _hosted_workers(comm: Comm, workers: int, worker_batch: int) -> range:
-    """Return the workers of this process; raises UsageError if there is none for some process."""
-    for name, value in (("workers", workers), ("worker_batch", worker_batch)):
-        if value < 1:
-            raise UsageError(f"{name}={value} must be 1 or more")
-    if comm.world_size > workers:
-        raise UsageError(
-            f"{comm.world_size} processes have only workers={workers} to host; start at most "
-            f"{workers} processes, or use more workers of fewer images each"
-        )
-    return sampler.contiguous_share(workers, comm.world_size, comm.rank)
 
 
 def _interleave(values: Tensor, workers: int) -> Tensor:

@@ -4,18 +4,20 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
 from lsgd.models.forward_checks import buffer_versions, find_changed_buffer
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
 from lsgd.rules.optim import trained_parameters
+from lsgd.rules.sampler import MicroBatch
 from lsgd.rules.statistics_freshness import StatisticsFreshness
 
 Loss: TypeAlias = Callable[..., Tensor]
@@ -53,12 +55,7 @@ def check_model(model: nn.Module) -> None:
                 "sparse=False"
             )
         _check_norm(module, where, is_frozen=_is_frozen(module, model))
-        if _draws(module):
-            raise UsageError(
-                f"{type(module).__name__}{where} draws from torch's generator, so that the "
-                "trajectory would depend on processes and workers_per_pass; use nn.Dropout, or a "
-                "layer without random numbers"
-            )
+        check_draws(module, where)
     _check_parameters(model)
 
 
@@ -88,11 +85,27 @@ def _check_norm(module: nn.Module, where: str, *, is_frozen: bool) -> None:
         )
 
 
-def _draws(module: nn.Module) -> bool:
-    """Return whether a layer of torch draws from its generator in training.
+def check_draws(module: nn.Module, where: str) -> None:
+    """Raise UsageError for a layer that draws from torch's generator."""
+    if _draws(module):
+        raise UsageError(
+            f"{type(module).__name__}{where} draws from torch's generator, so that the "
+            "trajectory would depend on processes and workers_per_pass; use nn.Dropout, or a "
+            "layer without random numbers"
+        )
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Return whether a layer of torch draws from its generator if its dropout rate is not 0.
 
     Those that `replace_dropout` replaces do not.
     """
+    kinds = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
+    return isinstance(module, kinds) and type(module) is not nn.Dropout
+
+
+def _draws(module: nn.Module) -> bool:
+    """Return whether a layer of torch draws from its generator in training."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p > 0 and type(module) is not nn.Dropout
     if isinstance(module, nn.RNNBase):
@@ -147,6 +160,11 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def check_loss(loss: Loss) -> None:
     """Raise UsageError for a loss of torch whose value is not the mean over the images."""
+    if isinstance(loss, type) or not callable(loss):
+        raise UsageError(
+            f"loss={loss!r} is not a function of the model's output and the targets; pass one, "
+            "such as nn.CrossEntropyLoss()"
+        )
     setting: Callable[..., object] = partial(getattr, loss)
     may_weigh = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
     if isinstance(loss, partial):
@@ -168,6 +186,37 @@ def check_loss(loss: Loss) -> None:
     raise UsageError(
         f"the loss has {what}, so that it would depend on workers_per_pass; use reduction='none'"
     )
+
+
+@torch.no_grad()
+def check_mean(loss: Loss, value: object, arguments: tuple[Any, ...], each: MicroBatch) -> None:
+    """Raise UsageError if the loss of several workers is not the mean of the losses of each.
+
+    `value` is the loss of the arguments, those of a micro-batch. A loss that draws random numbers,
+    or whose arguments cannot be split into those of the workers, is not checked.
+    """
+    workers, images = len(each.workers), len(each.examples)
+    leaves = tree_leaves(arguments)
+    is_split = all(isinstance(leaf, Tensor) and leaf.shape[:1] == (images,) for leaf in leaves)
+    if workers == 1 or not is_split or not isinstance(value, Tensor) or value.dim():
+        return
+    parts = [tree_map(lambda leaf, i=i: leaf[i::workers], arguments) for i in range(workers)]
+    try:
+        again = loss(*arguments)
+        losses = torch.stack([loss(*part) for part in parts]).double()
+    except Exception:  # of a fixed number of images
+        return
+    kinds = [each.dtype for each in (value, *leaves) if each.is_floating_point()]
+    tolerance = max(torch.finfo(kind).eps for kind in kinds) ** 0.7
+    if value.device.type != "cpu":  # which may multiply matrices in a lower precision
+        tolerance = max(tolerance, 1e-3)
+    difference = (losses.mean() - value).abs()
+    if torch.equal(again, value) and difference > tolerance * losses.abs().max():
+        raise UsageError(
+            f"the loss of {workers} workers, {value:.6g}, is not the mean of the losses of each, "
+            f"{losses.mean():.6g}, as with class weights, labels that are left out or pairs of "
+            "images, so that it would depend on workers_per_pass; return one number for each image"
+        )
 
 
 @contextmanager

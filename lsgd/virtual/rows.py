@@ -14,6 +14,7 @@ from lsgd.errors import UsageError
 from lsgd.models.forward_checks import find_scattered_rows
 from lsgd.own_parts import first_line
 from lsgd.rules.batchnorm import WorkerBatchNorm
+from lsgd.rules.statistics_freshness import StatisticsFreshness
 
 ONE_WORKER = "use workers_per_pass=1"
 
@@ -79,7 +80,10 @@ class RowCounter:
                 f"micro-batch, so that it is unknown which rows are of which worker; {ONE_WORKER}"
             )
         try:
-            copied = copy.deepcopy(getattr(self.model, "_orig_mod", self.model)).to("cpu").float()
+            # Old statistics do not matter to a forward pass in training mode.
+            memo = {id(layer.freshness): StatisticsFreshness() for layer in self.paths}
+            copied = copy.deepcopy(getattr(self.model, "_orig_mod", self.model), memo)
+            copied = copied.to("cpu").float()
             args, kwargs = tree_map(lambda value: _probe(value, images), calls[0])
 
             def call(part: slice) -> None:

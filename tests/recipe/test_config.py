@@ -425,7 +425,18 @@ def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
         ("+recipe=bs8k target=5", "target=5 is not a group of keys", "target.top1_error=VALUE"),
         ("+recipe=bs8k batch_growth=${x}", "'x' not found", "write the value itself"),
         ("+recipe=bs8k data={root:[1]}", "data.root=[1] is not a text", "data.root=TEXT"),
-        ("+recipe=bs8k data.skip=/a=b", "'data.skip=/a=b'", "'data.skip=\"/a=b\"'"),
+        ("+recipe=bs8k data.skip=/a=b", "data.skip=/a=b is not a list", "'data.skip=[\"/a=b\"]'"),
+        ("+recipe=bs8k optim.momentum=0.9=0.8", "=0.9=0.8 is not a number", "optim.momentum=0.5"),
+        ("+recipe=bs8k epochs=٣١", "epochs=٣١ is not a whole number", "epochs=30"),
+        ("+recipe=bs8k schedule.milestones=(10,20)", "=(10,20) is not a list", "=[1,2,3]"),
+        ("+recipe=bs8k schedule.milestones=[10;20]", "=[10;20] is not a list", "=[1,2,3]"),
+        ("+recipe=bs8k schedule.milestones=[10,20,]", "=[10,20,] is not a list", "=[1,2,3]"),
+        ("+recipe=bs8k ~foo", "there is no key 'foo'", "see --help"),
+        ("+recipe=bs8k ~optim.foo", "there is no key 'optim.foo'", "did you mean optim"),
+        ("+recipe=bs8k ~deviations.momentum", "deviations.momentum is not set", "leave ~"),
+        ("+recipe=bs8k ~run_dir=x", "'~run_dir=x' has a value", "write ~run_dir"),
+        ("+recipe=bs8k ~optim=sgd", "optim has no value", "optim=…"),
+        ("+recipe=bs8k ~recipe", "~recipe leaves no recipe", "write recipe=NAME"),
         ("+recipe=bs8k run_dir=a/${b}", "run_dir=a/${b} has ${ in it", "write the value itself"),
         ("+recipe=bs8k run_dir=???", "run_dir=??? has ??? in it", "write the value itself"),
         ("+recipe=bs8k epochs=${nope}", "'nope' not found", "write the value itself"),
@@ -454,6 +465,13 @@ def test_refused_in_one_sentence(words: str, named: str, remedy: str) -> None:
     assert remedy in sentence.partition(named)[2]
     assert "\n" not in sentence
     assert len(sentence) < 200
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_plus_signs_of_hydra_before_a_choice(plus: str) -> None:
+    recipe = load(f"{plus}recipe=digits", f"{plus}optim=lars", f"{plus}hardware=cpu")
+    assert recipe == load("recipe=digits", "optim=lars", "hardware=cpu")
+    assert recipe.optim.name == "lars"
 
 
 def test_quotes_around_a_value_that_may_be_a_word() -> None:

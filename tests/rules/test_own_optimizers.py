@@ -94,11 +94,23 @@ def test_a_state_that_a_checkpoint_cannot_hold_is_refused(
         made.state_dict()
 
 
+class NeedsClosureAndOneGroup(NeedsClosure):
+    """An optimizer that takes no parameter groups, as LBFGS."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        raise ValueError("no groups")
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
         (Scaled, {"fails": True}, r"with options=\{'fails': True\} \(ValueError: no such rule\);"),
         (NeedsClosure, {}, "computes the loss itself by the closure that its step needs"),
+        (
+            NeedsClosureAndOneGroup,
+            {},
+            "computes the loss itself by the closure that its step needs",
+        ),
     ],
 )
 def test_what_cannot_be_made_is_refused(

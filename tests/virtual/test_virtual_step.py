@@ -6,7 +6,7 @@ import io
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache, partial
 from threading import Lock
@@ -24,7 +24,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import LBFGS
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, update_bn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
@@ -300,12 +300,14 @@ def test_a_copy_of_the_model_is_not_the_model() -> None:
     """Statistics that are loaded into a copy are not those of the training, which goes on; and a
     model that was saved as a whole can be evaluated."""
     step, other = small(), small()
+    copied = copy.deepcopy(step.model)
     for each in (step, other):
         each(*images_and_labels())
-    copied = copy.deepcopy(step.model)
     copied.load_state_dict(small().model.state_dict())
     with pytest.raises(UsageError, match="before an evaluation"):
         step.model.eval()(images_and_labels()[0])
+    with pytest.raises(UsageError, match="before a copy of the model"):
+        copy.deepcopy(step.model)
     step.model.train()
     for each in (step, other):
         each(*images_and_labels())
@@ -398,11 +400,11 @@ def test_dropout_has_the_mode_of_the_layer_that_it_replaces() -> None:
 
 
 def test_a_closed_step_leaves_the_model_as_it_was() -> None:
-    """And a copy of a model can be made at any time, such as for an average."""
+    """And a copy of a model can be made after each synchronization, such as for an average."""
     with small() as step:
         step(*images_and_labels())
-        assert type(copy.deepcopy(step.model)[1]) is WorkerBatchNorm2d
         step.synchronize()
+        assert type(copy.deepcopy(step.model)[1]) is WorkerBatchNorm2d
     kinds = [type(layer) for layer in step.model]
     assert kinds == [nn.Conv2d, nn.BatchNorm2d, nn.Dropout, nn.Flatten, nn.Linear]
     loss = F.cross_entropy(step.model(images_and_labels()[0]), images_and_labels()[1])
@@ -517,6 +519,110 @@ def test_a_step_that_an_error_has_ended_leaves_nothing_behind() -> None:
         each.synchronize()
     torch.testing.assert_close(step.model.state_dict(), other.model.state_dict(), **CLOSE)
     assert step.mean_loss() == other.mean_loss()
+
+
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "clip": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+    "scale": lambda model: model[-1].weight.grad.mul_(0.5),
+    "zero": nn.Module.zero_grad,
+    "zeros": lambda model: model.zero_grad(set_to_none=False),
+    "set": lambda model: setattr(model[0].bias, "grad", torch.ones(3).double()),
+    "penalty": lambda model: model[-1].weight.square().sum().backward(),
+}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("workers_per_pass", [1, 4])
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_code_does_not_change_gradients_within_a_step(
+    change: str, is_last: bool, workers_per_pass: int, processes: int
+) -> None:
+    """Processes would sum it or not, by the time at which they send a gradient."""
+
+    def train(comm: Comm) -> None:
+        step = small(workers_per_pass, comm)
+        for _ in range(2):  # between two steps a change does no harm
+            CHANGES["penalty"](step.model)
+            step(*images_and_labels(processes, comm.rank))
+        for images, labels in step.micro_batches(*images_and_labels(processes, comm.rank)):
+            step.backward(F.cross_entropy(step.model(images), labels))
+            if is_last == (step._left == 0):
+                CHANGES[change](step.model)
+        step.update()
+
+    if is_last or workers_per_pass == 1:
+        with pytest.raises(UsageError, match=r"other code, .*by optimizer.register_step_pre_hook"):
+            run_on_threads(processes, train)
+
+
+def test_the_averaged_gradient_is_changed_by_a_hook() -> None:
+    """The way that the error names: on each process after the all-reduce, to the same norm."""
+
+    def train(comm: Comm) -> list[Tensor]:
+        step = small(group=comm)
+        parameters = [*step.model.parameters()]
+
+        def clip(*_: object) -> None:
+            nn.utils.clip_grad_norm_(parameters, 0.1)
+
+        step._core.optimizer.register_step_pre_hook(clip)
+        step(*images_and_labels(comm.world_size, comm.rank))
+        return [each.detach() for each in parameters]
+
+    expected = train(SingleComm())
+    for parameters in run_on_threads(2, train):
+        torch.testing.assert_close(parameters, expected, **CLOSE)
+
+
+def test_the_rate_of_dropout_may_change() -> None:
+    """Also of a layer that had none, to the masks of a layer that had the rate from the start; and
+    it is that of the model's own layer again after close()."""
+
+    def first_loss(before: float, rate: float) -> Tensor:
+        layers = [nn.Flatten(), nn.Dropout(before), nn.Linear(25, 5, bias=False)]
+        model = nn.Sequential(*layers).double()
+        nn.init.constant_(model[2].weight, 0.1)
+        model[2].weight.data[0] = 0.3
+        step = of(model)
+        model[1].p = rate
+        images, labels = images_and_labels()
+        loss = step(images, labels)
+        step.close()
+        assert model[1] is layers[1]
+        assert model[1].p == rate
+        return loss
+
+    losses = [first_loss(before, 0.5) for before in (0.5, 0.0, 0.2)]
+    assert losses == losses[:1] * 3
+    assert first_loss(0.0, 0.0) == first_loss(0.5, 0.0) != losses[0]
+
+
+def test_a_layer_without_dropout_does_not_change_the_masks_of_others() -> None:
+    def masks(*more: nn.Module) -> Tensor:
+        layers = [nn.Flatten(), *more, nn.Dropout(0.5), nn.Linear(25, 5, bias=False)]
+        model = nn.Sequential(*layers).double()
+        nn.init.constant_(model[-1].weight, 0.1)
+        step = of(model)
+        step(*images_and_labels())
+        return model[-1].weight.detach()
+
+    assert torch.equal(masks(), masks(nn.Dropout(0.0)))
+
+
+def test_a_step_that_cannot_be_made_leaves_the_model_as_it_was() -> None:
+    model = network(nn.BatchNorm2d(2), nn.Dropout(0.5))
+    for wrong in ({"workers_per_pass": 2.5}, {"seed": "a"}, {"loss": None}):
+        with pytest.raises(UsageError):
+            of(model, **wrong)
+    assert [type(each) for each in model] == [nn.Conv2d, nn.BatchNorm2d, nn.Dropout]
+
+
+def test_a_state_without_a_seed_is_loaded() -> None:
+    step = small(seed=5)
+    state = step.state_dict()
+    del state["seed"]  # as of earlier versions
+    step.load_state_dict(state)
 
 
 def generator_and_critic() -> list[nn.Linear]:
@@ -705,6 +811,40 @@ def unfinished(step: VirtualStep) -> None:
     step(*images_and_labels())
 
 
+def replaced(index: int, layer: nn.Module) -> VirtualStep:
+    step = small()
+    step(*images_and_labels())
+    step.model[index] = layer
+    return step
+
+
+def changed(step: VirtualStep, index: int, name: str, value: object) -> VirtualStep:
+    setattr(step.model[index], name, value)
+    return step
+
+
+def twice(step: VirtualStep) -> None:
+    step(*images_and_labels())
+    step.mean_loss()
+    step.mean_loss()
+
+
+def with_ignored_labels(step: VirtualStep) -> None:
+    images, labels = images_and_labels()
+    labels[:2] = -100
+    step(images, labels)
+
+
+def without_gradients(step: VirtualStep) -> None:
+    with torch.no_grad():
+        step(*images_and_labels())
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
 def without_backward(step: VirtualStep) -> None:
     for _ in step.micro_batches(*images_and_labels()):
         pass
@@ -734,6 +874,71 @@ OTHER = nn.Linear(1, 1)
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "workers": (lambda: of(network(), workers=0), "workers=0 must be 1 or more"),
     "pass": (lambda: small(workers_per_pass=0), "workers_per_pass=0 must be 1 or more"),
+    "fractional workers": (lambda: small(workers=4.0), "workers=4.0 must be a whole number"),
+    "text of workers": (lambda: small(workers="4"), "workers='4' must be a whole number"),
+    "fractional pass": (lambda: small(workers_per_pass=2.0), "workers_per_pass=2.0 must be a wh"),
+    "fractional seed": (lambda: small(seed=1.5), "seed=1.5 must be a whole number"),
+    "class of a loss": (lambda: small(loss=nn.CrossEntropyLoss), "not a function of.*Loss\\(\\)"),
+    "name of a loss": (lambda: small(loss="mean"), "loss='mean' is not a function"),
+    "tuple of losses": (
+        lambda: small(loss=lambda *_: (1.0, 2.0))(*images_and_labels()),
+        r"the loss of 3 images is \(1.0, 2.0\); return a tensor",
+    ),
+    "no loss": (lambda: small(loss=lambda *_: None)(*images_and_labels()), "3 images is None"),
+    "detached loss": (
+        lambda: small(loss=lambda out, _: out.mean().detach())(*images_and_labels()),
+        "the loss of 3 images has no gradient",
+    ),
+    "no gradients": (lambda: without_gradients(small()), r"outside of torch.no_grad\(\)"),
+    "list": (lambda: small()(images_and_labels()[0], [0] * 12), "a batch of type list.*tensors"),
+    "array": (lambda: small()(images_and_labels()[0].numpy()), "a batch of type ndarray"),
+    "labels that are left out": (
+        lambda: with_ignored_labels(small(4)),
+        "the loss of 4 workers, .* is not the mean of .*return one number for each image",
+    ),
+    "weights within a function": (
+        lambda: small(2, loss=lambda *a: F.cross_entropy(*a, torch.arange(1.0, 6).double()))(
+            *images_and_labels()
+        ),
+        "the loss of 2 workers, .* is not the mean of .*class weights",
+    ),
+    "replaced": (
+        lambda: replaced(4, nn.Linear(27, 5).double())(*images_and_labels()),
+        r"a layer or parameter of the model was added, removed or replaced.*call close\(\)",
+    ),
+    "inserted": (
+        lambda: replaced(3, nn.Sequential(nn.BatchNorm2d(3), nn.Flatten()))(*images_and_labels()),
+        "a layer or parameter of the model was added",
+    ),
+    "parameter": (
+        lambda: changed(small(), 0, "bias", nn.Parameter(torch.ones(3)))(*images_and_labels()),
+        "a layer or parameter of the model was added, removed or replaced",
+    ),
+    "momentum later": (
+        lambda: changed(small(), 1, "momentum", 0.5)(*images_and_labels()),
+        "momentum of a batch norm layer was changed since virtual",
+    ),
+    "dropout of channels later": (
+        lambda: changed(of(network(nn.Dropout2d(0.0))), 1, "p", 0.5)(
+            images_and_labels()[0].float(), images_and_labels()[1]
+        ),
+        "Dropout2d in 1 draws from torch's generator",
+    ),
+    "rate": (lambda: changed(small(), 2, "p", 1.5), "p=1.5 must be from 0 to 1"),
+    "mean of no step": (lambda: small().mean_loss(), r"no step since the last mean_loss\(\)"),
+    "mean twice": (lambda: twice(small()), r"no step since the last mean_loss\(\)"),
+    "stream": (
+        lambda: virtual_sampler(Stream(), workers=4, worker_batch=3),  # type: ignore[arg-type]
+        "the dataset, a Stream, has no length",
+    ),
+    "epoch": (
+        lambda: virtual_sampler(range(12), workers=4, worker_batch=3).set_epoch(-1),
+        "epoch=-1 must be 0 or more",
+    ),
+    "steps": (
+        lambda: virtual_sampler(range(12), workers=4, worker_batch=3).seek(-1),
+        "steps=-1 must be 0 or more",
+    ),
     "wrapped": (lambda: of(Wrapped(network())), "wrapped in DistributedDataParallel.*without"),
     "synchronized": (
         lambda: of(network(nn.SyncBatchNorm(2))),
@@ -858,6 +1063,15 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: small().load_state_dict(small(workers=2).state_dict()),
         "saved with workers=2, and this step has workers=4",
     ),
+    "state of another seed": (
+        lambda: small().load_state_dict(small(seed=1).state_dict()),
+        "saved with seed=1, and this step has seed=0",
+    ),
+    "no state": (lambda: small().load_state_dict({}), "the state has no batchnorm, .*state_dict"),
+    "state of another model": (
+        lambda: small().load_state_dict(of(network()).state_dict()),
+        "the state has 0 running BN statistics, and the model 6",
+    ),
     "dataset": (
         lambda: virtual_sampler(range(11), workers=4, worker_batch=3),
         "11 examples, too few for a step of workers x worker_batch = 4 x 3",
@@ -872,6 +1086,8 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         nn.CrossEntropyLoss(torch.ones(5).double(), ignore_index=2, reduction="none"),
         partial(F.cross_entropy, weight=torch.ones(5).double(), reduction="none"),
         lambda output, labels: F.cross_entropy(output, labels),
+        lambda output, labels: F.cross_entropy(output.float(), labels),
+        lambda output, labels: F.cross_entropy(output, labels) + torch.rand(()),
     ],
 )
 def test_losses_that_are_means_over_images(loss: Any) -> None:
