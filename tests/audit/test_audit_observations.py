@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lsgd.audit.__main__ import notes
+from lsgd.audit.__main__ import _watched, notes
 from lsgd.audit.facts import observe
 from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import ScriptProcess
@@ -19,6 +19,7 @@ from lsgd.audit.watch.record import Pass, Record, micro_batches
 from lsgd.audit.watch.update import CHANGING, UpdateWatch
 from lsgd.check.observation import Observation
 from lsgd.check.step import Momentum
+from lsgd.errors import UsageError
 
 Group = tuple[dict[str, int], dict[str, Any]]
 """The counts of the parameters in a group of an optimizer, and its settings."""
@@ -427,6 +428,13 @@ def test_gradients_by_autograd_grad_are_seen_if_they_are_those_of_parameters() -
         record.passes, record.pending = [], [Pass(model, 4, None, "", train=True, grad=True)]
         forward._begin_grad(outputs=model(images).sum(), inputs=parameters)
         assert [each.images for each in record.passes] == [4]
+
+
+def test_steps_without_gradients_that_were_seen_have_a_cause_of_their_own() -> None:
+    """As those by torch.func."""
+    records = [ScriptProcess([{"kind": "process", "has_stepped": True}])]
+    with pytest.raises(UsageError, match=r"an optimizer made steps, but neither backward\(\) nor"):
+        _watched(records, 0, ["python", "train.py"], {"max_updates": 9, "max_epochs": 2})
 
 
 @pytest.mark.parametrize(
