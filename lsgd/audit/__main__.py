@@ -5,22 +5,23 @@ import os
 import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lsgd.audit.examples import examples_over_processes
 from lsgd.audit.facts import observe, script_recipe
 from lsgd.audit.job import AuditedJob
 from lsgd.audit.launched import EXAMPLE, run_watched
-from lsgd.audit.processes import ScriptProcess, one_job, read_records
+from lsgd.audit.processes import LoaderRecord, ScriptProcess, one_job, read_records
 from lsgd.check.observation import Observation, RuleResult
 from lsgd.check.papers import PAPERS, apply_script_rules
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from, run_alone
 from lsgd.suggestions import did_you_mean
-from lsgd.tables import wrapped_row
+from lsgd.tables import format_count, wrapped_row
 
 ABOUT = """\
 Run any PyTorch training script unchanged, watch what it does in all its processes, and compare that
@@ -109,6 +110,12 @@ def _watched(
             "the network was called only inside of a graph that torch.compile has made, where no "
             "hook is called; audit the script without torch.compile"
         )
+    if any(each.first("process").get("has_stepped") for each in records):
+        raise UsageError(
+            "an optimizer made steps, but neither backward() nor torch.autograd.grad was seen to "
+            "compute gradients of a network's parameters after a call of the network; the audit "
+            "watches only those"
+        )
     if records:
         raise UsageError(
             "the script computed gradients, but no torch.optim.Optimizer made an update; the audit "
@@ -141,11 +148,21 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
             "the optimizer updates flat copies of the parameters, as in ZeRO: the exchange of "
             "gradients is not observed"
         )
+    if later := job.first.first("optimizer")["later_updates"]:
+        remarks.append(
+            f"another network got {format_count(later, 'update')} after the last one that is seen "
+            "here; of several trainings in one process, such as those of cross-validation, only "
+            "the first is watched"
+        )
     evaluations = max(each["evaluations"] for each in job.first.updates)
     if evaluations > 1:
         remarks.append(
             f"the gradient was evaluated up to {evaluations} times for an update, as by SAM and "
             "L-BFGS: the last evaluation is compared, and BN's running statistics move in each"
+        )
+    if any(examples_over_processes([*each]) is None for each in _loaders_of_all(job)):
+        remarks.append(
+            "the processes have datasets of their own, so it is not known whether they share images"
         )
     if not job.first.training:
         remarks.append("no DataLoader of torch was seen, so the order of the examples is not known")
@@ -157,6 +174,12 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
     elif not job.first.training[0].order:
         remarks.append("the DataLoader's dataset is iterable, so the order is not known")
     return remarks
+
+
+def _loaders_of_all(job: AuditedJob) -> Iterator[tuple[LoaderRecord, ...]]:
+    """Yield the first epochs of the training and of an evaluation, each of all processes."""
+    yield from zip(*(each.training[:1] for each in job.processes), strict=False)
+    yield from zip(*(each.evaluation[:1] for each in job.processes), strict=False)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -66,7 +65,29 @@ def observe_shuffling(job: AuditedJob) -> Iterator[Observation]:
     if not run:
         seen = "a new permutation in each of 2 epochs" if len(epochs) > 1 else "a permutation"
         run = f"{seen}, divided among {format_count(count, 'process', 'processes')}"
+        if examples_over_processes(epochs[0]) is None:
+            run = f"{seen} in each process; how images are divided is not known"
     yield Observation("shuffling", run, not faults, faults[0][1] if faults else first.made)
+
+
+def examples_over_processes(
+    found: list[LoaderRecord],
+) -> tuple[list[list[int]], int | None] | None:
+    """Return the examples of each process, in numbers that all share, and how many there are.
+
+    A script may give each process a Subset of its own. Returns None if processes have datasets of
+    their own whose examples cannot be compared.
+    """
+    first = found[0]
+    if all((each.subset, each.length) == (first.subset, first.length) for each in found):
+        return [each.order for each in found], first.length
+    orders, every = [], set[int]()
+    for each in found:
+        if each.subset is None:
+            return None
+        orders.append([each.subset[example] for example in each.order])
+        every.update(each.subset)
+    return orders, len(every)
 
 
 def _in_order(epoch: LoaderRecord) -> bool:
@@ -76,15 +97,18 @@ def _in_order(epoch: LoaderRecord) -> bool:
 
 def _missing(epoch: list[LoaderRecord], count: int) -> Iterator[str]:
     """Yield how the images of an epoch differ from each image once, over its processes."""
-    length = epoch[0].length
+    known = examples_over_processes(epoch)
+    if known is None:
+        return
+    orders, length = known
     if length is not None and epoch[0].batches is None:
         # The sampler may have no end, and permute the images again and again.
-        epoch = [replace(each, order=each.order[: math.ceil(length / count)]) for each in epoch]
-    sets = [set(each.order) for each in epoch]
+        orders = [order[: math.ceil(length / count)] for order in orders]
+    sets = [set(order) for order in orders]
     shared = sum(map(len, sets)) - len(set().union(*sets))
     if count > 1 and shared >= count:
         yield f"{shared} images of an epoch are in more than one process"
-    again = max(len(each.order) - len(own) for each, own in zip(epoch, sets, strict=True))
+    again = max(len(order) - len(own) for order, own in zip(orders, sets, strict=True))
     if again >= max(2, count):
         yield f"{again} images of an epoch are repeated within a process"
     if length is not None and all(each.is_whole for each in epoch) and not again:
@@ -99,7 +123,7 @@ def observe_random_streams(job: AuditedJob) -> Iterator[Observation]:
     owners: dict[tuple[str, str], list[str]] = {}
     workers: set[str] = set()
     for process in job.processes:
-        for line in process.streams:
+        for line in process.training_streams:
             who = f"process {process.rank}"
             if line["worker"] is not None:
                 who += f" worker {line['worker']}"
@@ -122,36 +146,53 @@ def observe_random_streams(job: AuditedJob) -> Iterator[Observation]:
 
 
 def observe_evaluation(job: AuditedJob) -> Iterator[Observation]:
-    """Observe whether an evaluation counts each image equally often."""
+    """Observe whether each evaluation counts each image equally often; report one that does not."""
     passes = [each for process in job.processes for each in process.evaluation]
-    keys = dict.fromkeys((each.number, each.epoch) for each in passes)
-    for key in keys:
-        found = [each for each in passes if (each.number, each.epoch) == key]
-        length = found[0].length
-        if not length or not all(each.is_whole and each.order for each in found):
-            continue
-        counts = Counter(example for each in found for example in each.order)
-        if all(each.is_gathered for each in found):
-            counts = Counter(set(counts))
-        counts.update(_evaluated_besides(found, passes))
-        times = Counter(counts.get(example, 0) for example in range(length))
-        place = found[0].used_at or found[0].place
-        if len(times) == 1:
-            [often] = times
-            run = f"each of {length:,} once"
-            if often == len(found) > 1:
-                run = f"each of {length:,} by each of {often} processes"
-            elif often > 1:
-                run = f"each of {length:,} {often} times"
-            yield Observation("evaluation", run, often > 0, place)
-            return
-        usual = times.most_common(1)[0][0]
-        again = sum(each for often, each in times.items() if often > usual)
-        never = times.get(0, 0)
-        parts = [f"{again} of {length:,} counted more often than the others"] * bool(again)
-        parts += [f"{never} of {length:,} never"] * bool(never)
-        yield Observation("evaluation", ", ".join(parts), False, found[0].made)
-        return
+    epochs: dict[tuple[int, int], list[LoaderRecord]] = {}
+    for each in passes:
+        epochs.setdefault((each.number, each.epoch), []).append(each)
+    processes: dict[int, int] = {}
+    for (number, _), found in epochs.items():
+        processes[number] = max(processes.get(number, 0), len(found))
+    results = [
+        result
+        for (number, _), found in epochs.items()
+        # The watch may have ended some processes in the last evaluation.
+        if len(found) == processes[number] and (result := _evaluation(found, passes))
+    ]
+    yield from sorted(results, key=lambda each: bool(each.value))[:1]
+
+
+def _evaluation(found: list[LoaderRecord], passes: list[LoaderRecord]) -> Observation | None:
+    """Return how often an evaluation counts each image; None if unknown."""
+    known = examples_over_processes(found)
+    orders, length = known or ([], None)
+    if not length or not all(each.is_whole and each.order for each in found):
+        return None
+    counts = Counter(example for order in orders for example in order)
+    if all(each.is_gathered for each in found):
+        counts = Counter(set(counts))
+    counts.update(_evaluated_besides(found, passes))
+    times = Counter(counts.values())
+    if len(counts) < length:
+        times[0] = length - len(counts)
+    place = found[0].used_at or found[0].place
+    if len(times) == 1:
+        [often] = times
+        run = f"each of {length:,} once"
+        if often == len(found) > 1:
+            run = f"each of {length:,} by each of {often} processes"
+        elif often > 1:
+            run = f"each of {length:,} {often} times"
+        return Observation("evaluation", run, True, place)
+    usual = times.most_common(1)[0][0]
+    again = sum(each for often, each in times.items() if often > usual)
+    less = sum(each for often, each in times.items() if 0 < often < usual)
+    never = times.get(0, 0)
+    parts = [f"{again} of {length:,} counted more often than the others"] * bool(again)
+    parts += [f"{less} of {length:,} counted less often than the others"] * bool(less)
+    parts += [f"{never} of {length:,} never"] * bool(never)
+    return Observation("evaluation", ", ".join(parts), False, found[0].made)
 
 
 def _evaluated_besides(found: list[LoaderRecord], passes: list[LoaderRecord]) -> Iterator[int]:

@@ -112,7 +112,10 @@ def _batchnorm(job: AuditedJob) -> Iterator[Observation]:
         layers.setdefault(m, []).append(each)
     usual_m = max(layers, key=lambda m: sum(each["calls"] for each in layers[m]))
     other = next((m for m in layers if m != usual_m), usual_m)
-    times = "once" if job.micro_batches == 1 else f"by {job.micro_batches} micro-batches"
+    batches = [each for update in job.first.updates for each in update["passes"]]
+    views = max((each["calls"] for each in batches), default=1)
+    times = "once" if views == 1 else f"for each of {views} forward passes of a batch"
+    times = times if job.micro_batches == 1 else f"by {job.micro_batches} micro-batches"
     run = f"momentum {_share(usual_m)} per step, {times}, each process its own"
     if other != usual_m:
         run += f"; {_share(other)} in other layers"

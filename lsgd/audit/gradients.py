@@ -43,7 +43,7 @@ def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
     if not all(each["used"] and each["local"] for each in updates):
         return None
     locals_, used = (np.array([each[key] for each in updates]) for key in ("local", "used"))
-    factor = _clip_factor(first) / first["scale"]
+    factor = first["factor"] / first["scale"]
     if not np.isfinite(locals_).all() or not locals_.any() or not factor or math.isnan(factor):
         return None
     mean, count = locals_.mean(axis=0), len(updates)
@@ -126,13 +126,6 @@ def _is_equal(vector: Any, other: Any) -> bool:
 
 def _spread(rows: Any) -> float:
     return float(np.abs(rows - rows[0]).max() / max(np.abs(rows).max(), 1e-300))
-
-
-def _clip_factor(update: Line) -> float:
-    clip = update["clip"]
-    if not clip:
-        return 1.0
-    return float(min(1.0, clip["max_norm"] / (clip["norm"] + 1e-6)))
 
 
 def _loss_weight(update: Line) -> float | None:

@@ -27,8 +27,8 @@ class AuditedJob:
 
     @property
     def micro_batches(self) -> int:
-        """The forward and backward passes of a process in an update."""
-        return max(1, round(median(_passes(each) for each in self.first.updates)))
+        """The micro-batches of a process in an update."""
+        return max(1, round(median(len(each["passes"]) for each in self.first.updates)))
 
     @property
     def minibatch_sizes(self) -> list[int]:
@@ -44,7 +44,7 @@ class AuditedJob:
 
     @property
     def worker_batch(self) -> int:
-        """The most frequent number of images in a forward pass."""
+        """The most frequent number of images in a micro-batch."""
         sizes = [each["images"] for update in self.first.updates for each in update["passes"]]
         return Counter(sizes).most_common(1)[0][0] if sizes else 0
 
@@ -97,10 +97,6 @@ class AuditedJob:
         return f"{format_count(self.updates, 'update')} seen, of {images} = {' x '.join(parts)}"
 
 
-def _passes(update: Line) -> float:
-    return float(len(update["passes"]) / max(1, update["models"]))
-
-
 def images_of(update: Line) -> int:
     """Return the images of an update in one process."""
-    return int(sum(each["images"] for each in update["passes"]) / max(1, update["models"]))
+    return sum(int(each["images"]) for each in update["passes"])

@@ -59,6 +59,16 @@ class ScriptProcess:
         trained = {each.number for each in self.training}
         return [each for each in loaders if each.number not in trained]
 
+    @property
+    def training_streams(self) -> list[Line]:
+        """The random streams of the DataLoaders from which this process has trained."""
+        trained = {each.number for each in self._loaders if each.trained}
+        return [
+            line
+            for line in self.streams
+            if not trained or line["loader"] is None or line["loader"] in trained
+        ]
+
     @cached_property
     def _loaders(self) -> list["LoaderRecord"]:
         return [LoaderRecord(**_fields(line)) for line in self.of_kind("loader")]
@@ -110,9 +120,17 @@ class LoaderRecord:
 
 
 def _fields(line: Line) -> Line:
+    subset = line["subset"]
+    decoded = {
+        "order": _numbers(line["order"]), "subset": None if subset is None else _numbers(subset)
+    }  # fmt: skip
+    return {key: each for key, each in line.items() if key != "kind"} | decoded
+
+
+def _numbers(text: str) -> list[int]:
     numbers = array("q")
-    numbers.frombytes(base64.b64decode(line["order"]))
-    return {key: each for key, each in line.items() if key != "kind"} | {"order": numbers.tolist()}
+    numbers.frombytes(base64.b64decode(text))
+    return numbers.tolist()
 
 
 def read_records(folder: Path) -> list[ScriptProcess]:

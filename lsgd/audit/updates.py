@@ -40,13 +40,20 @@ def observe_weight_decay(job: AuditedJob) -> Iterator[Observation]:
         return
     untouched = optimizer["untouched"]
     left = untouched["count"]
+    # The AdamW of torch before 2.7 has no such setting.
+    is_decoupled = "adamw" in optimizer["name"].lower() or any(
+        group["settings"].get("decoupled_weight_decay") for group in optimizer["groups"]
+    )
     yield Observation(
         "weight_decay",
         _by_value(decays["weights"], "weights")
         + "; " * bool(decays["biases"])
         + _by_value(decays["biases"], "biases")
+        + ", decoupled from the gradient" * is_decoupled
         + (f"; {left} are not trained, such as {untouched['names'][0]}" if left else ""),
-        WeightDecayGroups(frozenset(decays["weights"]), frozenset(decays["biases"]), left),
+        WeightDecayGroups(
+            frozenset(decays["weights"]), frozenset(decays["biases"]), left, is_decoupled
+        ),
         place,
     )
     if norms := decays["norms"]:

@@ -84,7 +84,7 @@ if __name__ == "__main__":
     assert main(words) == 1
     text = capfd.readouterr().out
     assert "3 updates seen, of 4 images = 1 process x 4 images" in text
-    assert "rule: 1e-4 of conv and fc weights" in text
+    assert "rule: 1e-4 of conv and fc weights and of the fc bias" in text
     assert "train.py:7" in text  # the optimizer
     assert "no DataLoader of torch was seen" in text
     assert max(map(len, text.splitlines())) <= 100

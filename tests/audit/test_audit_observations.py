@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from lsgd.audit.__main__ import notes
+from lsgd.audit.__main__ import _watched, notes
 from lsgd.audit.facts import observe
 from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import ScriptProcess
+from lsgd.audit.watch.data import examples_of
+from lsgd.audit.watch.forward import ForwardWatch, is_in_training
 from lsgd.audit.watch.gradient import GradientWatch
-from lsgd.audit.watch.record import Pass, Record
+from lsgd.audit.watch.record import Pass, Record, micro_batches
 from lsgd.audit.watch.update import CHANGING, UpdateWatch
 from lsgd.check.observation import Observation
 from lsgd.check.step import Momentum
+from lsgd.errors import UsageError
 
 Group = tuple[dict[str, int], dict[str, Any]]
 """The counts of the parameters in a group of an optimizer, and its settings."""
@@ -35,14 +38,14 @@ def job(
     line = {
         "kind": "update", "clip": None, "group": None, "used": None, "local": None, "losses": [],
         "evaluations": 1,
-        "passes": [{"images": 256, "train": True, "place": "train.py:8"}], "models": 1,
+        "passes": [{"images": 256, "train": True, "place": "train.py:8", "calls": 1}],
         **{key: [settings.get(key) for _, settings in groups] for key in CHANGING},
         "place": "train.py:9",
     }  # fmt: skip
     optimizer = {
         "kind": "optimizer", "name": "SGD", "place": "train.py:2", "scheduler_place": "",
         "groups": [{"counts": counts, "settings": settings} for counts, settings in groups],
-        "untouched": {"count": 0, "names": []}, "started_with_state": False,
+        "untouched": {"count": 0, "names": []}, "started_with_state": False, "later_updates": 0,
     }  # fmt: skip
     updates = [line | each for each in updates or [{}, {}]]
     return AuditedJob([ScriptProcess([*lines, optimizer, *updates])])
@@ -54,6 +57,10 @@ def fact(job: AuditedJob, rule: str) -> Observation:
     return found
 
 
+def encoded(numbers: list[int]) -> str:
+    return base64.b64encode(array("q", numbers).tobytes()).decode()
+
+
 def epoch(
     number: int, order: list[int], *, trained: int = 1, updates: int = 0, updated: int = 4,
     updated_at_end: int = 1,
@@ -61,7 +68,7 @@ def epoch(
     """The record of an epoch of a DataLoader over 16 examples in batches of 4."""
     return {
         "kind": "loader", "number": 0, "epoch": number, "root": 0, "subset": None,
-        "order": base64.b64encode(array("q", order).tobytes()).decode(),
+        "order": encoded(order),
         "sizes": [4] * (len(order) // 4), "length": 16, "batches": 4, "is_distributed": False,
         "trained": trained, "evaluated": 0, "place": "train.py:3", "used_at": "",
         "made": "train.py:1", "updates": updates, "is_gathered": False,
@@ -72,6 +79,7 @@ def epoch(
 def loader(number: int) -> SimpleNamespace:
     """What the record of a process reads and writes of an epoch of a DataLoader."""
     counts = {"updated": 0, "updated_at_end": 0, "trained": 0, "evaluated": 0}
+    counts |= {"given": 1, "last": 4}
     return SimpleNamespace(number=number, is_at_end=False, **counts)
 
 
@@ -296,3 +304,250 @@ def test_kept_batches_after_an_evaluation_are_of_the_training(
     record.loader, record.updated_by = validation, (training, 4)
     record.leave_evaluation()
     assert record.loader is (training if is_left else validation)
+
+
+class WithLoss(torch.nn.Module):
+    """A network with its loss, whose own mode and that of the loss nothing asks."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network, self.loss = network, torch.nn.CrossEntropyLoss()
+
+
+def test_the_mode_is_that_of_the_layers_inside_of_wrappers() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    wrapper = WithLoss(network)
+    for grad in (True, False):
+        network.train()
+        assert is_in_training(wrapper, trains_weights=grad)
+        network.eval()
+        assert not is_in_training(wrapper, trains_weights=grad)
+    network.train()
+    network[1].eval()  # a frozen BN
+    assert is_in_training(wrapper, trains_weights=True)
+    assert not is_in_training(wrapper, trains_weights=False)
+    assert not is_in_training(torch.nn.Linear(2, 2).eval(), trains_weights=True)
+
+
+def passes(*images: int, given: int, backward: int = 1, batch: int = 1) -> list[Pass]:
+    """Forward passes of one network before a backward pass, by a batch of as many images."""
+    shared = loader(0)
+    shared.given, shared.last = batch, given
+    found = [Pass(MODEL, count, shared, "", train=True, grad=True) for count in images]
+    for each in found:
+        each.backward = backward
+    return found
+
+
+MODEL = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("made", "images"),
+    [
+        (passes(32, 32, given=32), [32]),  # two views
+        (passes(*[32] * 8, given=32), [32]),  # time steps
+        (passes(8, 8, 8, 8, given=32), [32]),  # parts of the batch
+        (passes(8, given=32) + passes(8, given=32, backward=2), [8, 8]),
+        (passes(32, given=32) + passes(32, given=32, batch=2), [32, 32]),  # two batches' losses
+        (passes(32, given=16), [32]),  # the next batch was prefetched
+        (passes(32, given=1), [32]),  # a dataset of batches
+        (passes(32, 32, given=0), [32]),  # no DataLoader
+    ],
+)
+def test_passes_of_a_batch_before_one_backward_pass_are_one_micro_batch(
+    made: list[Pass], images: list[int]
+) -> None:
+    other = Pass(torch.nn.Linear(2, 2), made[0].images, None, "", train=True, grad=True)
+    for found in (made, [*made, other]):
+        assert [each["images"] for each in micro_batches(found)] == images
+
+
+def watched() -> tuple[Record, ForwardWatch, GradientWatch, UpdateWatch]:
+    """The watches of a process whose hooks a test calls itself."""
+    record = Record("unused", max_updates=100, max_epochs=2)
+    record.observe_calls = lambda kind: None
+    gradients, forward, update = GradientWatch(record), ForwardWatch(record), UpdateWatch(record)
+    record.forget_replaced = gradients._forget_replaced
+    forward._observe = record.observe_calls  # type: ignore[method-assign]  # leave nn.Linear alone
+    record.watches = [gradients, forward, update]
+    return record, forward, gradients, update
+
+
+def test_a_loss_that_is_left_out_adds_no_images() -> None:
+    """As by `if not torch.isfinite(loss): continue`."""
+    record, forward, _, update = watched()
+    record.loader = loader(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in range(1, 5):
+        record.loader.given = batch
+        images = torch.ones(4, 3)
+        forward.before(model, (images,))
+        output = model(images)
+        forward.after(model, (images,), output)
+        if batch == 2:
+            continue
+        forward._begin_backward()
+        output.sum().backward()
+        update._begin_update(optimizer)
+        update._finish(optimizer)
+    lines = [each for each in update.lines() if each["kind"] == "update"]
+    assert [[each["images"] for each in line["passes"]] for line in lines] == [[4]] * 3
+
+
+def test_a_clip_of_other_parameters_has_no_part_in_the_factor() -> None:
+    """The strictest stands for the update, wherever it is."""
+    _, _, gradients, _ = watched()
+    body, head = torch.nn.Linear(3, 3), torch.nn.Linear(3, 2)
+    [gradients.parameter, _] = head.parameters()
+    for each in (*body.parameters(), *head.parameters()):
+        each.grad = torch.ones_like(each)
+    for module, most in ((head, 2.0), (body, 0.01)):
+        gradients._begin_clip()
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), most)
+        gradients._note_clip(norm, module.parameters(), most)
+    gradients._begin_clip()
+    torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+    gradients._note_clip_with_norm(None, head.parameters(), 1.0, torch.tensor(2.0))
+    found = gradients.observe_update()
+    assert found["clip"]["max_norm"] == 0.01
+    assert [most for most, _ in found["factors"]] == [2.0, 1.0]
+    assert [float(norm) for _, norm in found["factors"]] == pytest.approx([8**0.5, 2.0])
+    assert not gradients.observe_update()["factors"]
+
+
+def test_gradients_by_autograd_grad_are_seen_if_they_are_those_of_parameters() -> None:
+    """Those of images, as of a gradient penalty, are none of an update."""
+    record, forward, _, _ = watched()
+    model, images = torch.nn.Linear(3, 2), torch.ones(4, 3)
+    record.pending = [Pass(model, 4, None, "", train=True, grad=True)]
+    forward._begin_grad(model(images).sum(), images)
+    assert not record.passes
+    for parameters in (model.parameters(), [*model.parameters()], model.weight):
+        record.passes, record.pending = [], [Pass(model, 4, None, "", train=True, grad=True)]
+        forward._begin_grad(outputs=model(images).sum(), inputs=parameters)
+        assert [each.images for each in record.passes] == [4]
+
+
+def test_steps_without_gradients_that_were_seen_have_a_cause_of_their_own() -> None:
+    """As those by torch.func."""
+    records = [ScriptProcess([{"kind": "process", "has_stepped": True}])]
+    with pytest.raises(UsageError, match=r"an optimizer made steps, but neither backward\(\) nor"):
+        _watched(records, 0, ["python", "train.py"], {"max_updates": 9, "max_epochs": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "is_decoupled"),
+    [
+        ("Adam", {"decoupled_weight_decay": False}, False),
+        ("Adam", {"decoupled_weight_decay": True}, True),
+        ("AdamW", {}, True),  # of torch before 2.7
+        ("SGD", {}, False),
+    ],
+)
+def test_decoupled_weight_decay(name: str, settings: dict[str, Any], is_decoupled: bool) -> None:
+    found = job(groups=[({"weights": 2}, SGD | settings)])
+    found.first.first("optimizer")["name"] = name
+    decay = fact(found, "weight_decay")
+    assert decay.value.decoupled == is_decoupled
+    assert decay.run.endswith("decoupled from the gradient") == is_decoupled
+
+
+def evaluation(order: list[int], **settings: Any) -> dict[str, Any]:
+    """The record of an evaluation of 16 examples, or of as many as the settings say."""
+    line = epoch(1, order, trained=0) | {"number": 1, "evaluated": 4}
+    return line | {"batches": 1, "sizes": [len(order)]} | settings
+
+
+def test_the_worst_of_several_evaluations_is_reported() -> None:
+    train = evaluation([*range(16)], number=1)
+    val = evaluation([*range(12)], number=2)
+    found = fact(job(epoch(1, ORDER), train, val), "evaluation")
+    assert (found.run, found.value) == ("4 of 16 never", False)
+    assert fact(job(epoch(1, ORDER), train, train | {"number": 2}), "evaluation").value
+
+
+def of_processes(*lines: list[dict[str, Any]]) -> AuditedJob:
+    """A job of processes with these observations."""
+    return AuditedJob([job(*each).first for each in lines])
+
+
+def shard(order: list[int], subset: list[int] | None, length: int = 8) -> list[dict[str, Any]]:
+    """The training epoch and the evaluation of a process with a dataset of its own."""
+    own = {"subset": None if subset is None else encoded(subset), "length": length}
+    return [
+        epoch(1, order) | own | {"batches": 2, "sizes": [4, 4]},
+        evaluation(order, **own),
+    ]
+
+
+def test_subsets_of_processes_are_numbered_by_their_whole_dataset() -> None:
+    order = [3, 1, 7, 0, 5, 2, 4, 6]
+    even, odd = [*range(0, 16, 2)], [*range(1, 16, 2)]
+    found = of_processes(shard(order, even), shard(order, odd))
+    assert fact(found, "shuffling").run == "a permutation, divided among 2 processes"
+    assert fact(found, "evaluation").run == "each of 16 once"
+    again = of_processes(shard(order, even), shard(order, [*range(1, 8), 0]))
+    assert "4 images of an epoch are in more than one" in fact(again, "shuffling").run
+    assert fact(again, "evaluation").value is False
+    every: Any = range(40)
+    whole: Any = torch.utils.data.Subset(every, [*range(4, 40, 4)])
+    chosen: Any = torch.tensor([5, 0])
+    part = torch.utils.data.Subset(whole, chosen)
+    assert examples_of(part).tolist() == [24, 4]
+
+
+def test_datasets_of_different_lengths_are_not_compared() -> None:
+    order = [3, 1, 7, 0, 5, 2, 4, 6]
+    found = of_processes(shard(order, None), shard(order, None, length=9))
+    assert fact(found, "shuffling").run.endswith("how images are divided is not known")
+    assert not [each for each in observe(found) if each.rule == "evaluation"]
+    assert any("datasets of their own" in each for each in notes(found, []))
+
+
+def test_images_that_an_evaluation_counts_less_often() -> None:
+    often = evaluation([*range(16), *range(14)])
+    says = "2 of 16 counted less often than the others"
+    assert fact(job(epoch(1, ORDER), often), "evaluation").run == says
+
+
+def test_an_evaluation_that_only_some_processes_have_ended_is_left_out() -> None:
+    first, second = evaluation([*range(8)]), evaluation([*range(8, 16)])
+    cut = [epoch(1, ORDER), first, first | {"epoch": 2}]
+    found = fact(of_processes(cut, [epoch(1, ORDER), second]), "evaluation")
+    assert found.run == "each of 16 once"
+
+
+def test_random_streams_are_those_of_loaders_that_are_trained_from() -> None:
+    """A script may set the seed before each evaluation."""
+    streams = [
+        {"worker": None, "drawn": {"torch": state}, "loader": number}
+        for state, number in (("a", 0), ("b", 1), ("b", 1), ("c", None))
+    ]
+    lines = job(epoch(1, ORDER), evaluation([*range(16)])).first.lines
+    found = AuditedJob([ScriptProcess(lines, streams)])
+    assert fact(found, "random_streams").value
+    again = AuditedJob([ScriptProcess(lines, [*streams, streams[0]])])
+    assert not fact(again, "random_streams").value
+
+
+def test_a_later_training_in_the_same_process_is_noted() -> None:
+    """As those of cross-validation."""
+    for order, later in (("aaabbb", 3), ("ababab", 0)):  # the latter as a critic and a generator
+        record, _, _, update = watched()
+        models = {name: torch.nn.Linear(3, 2) for name in "ab"}
+        record.model = models["a"]
+        optimizers = {
+            name: torch.optim.SGD(each.parameters(), 0.1) for name, each in models.items()
+        }
+        for name in order:
+            models[name](torch.ones(4, 3)).sum().backward()
+            record.passes = [Pass(models[name], 4, None, "", train=True, grad=True)]
+            update._begin_update(optimizers[name])
+            update._finish(optimizers[name])
+        [line] = [each for each in update.lines() if each["kind"] == "optimizer"]
+        assert line["later_updates"] == later
+    found = job()
+    found.first.first("optimizer")["later_updates"] = 3
+    assert any("another network got 3 updates after" in each for each in notes(found, []))

@@ -103,6 +103,11 @@ STYLES: list[tuple[str, dict[str, str], str]] = [
         "not the sum over its backward passes, as it is changed or cleared between",
     ),
     (
+        "views",
+        {"momentum": "return torch.optim.SGD("},
+        "of gradients shortened to norm 0.01",
+    ),
+    (
         "value_clip",
         {"gradient": "nn.utils.clip_grad_value_"},
         "cut off at 0.001 in each element",
@@ -155,8 +160,9 @@ def test_gradients_of_two_processes(difference: float, is_exchanged: bool) -> No
     local = np.outer([1.0, 1.0 + difference], [3.0, -2.0, 5.0])
     used = [local.mean(axis=0)] * 2 if is_exchanged else local
     line = {
-        "kind": "update", "sum": None, "clip": None, "scale": 1.0, "losses": [], "models": 1,
-        "passes": [{"images": 8, "train": True, "place": ""}], "backward_place": "train.py:1",
+        "kind": "update", "sum": None, "clip": None, "scale": 1.0, "losses": [], "factor": 1.0,
+        "passes": [{"images": 8, "train": True, "place": "", "calls": 1}],
+        "backward_place": "train.py:1",
     }  # fmt: skip
     job = AuditedJob(
         [

@@ -20,9 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 from .record import Record, is_call_of_library, place
 
 MAX_EXAMPLES = 2_000_000
-"""The examples of an epoch whose order is recorded."""
-MAX_SUBSET = 10_000
-"""The largest torch.utils.data.Subset, in examples, whose examples are recorded."""
+"""The examples of an epoch whose order is recorded, and those of a Subset."""
 MAX_DEPTH, MAX_ITEMS = 6, 64
 """The nesting and length of attributes up to which random generators of a dataset are found."""
 
@@ -84,6 +82,8 @@ class DataWatch:
         self.roots: dict[int, int] = {}
         self.places: dict[int, str] = {}
         """The line that has made the first DataLoader of each dataset."""
+        self.subsets: dict[int, str] = {}
+        """The examples of each Subset, encoded."""
         self.set_epochs: list[int] = []
         self.streams: list[dict[str, Any]] = []
         self.by_iterator: dict[int, list[LoaderEpoch]] = {}
@@ -122,8 +122,7 @@ class DataWatch:
         count = self.counts.get(key, 0) + 1
         self.counts[key] = count
         number = self.numbers.setdefault(key, len(self.numbers))
-        whole = id(whole_dataset(loader.dataset)[0])
-        root = self.roots.setdefault(whole, len(self.roots))
+        root = self.roots.setdefault(id(whole_dataset(loader.dataset)), len(self.roots))
         # Prefetching begins in __iter__, before its iterator is known.
         self.current = LoaderEpoch(loader, number, count, place(), root, self.record.updates)
         self.epochs.append(self.current)
@@ -191,18 +190,22 @@ class DataWatch:
     def _watch_first_fetch(self, fetcher: Any, dataset: Any) -> None:
         """Compare the random generators before and after the first fetch of a loader's process."""
         real, record = fetcher.fetch, self.record
+        # A data worker that is no fork of the training process does not know its loader.
+        loader = None if self.current is None else self.current.number
 
         def observe(index: Any) -> Any:
             before = record.guard(generators)(dataset)
             batch = real(index)
             after = record.guard(generators)(dataset)
             fetcher.fetch = real
-            record.guard(self._note_streams)(before, after)
+            record.guard(self._note_streams)(before, after, loader)
             return batch
 
         fetcher.fetch = observe
 
-    def _note_streams(self, before: dict[str, str] | None, after: dict[str, str] | None) -> None:
+    def _note_streams(
+        self, before: dict[str, str] | None, after: dict[str, str] | None, loader: int | None
+    ) -> None:
         if before is None or after is None:
             return  # a generator could not be read, which is noted
         drawn = {name: state for name, state in before.items() if after.get(name) != state}
@@ -210,6 +213,7 @@ class DataWatch:
         line = {
             "kind": "streams", "worker": None if worker is None else worker.id,
             "parent": os.getpid() if worker is None else os.getppid(), "drawn": drawn,
+            "loader": loader,
         }  # fmt: skip
         if worker is None:
             self.streams.append(line)
@@ -227,16 +231,24 @@ class DataWatch:
         for each in self.epochs:
             yield {
                 "kind": "loader", "number": each.number, "epoch": each.epoch,
-                "order": base64.b64encode(each.order.tobytes()).decode(), "sizes": each.sizes,
+                "order": _encoded(each.order), "sizes": each.sizes,
                 "length": each.length, "batches": each.batches,
                 "is_distributed": each.is_distributed, "trained": each.trained,
                 "evaluated": each.evaluated, "place": each.where, "used_at": each.place,
                 "made": each.made, "root": each.root, "updates": each.updates,
-                "subset": whole_dataset(each.loader.dataset)[1], "is_gathered": each.is_gathered,
+                "subset": self._subset(each.loader.dataset), "is_gathered": each.is_gathered,
                 "updated": each.updated, "updated_at_end": each.updated_at_end,
             }  # fmt: skip
         yield {"kind": "set_epochs", "epochs": self.set_epochs}
         yield from self.streams
+
+    def _subset(self, dataset: Any) -> str | None:
+        """Return the examples of its whole dataset that a Subset has, None of another dataset."""
+        if not isinstance(dataset, Subset) or len(dataset) > MAX_EXAMPLES:
+            return None
+        if id(dataset) not in self.subsets:
+            self.subsets[id(dataset)] = _encoded(examples_of(dataset))
+        return self.subsets[id(dataset)]
 
 
 def generators(dataset: Any) -> dict[str, str]:
@@ -280,11 +292,20 @@ def _own_generators(
             yield from _own_generators(each, own, kinds, depth + 1, seen)
 
 
-def whole_dataset(dataset: Any) -> tuple[Any, list[int] | None]:
-    """Return the dataset of which another is a Subset, and the examples of it that this has.
+def whole_dataset(dataset: Any) -> Any:
+    """Return the dataset of which another is a Subset, or that dataset itself."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
 
-    Another dataset, or a Subset of many examples, is returned itself, with None.
-    """
-    if isinstance(dataset, Subset) and len(dataset) <= MAX_SUBSET:
-        return dataset.dataset, [int(each) for each in dataset.indices]
-    return dataset, None
+
+def examples_of(subset: Any) -> array[int]:
+    """Return the examples that a Subset, maybe of another Subset, has of its whole dataset."""
+    examples = array("q", map(int, subset.indices))
+    while isinstance(subset := subset.dataset, Subset):
+        examples = array("q", (int(subset.indices[each]) for each in examples))
+    return examples
+
+
+def _encoded(numbers: array[int]) -> str:
+    return base64.b64encode(numbers.tobytes()).decode()

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as modules
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import swa_utils
 
-from .record import Pass, Record, is_call_of_library, place
+from .gradient import asks_parameters
+from .record import Pass, Record, is_call_of_library, place, tensors_of
 
 FORMAT_UPDATES = 2
 """The updates in which the number formats of layers are observed."""
@@ -32,6 +34,8 @@ class ForwardWatch:
         """The number of passes without updates in each mode, and the line of the first."""
         self.unsized: Pass | None = None
         """The current pass, if no tensor among its arguments has shown how many images it has."""
+        self.entered: Pass | None = None
+        """The current pass, if it keeps gradients, until its output is known."""
         self.sets_statistics = False
         """Whether the passes only compute BN's statistics anew, by torch's update_bn."""
         self.kinds: set[type[nn.Module]] = set()
@@ -46,7 +50,9 @@ class ForwardWatch:
         )
         self._see = record.guard(self._see)  # type: ignore[method-assign]
         self._see_scalar = record.guard(self._see_scalar)  # type: ignore[method-assign]
+        self._note_output = record.guard(self._note_output)  # type: ignore[method-assign]
         record.wrap(torch.autograd, "backward", before=self._begin_backward)
+        record.wrap(torch.autograd, "grad", before=self._begin_grad)
         record.observe_calls = self._observe
         record.wrap(
             swa_utils, "update_bn", before=self._begin_statistics, after=self._end_statistics
@@ -73,15 +79,20 @@ class ForwardWatch:
             return
         self.kinds.add(kind)
         record, own = self.record, kind.__dict__.get("__call__")
-        see = record.guard(self._see_call)
+        see, leave = record.guard(self._see_call), record.guard(self._note_output)
 
         def observed(module: nn.Module, *arguments: Any, **settings: Any) -> Any:
             is_unseen = module is record.model and not record.handles
-            if is_unseen or module._compiled_call_impl is not None:
+            is_seen_here = is_unseen or module._compiled_call_impl is not None
+            if is_seen_here:
                 see(module, (arguments, settings))
             if own is not None:
-                return own(module, *arguments, **settings)
-            return super(kind, module).__call__(*arguments, **settings)  # type: ignore[misc]
+                output = own(module, *arguments, **settings)
+            else:
+                output = super(kind, module).__call__(*arguments, **settings)  # type: ignore[misc]
+            if is_seen_here:
+                leave(output)
+            return output
 
         kind.__call__ = observed  # type: ignore[method-assign]
 
@@ -109,6 +120,13 @@ class ForwardWatch:
         is_new = self.losses.pop() == self.record.losses
         if is_new and isinstance(output, torch.Tensor) and not output.dim():
             self._see_scalar(module, inputs, output)
+        if not self.losses:
+            self._note_output(output)
+
+    def _note_output(self, output: Any) -> None:
+        if self.entered is not None and not self.record.in_backward:
+            self.entered.note_output(output)
+            self.entered = None
 
     def _see_scalar(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if not self.record.in_backward and not self._is_network(module):
@@ -158,7 +176,8 @@ class ForwardWatch:
 
     def _see_pass(self, module: nn.Module, inputs: Any) -> None:
         record = self.record
-        train, grad = unwrapped(module).training, torch.is_grad_enabled()
+        grad = torch.is_grad_enabled()
+        train = is_in_training(module, trains_weights=grad)
         if train and grad:
             record.leave_evaluation()
         images = first_size(inputs) or (record.loader.last if record.loader else 0)
@@ -169,6 +188,7 @@ class ForwardWatch:
         self.unsized = None if images else seen
         if hasattr(module, "_orig_mod"):
             record.is_compiled = True
+        self.entered = seen if grad else None
         if seen.grad:
             record.pending.append(seen)
         else:
@@ -182,6 +202,10 @@ class ForwardWatch:
             if not seen.loader.place:
                 seen.loader.place = seen.place
 
+    def _begin_grad(self, outputs: Any, inputs: Any, *_: Any, **__: Any) -> None:
+        if asks_parameters(inputs):
+            self._begin_backward()
+
     def _begin_backward(self, *_: Any, **__: Any) -> None:
         record = self.record
         if record.in_backward:  # activation checkpointing has backward passes inside
@@ -189,11 +213,13 @@ class ForwardWatch:
         if record.begin_after_other is not None:
             record.begin_after_other()
         record.forget_replaced()
+        record.backwards += 1
         batch = record.loader.given if record.loader else 0
         # With an evaluation that keeps gradients, passes of other loaders wait here too, and those
         # of an accuracy that a batch had after its update.
         for each in record.pending:
             is_old = each.is_after_update and each.batch != batch
+            each.backward = record.backwards
             if each.loader is record.loader and not is_old:
                 record.passes.append(each)
                 if record.model is None and is_trainable(each.model):
@@ -233,24 +259,19 @@ def is_trainable(module: nn.Module) -> bool:
     return any(each.requires_grad for each in module.parameters())
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the network inside of wrappers, whose own training mode means nothing."""
-    while len(module._modules) == 1:
-        [(name, inner)] = module._modules.items()
-        if name not in ("module", "_orig_mod") or inner is None:
-            break
-        module = inner
-    return module
+def is_in_training(network: nn.Module, *, trains_weights: bool) -> bool:
+    """Return whether a network's BN or dropout is in training mode, whatever wrappers it has.
+
+    A fine-tuned network whose BN is frozen is in training mode too if its other layers are.
+    """
+    layers = [each for each in network.modules() if not each._modules]
+    modes = [each.training for each in layers if isinstance(each, (_NormBase, _DropoutNd))]
+    if not modes or trains_weights:
+        modes += [each.training for each in layers if each._parameters]
+    return any(modes) if modes else network.training
 
 
 def first_size(values: Any) -> int:
     """Return the first dimension of the first tensor in nested arguments, or 0 without any."""
-    if isinstance(values, torch.Tensor):
-        return int(values.shape[0]) if values.dim() else 0
-    if isinstance(values, dict):
-        values = list(values.values())
-    if isinstance(values, (list, tuple)):
-        for each in values:
-            if size := first_size(each):
-                return size
-    return 0
+    sizes = (int(each.shape[0]) for each in tensors_of(values) if each.dim())
+    return next((each for each in sizes if each), 0)

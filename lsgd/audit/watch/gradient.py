@@ -33,6 +33,10 @@ class GradientWatch:
         self.scaler: Any = None
         self.is_unscaled = True
         self.clip: dict[str, Any] = {}
+        self.before_clip: torch.Tensor | None = None
+        """The sampled gradient before the current clip."""
+        self.factors: list[tuple[float, Any]] = []
+        """The largest norm and the norm of each clip that has changed the sampled gradient."""
         self.clip_place = ""
         self.value_clip: dict[str, Any] = {}
         self.root: torch.Tensor | None = None
@@ -62,12 +66,21 @@ class GradientWatch:
             torch.autograd, "backward", before=self._note_backward, after=self._note_other_terms,
             is_counted=False,
         )  # fmt: skip
+        record.wrap(
+            torch.autograd, "grad", before=self._note_grad, after=self._note_other_terms_of_grad,
+            is_counted=False,
+        )  # fmt: skip
         # nn.utils has the name twice, and scripts import it from either.
         from torch.nn.utils import clip_grad
 
         for owner in (clip_grad, nn.utils):
-            record.wrap(owner, "clip_grad_norm_", after=self._note_clip)
+            record.wrap(owner, "clip_grad_norm_", before=self._begin_clip, after=self._note_clip)
             record.wrap(owner, "clip_grad_value_", after=self._note_value_clip)
+        if hasattr(nn.utils, "clip_grads_with_norm_"):  # since torch 2.6
+            record.wrap(
+                nn.utils, "clip_grads_with_norm_", before=self._begin_clip,
+                after=self._note_clip_with_norm,
+            )  # fmt: skip
         scaler = torch.amp.GradScaler
         record.wrap(scaler, "scale", before=self._note_scale)
         record.wrap(scaler, "unscale_", after=self._note_unscale)
@@ -81,7 +94,7 @@ class GradientWatch:
             )
 
     def _watch_deepspeed(self, module: Any) -> None:
-        self.record.wrap(module, "clip_grad_norm_", after=self._note_clip)
+        self.record.wrap(module, "clip_grad_norm_", before=self._begin_clip, after=self._note_clip)
 
     def begin(self) -> None:
         """Choose the parameter whose gradient is sampled: the last weight of the network.
@@ -163,6 +176,18 @@ class GradientWatch:
         is_number = isinstance(tensors, torch.Tensor) and gradients is None
         self.root = tensors.detach() if is_number else None
 
+    def _note_grad(
+        self, outputs: Any, inputs: Any, grad_outputs: Any = None, *_: Any, **__: Any
+    ) -> None:
+        if asks_parameters(inputs):
+            self._note_backward(outputs, grad_outputs)
+
+    def _note_other_terms_of_grad(
+        self, _: Any, outputs: Any, inputs: Any, *__: Any, **___: Any
+    ) -> None:
+        if asks_parameters(inputs):
+            self._note_other_terms()
+
     def _note_other_terms(self, *_: Any, **__: Any) -> None:
         """Note whether the losses that were seen are all terms of what is differentiated.
 
@@ -179,17 +204,37 @@ class GradientWatch:
             for each in losses:
                 each["has_others"] = rest
 
+    def _begin_clip(self, *_: Any, **__: Any) -> None:
+        self.before_clip = self._sampled_gradient()
+
+    def _sampled_gradient(self) -> torch.Tensor | None:
+        if not self.record.is_sampled or self.parameter is None or self.parameter.grad is None:
+            return None
+        return sample(self.parameter.grad)
+
+    def _note_clip_with_norm(
+        self, _: Any, parameters: Any, max_norm: float, total_norm: Any, *__: Any, **___: Any
+    ) -> None:
+        self._note_clip(total_norm, parameters, max_norm)
+
     def _note_clip(self, norm: Any, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         if math.isinf(float(max_norm)):
             return  # a usual way to measure the norm
         if self.record.is_sampled or not self.clip_place:
             self.clip_place = place()
-        self.clip = {
+        clip: dict[str, Any] = {
             "max_norm": float(max_norm),
             "norm": norm.detach() if isinstance(norm, torch.Tensor) else norm,
             "is_scaled": not self.is_unscaled,
             "place": self.clip_place,
         }
+        # The parameters may be a generator that the call has exhausted.
+        before, after = self.before_clip, self._sampled_gradient()
+        if before is not None and after is not None and not torch.equal(before, after):
+            self.factors.append((clip["max_norm"], clip["norm"]))
+        # Of several clips of parts of the network the strictest stands for the update.
+        if not self.clip or clip["max_norm"] < self.clip["max_norm"]:
+            self.clip = clip
 
     def _note_value_clip(self, _: Any, parameters: Any, clip_value: float, *__: Any) -> None:
         self.value_clip = {"most": float(clip_value), "place": place()}
@@ -262,6 +307,7 @@ class GradientWatch:
 
     def _clear(self) -> None:
         self.local, self.losses, self.clip, self.value_clip = None, [], {}, {}
+        self.factors = []
         self.evaluations = 1
         self.record.begin_after_other = None
 
@@ -273,7 +319,7 @@ class GradientWatch:
     def observe_update(self) -> dict[str, Any]:
         """Return the scale of an update's losses, and keep samples of its gradients."""
         found = {
-            "losses": self.losses, "scale": 1.0, "clip": self.clip,
+            "losses": self.losses, "scale": 1.0, "clip": self.clip, "factors": self.factors,
             "value_clip": self.value_clip, "evaluations": self.evaluations,
             "backward_place": self.exchange_place or self.backward_place,
         }  # fmt: skip
@@ -294,6 +340,14 @@ class GradientWatch:
             "is_sharded": self.record.model is not None and is_sharded(self.record.model),
             "scaler": None if self.scaler is None else float(self.scaler.get_scale()),
         }  # fmt: skip
+
+
+def asks_parameters(inputs: Any) -> bool:
+    """Return whether torch.autograd.grad computes gradients of parameters, not of images."""
+    if isinstance(inputs, Iterator):
+        return True  # as of module.parameters(), which may be read only once
+    first = inputs if isinstance(inputs, torch.Tensor) else next(iter(inputs), None)
+    return isinstance(first, nn.Parameter)
 
 
 def is_sharded(model: nn.Module) -> bool:

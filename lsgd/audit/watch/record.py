@@ -46,6 +46,64 @@ class Pass:
         """The batches that the loader has given."""
         self.is_after_update = False
         """Whether the network has been updated by the same batch before."""
+        self.batch_images = loader.last if loader else 0
+        """The images of that batch."""
+        self.backward = 0
+        """The number of the backward pass that came next."""
+        self.output_hooks = 0
+        self.is_used = False
+        """Whether a backward pass has computed a gradient of the output."""
+
+    def note_output(self, output: Any) -> None:
+        """Let the tensors in the output of this pass note whether they get a gradient."""
+        for each in tensors_of(output):
+            if each.requires_grad:
+                self.output_hooks += 1
+                each.register_hook(self._note_gradient)
+
+    def _note_gradient(self, _: torch.Tensor) -> None:
+        self.is_used = True
+
+
+def tensors_of(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested arguments or outputs, in their order."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple, dict)):
+        for each in values.values() if isinstance(values, dict) else values:
+            yield from tensors_of(each)
+
+
+def micro_batches(passes: list[Pass]) -> list[dict[str, Any]]:
+    """Return the images, mode and line of each micro-batch of an update from its forward passes.
+
+    The passes of one batch before one backward pass are of one micro-batch: a network may be called
+    with several views of its images, at each time step, or with parts of the images. Of several
+    networks the one that has been called for the most images counts.
+    """
+    found: list[dict[str, Any]] = []
+    for model in {id(each.model): each.model for each in passes}.values():
+        groups: dict[tuple[int, int, int], list[Pass]] = {}
+        for each in passes:
+            if each.model is model:
+                groups.setdefault((each.backward, id(each.loader), each.batch), []).append(each)
+        own = [
+            {
+                "images": _images_of(each),
+                "train": each[0].train,
+                "place": each[0].place,
+                "calls": len(each),
+            }
+            for each in groups.values()
+        ]
+        found = max(found, own, key=lambda batches: sum(each["images"] for each in batches))
+    return found
+
+
+def _images_of(passes: list[Pass]) -> int:
+    """Return the images of a micro-batch, which are at most those that the loader has given."""
+    most = max(each.images for each in passes)
+    return max(most, min(sum(each.images for each in passes), passes[0].batch_images))
 
 
 class Record:
@@ -85,6 +143,8 @@ class Record:
         """The epochs of each DataLoader in which an update was made, by the loader's number."""
         self.pending: list[Pass] = []
         """Forward passes with gradients whose backward pass has not been seen yet."""
+        self.backwards = 0
+        """The number of backward passes so far."""
         self.passes: list[Pass] = []
         """Forward and backward passes since the last update."""
         self.begin_after_other: Callable[[], None] | None = None
@@ -96,6 +156,8 @@ class Record:
         self.losses = 0
         """The losses that were seen so far."""
         self.is_compiled = False
+        self.has_stepped = False
+        """Whether any optimizer has made a step."""
 
     @property
     def in_backward(self) -> bool:
@@ -242,9 +304,11 @@ class Record:
 
     def write(self, *, is_ended_by_watch: bool = False) -> None:
         """Write the record of this process, once, if it has trained or compiled a network."""
-        if self.is_written or not (self.updates or self.passes or self.is_compiled):
+        has_trained = self.updates or self.passes or self.has_stepped
+        if self.is_written or not (has_trained or self.is_compiled):
             return
         process = {"kind": "process", "pid": os.getpid()}
+        process["has_stepped"] = self.has_stepped
         lines = [process | {"is_ended_by_watch": is_ended_by_watch} | self.job]
         for watch in self.watches:
             try:

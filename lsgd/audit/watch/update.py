@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,14 +19,15 @@ from torch.optim.optimizer import (
 
 from .gradient import GradientWatch, sample
 from .initialisation import InitialisationWatch, is_average
-from .record import Record, place
+from .record import Record, micro_batches, place
 
 SETTINGS = (
     "lr", "initial_lr", "max_lr", "momentum", "dampening", "nesterov", "weight_decay",
+    "decoupled_weight_decay",
 )  # fmt: skip
 CHANGING = "lr", "momentum", "weight_decay"
 """The settings that an update's record has of each parameter group, as schedules change them."""
-COPIED = *CHANGING, "passes", "models", "place", "epoch", "scale", "evaluations"
+COPIED = *CHANGING, "passes", "place", "epoch", "scale", "evaluations"
 """The observations of an update that its record has as they are."""
 
 
@@ -53,6 +55,9 @@ class UpdateWatch:
         """The ids of the parameters that the network's optimizers have."""
         self.others: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
         """Whether each other optimizer that was met has parameters of the network."""
+        self.later_updates = self.updates_between = 0
+        """The updates of other networks since the last one of this network, and the most of them
+        between two of it."""
         self.updated: dict[int, bool] = {}
         """Whether each network that was called has some of these parameters, by its id."""
 
@@ -83,6 +88,7 @@ class UpdateWatch:
 
         Returns the arguments of the step with such a closure observed, for torch to use instead.
         """
+        self.record.has_stepped = True
         is_named = "closure" in settings
         closure = settings["closure"] if is_named else (*arguments[1:2], None)[0]
         if not callable(closure):
@@ -183,6 +189,7 @@ class UpdateWatch:
                 self.groups += self._describe_groups(optimizer)
                 self.optimizers.append(optimizer)
         if not self.others[optimizer] and self.begun is None:
+            self.later_updates += 1
             self._gradients.note_other_update()
 
     def _describe_groups(self, optimizer: Any) -> list[dict[str, Any]]:
@@ -231,6 +238,8 @@ class UpdateWatch:
             return
         record, update = self.record, self.begun
         self.begun = None
+        self.updates_between = max(self.updates_between, self.later_updates)
+        self.later_updates = 0
         if self.is_counted:
             # The sampled weight is of the other optimizer, or else was not updated then.
             settings = {key: update[key] for key in CHANGING}
@@ -239,11 +248,10 @@ class UpdateWatch:
         gradients = self._gradients.observe_update()
         update |= gradients
         passes = [each for each in record.passes if self._is_updated(each.model)]
-        update["passes"] = [
-            {"images": each.images, "train": each.train, "place": each.place} for each in passes
-        ]
+        # Of a loss that was left out, such as one that is not finite, no gradient was computed.
+        used = [each for each in passes if each.is_used or not each.output_hooks]
+        update["passes"] = micro_batches(used or passes)
         models = {id(each.model) for each in passes}
-        update["models"] = len(models)
         if models != {id(record.model)}:
             record.keep_hooks()  # calls of other networks must be counted
         parameter = self._gradients.parameter
@@ -272,13 +280,15 @@ class UpdateWatch:
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the optimizer, then each update with its lr, gradients and losses."""
         optimizer = self.optimizer
+        # A generator is updated once more after its critic, but not a second network of a script.
+        later = self.later_updates if self.later_updates > self.updates_between else 0
         if optimizer is not None:
             yield {
                 "kind": "optimizer", "name": type(optimizer).__name__, "groups": self.groups,
                 "untouched": self.untouched, "place": self.places.get(id(optimizer), ""),
                 "scheduler_place": self.scheduler_place,
                 "started_with_state": self.started_with_state,
-                "has_flat_copies": self.has_flat_copies,
+                "has_flat_copies": self.has_flat_copies, "later_updates": later,
             }  # fmt: skip
         for update in self.updates:
             losses = [
@@ -296,6 +306,10 @@ class UpdateWatch:
                 "backward_place": update["backward_place"],
                 "losses": losses,
                 "clip": {**clip, "norm": _number(clip["norm"])} if clip else None,
+                # This is torch's coefficient.
+                "factor": math.prod(
+                    min(1.0, most / (_number(norm) + 1e-6)) for most, norm in update["factors"]
+                ),
                 "value_clip": update["value_clip"] or None,
                 **{
                     key: _list(update.get(key))

@@ -104,7 +104,7 @@ RULES = {
     "other_gammas": Rule("5.1", "1, and all beta 0", bool),
     "weight_decay": Rule(
         "3, 5.1",
-        "1e-4 of conv and fc weights, by the optimizer and not scaled with k",
+        "1e-4 of conv and fc weights and of the fc bias, by the optimizer and not scaled with k",
         lambda decays: (
             decays == WeightDecayGroups(frozenset([1e-4]), decays.biases, 0)
             and decays.biases <= {1e-4}

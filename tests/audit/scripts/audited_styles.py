@@ -184,8 +184,15 @@ for update, (images, labels) in zip(range(13), batches(), strict=False):
         loss = F.cross_entropy(model(images), labels)
         if teacher is not None and STYLE != "critic":
             loss = 0.3 * loss + F.mse_loss(model.fc.bias, taught.mean(0))
+    if STYLE == "views":
+        loss = (loss + F.cross_entropy(model(images.flip(3)), labels)) / 2
+        if update == 2:
+            continue  # as of a loss that is not finite
     scaler.scale(loss).backward()
-    if STYLE == "value_clip":
+    if STYLE == "views":
+        nn.utils.clip_grad_norm_(model.fc.parameters(), 0.02)
+        nn.utils.clip_grad_norm_(model.conv.parameters(), 0.01)
+    elif STYLE == "value_clip":
         nn.utils.clip_grad_value_(model.parameters(), 1e-3)
     elif STYLE == "own_decay":
         for parameter in model.parameters():
