@@ -16,14 +16,12 @@ _command = sys.orig_argv[-len(sys.argv)].removeprefix("-m") if sys.argv[:1] == [
 if _command.partition(".")[0] == "lsgd":
     # Python warns if a module that it is about to run is imported here; none of these is a command.
     from lsgd.early_replies import reply_early
-    from lsgd.job.interrupt import exit_on_interrupt, exit_on_preemption
+    from lsgd.job.interrupt import exit_on_interrupt
     from lsgd.job.parent import note_parent
     from lsgd.job.starting import defer_gc, prepare_for_torch
 
     defer_gc()
     exit_on_interrupt()
-    if _command == "lsgd.train":
-        exit_on_preemption()
     prepare_for_torch()
     note_parent()  # a launcher may be killed before the imports are over
     reply_early(_command.removeprefix("lsgd."), sys.argv[1:])

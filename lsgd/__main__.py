@@ -9,7 +9,7 @@ from typing import NoReturn
 from lsgd import early_replies
 from lsgd.errors import UsageError
 from lsgd.job.command import run_alone
-from lsgd.job.interrupt import exit_on_interrupt, exit_on_preemption
+from lsgd.job.interrupt import exit_on_interrupt
 from lsgd.job.starting import defer_gc, prepare_for_torch
 from lsgd.paths import recipe_names
 from lsgd.run import provenance
@@ -80,8 +80,6 @@ def run_command_module(command: str, arguments: Sequence[str]) -> None:
     """Run the module of an lsgd command as __main__ in this process, until its SystemExit."""
     # Until the command is imported, Ctrl-C has nothing to save and may exit at once.
     exit_on_interrupt()
-    if command == "train":
-        exit_on_preemption()
     prepare_for_torch()
     defer_gc()
     early_replies.reply_early(command, arguments)

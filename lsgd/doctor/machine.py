@@ -17,7 +17,7 @@ from lsgd.job import network as meeting
 from lsgd.job.children import run_with_limit
 from lsgd.job.launcher import omp_num_threads
 from lsgd.job.network import Hostname, NetworkInterface
-from lsgd.job.system import usable_cores, usable_within
+from lsgd.job.system import HIDDEN_GPUS, is_given_gpu, usable_cores, usable_within
 
 FILES = 1024
 """The open files that a process may need: images, decoding processes and a socket for each peer."""
@@ -122,9 +122,9 @@ def gpus(
         fix = f"`{again}` from PyPI, which has the CUDA build"
         items.append(CheckItem("CUDA", FAIL, f"torch {facts['version']} is a CPU build", fix))
     elif problem := facts.get("problem"):
-        hidden = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        hidden = environment.get("CUDA_VISIBLE_DEVICES") in HIDDEN_GPUS
         # A run that is given GPUs of which torch can use none refuses to train on the CPU.
-        refused = bool(driver) and not names and not hidden and has_device(devices)
+        refused = bool(driver) and not names and is_given_gpu(devices, environment)
         fix = "update the driver, or install a torch for the CUDA that `nvidia-smi` shows"
         if hidden:
             fix = "`unset CUDA_VISIBLE_DEVICES`, which hides them"
@@ -320,8 +320,13 @@ def staging_folder(stage: str) -> CheckItem:
 
     The space for the copy is checked when it is made.
     """
-    folder = Path(os.path.expandvars(stage))
-    return _writable("data.stage", folder, "make it writable, or write data.stage=FOLDER")[0]
+    expanded = os.path.expandvars(stage)
+    if "$" in expanded:
+        fix = "write a variable that the job sets there, or a path"
+        return CheckItem("data.stage", FAIL, f"{expanded} has a variable without a value", fix)
+    return _writable("data.stage", Path(expanded), "make it writable, or write data.stage=FOLDER")[
+        0
+    ]
 
 
 def _writable(name: str, folder: Path, fix: str) -> tuple[CheckItem, float | None]:

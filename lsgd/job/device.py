@@ -11,7 +11,7 @@ import platform
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from multiprocessing import get_start_method, set_start_method
 from pathlib import Path
@@ -26,7 +26,7 @@ from torch import Tensor, get_num_threads
 from lsgd.errors import UsageError
 from lsgd.job.launcher import FIRST_GPU, Launch, cores, detect_launch
 from lsgd.job.numa import bind_near_device, pci_address
-from lsgd.job.system import bind_to, peak_memory, usable_cores
+from lsgd.job.system import bind_to, is_given_gpu, peak_memory, usable_cores
 from lsgd.metric_sums import widest_float
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -62,7 +62,7 @@ def pick_device(name: str, *, numa: bool = False) -> torch.device:
         _show_own_mig_slice(launch)
     kind = _accelerator(name)
     if kind is None and name in ("auto", "cpu"):
-        if name == "auto" and torch.version.cuda and DRIVER.exists() and _shown():
+        if name == "auto" and torch.version.cuda and DRIVER.exists() and is_given_gpu(DEVICES):
             raise UsageError(
                 f"this machine has NVIDIA's driver, and torch {torch.__version__} with CUDA "
                 f"{torch.version.cuda} finds no GPU that it can use; update the driver, or write "
@@ -434,16 +434,6 @@ def _restore_environment(before: dict[str, str]) -> None:
     for name in _environment().keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
-
-
-def _shown() -> bool:
-    """Return whether this process may use NVIDIA GPUs: not hidden, and allowed by its container."""
-    if os.environ.get(CUDA_VISIBLE) in ("", "-1", "NoDevFiles"):
-        return False
-    for gpu in DEVICES.glob("nvidia[0-9]*"):
-        with suppress(OSError), gpu.open("rb"):  # only opening shows what a control group forbids
-            return True
-    return False
 
 
 def device_name(device: torch.device) -> str:

@@ -9,7 +9,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,8 @@ COUNTERS = Path("/proc/vmstat")
 DRIVER = Path("/sys/module/nvidia/version")
 """The file of the version of the driver of NVIDIA's GPUs, in Linux."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+HIDDEN_GPUS = ("", "-1", "NoDevFiles")
+"""The values of CUDA_VISIBLE_DEVICES that hide all GPUs; older versions of Slurm set the last."""
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = PROCESSES / "self" / "cgroup"
 """The file in which Linux lists the control groups of this process; CGROUPS has their folders."""
@@ -256,6 +258,16 @@ def nvidia_driver() -> str | None:
         return DRIVER.read_text(encoding="utf-8").strip()
     except OSError:
         return None
+
+
+def is_given_gpu(devices: Path = Path("/dev"), environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process may use NVIDIA GPUs: not hidden, and allowed by its container."""
+    if environment.get("CUDA_VISIBLE_DEVICES") in HIDDEN_GPUS:
+        return False
+    for gpu in devices.glob("nvidia[0-9]*"):
+        with suppress(OSError), gpu.open("rb"):  # only opening shows what a control group forbids
+            return True
+    return False
 
 
 def boot_id() -> str:

@@ -107,6 +107,11 @@ def _resources(options: Mapping[str, str]) -> dict[str, dict[str, str]]:
                 f"--requests {name}={request} is above --limits {name}={limit}; write a limit as "
                 "large as the request, or leave it out"
             )
+        if "/" in name and _amount(request) != _amount(limit):  # an extended resource, of a device
+            raise UsageError(
+                f"--requests {name}={request} is another amount than --limits {name}={limit}, and "
+                "Kubernetes takes one for a resource with a slash; write the same, or leave one out"
+            )
     return _given(found)
 
 

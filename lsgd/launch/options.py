@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +153,9 @@ FORMS = {
     ),
     # Those by which a run saves, to its processes: with B: the batch script alone would get it.
     "SIGNAL": (
-        "(R:)?(SIG)?(TERM|USR1|USR2)(@[1-9][0-9]*)?",
+        "(R:)?(SIG)?(TERM|USR1|USR2)(@[1-9][0-9]{0,3}|@[1-5][0-9]{4})?",
         "TERM, USR1 or USR2, by which a run saves, and the seconds before the time limit, such as "
-        "USR2@300",
+        "USR2@300, without B:, by which Slurm signals the batch script alone",
     ),
     "A:B,…": (
         r"/[^,:\s]*:/[^,:\s]*(:[a-z]+)?(,/[^,:\s]*:/[^,:\s]*(:[a-z]+)?)*",
@@ -330,6 +331,13 @@ def read_options(
         raise UsageError(f"option -- is unknown; {remedy}")
     taken, parser = LAUNCHERS[launcher], _option_parser(launcher, may_check=caller is None)
     # As for sbatch, such an option has no value but one after an equals sign.
+    recipes = paths.recipe_names()
+    for word, following in pairwise(argv) if {*argv} & {*recipes} else ():
+        is_value = "=" not in following and not following.startswith("--")
+        if word in taken.program_optional and is_value and following not in recipes:
+            raise UsageError(
+                f"{word} takes a value after an equals sign alone; write {word}={following}"
+            )
     argv = [f"{word}=" if word in taken.program_optional else word for word in argv]
     # Intermixed, since options may stand between positional arguments.
     namespace, unknown = parser.parse_known_intermixed_args(argv)

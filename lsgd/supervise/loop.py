@@ -24,7 +24,8 @@ from lsgd.supervise.verdict import restart_obstacle
 
 NP, HOSTS = "{np}", "{hosts}"
 """The placeholders in a command: the number of processes, and the hosts with their numbers."""
-SSH = 22
+SSH, FAILED_SSH = 22, 255
+"""The default port of ssh, and its exit code where it could not run the command."""
 OUTAGE, PAUSE = 600.0, 5.0
 """The seconds in which hosts that have worked may answer again, and those between attempts."""
 
@@ -53,8 +54,9 @@ def supervise_job(options: argparse.Namespace) -> int:
             except UsageError as error:
                 if last is None:
                     raise
-                logbook.log_event("given up", f"not restarted: {error}")
-                return 128 + signals[-1] if signals else last
+                logbook.log_event("given up", "stopped" if signals else f"not restarted: {error}")
+                preempted = last == PreemptedError.exit_code
+                return 128 + signals[-1] if signals and not preempted else last
             before = newest_checkpoint(folder)
             ending = run_job(
                 command, logbook, signals, stall_timeout=options.stall_timeout, grace=options.grace
@@ -142,24 +144,33 @@ def fill_placeholders(
 def reachable_hosts(hosts: Mapping[str, int]) -> dict[str, int]:
     """Return the hosts, with their process counts, that answer on ssh's port, as launchers use ssh.
 
-    A host that ssh reaches through another one counts as one that answers.
+    Those that ssh reaches through another host or a program have to run a command.
     """
-    reached = {}
-    for host, slots in hosts.items():
-        address = _ssh_address(host)
-        with suppress(OSError):
-            if address:
-                socket.create_connection(address, timeout=GRACE).close()
-            reached[host] = slots
-    return reached
+    return {host: slots for host, slots in hosts.items() if _answers(host)}
+
+
+def _answers(host: str) -> bool:
+    address = _ssh_address(host)
+    try:
+        if address:
+            socket.create_connection(address, timeout=GRACE).close()
+            return True
+        command = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={GRACE:.0f}", "--", host]
+        done = subprocess.run([*command, "true"], stdin=subprocess.DEVNULL, timeout=3 * GRACE)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode != FAILED_SSH
 
 
 def _ssh_address(host: str) -> tuple[str, int] | None:
-    """Return the name and port at which ssh reaches a host; None if it does so through another."""
+    """Return the name and port at which ssh reaches a host; None if it has no direct connection."""
     address = (host.rpartition("@")[2], SSH)
     with suppress(OSError, subprocess.SubprocessError, KeyError, ValueError):
         asked = ["ssh", "-G", "--", host]
-        said = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=GRACE)
+        said = subprocess.run(
+            asked, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
+            timeout=GRACE,
+        )  # fmt: skip
         pairs = [line.partition(" ") for line in said.stdout.splitlines()]
         settings = {name: value for name, _, value in pairs}
         if any(settings.get(name, "none") != "none" for name in ("proxyjump", "proxycommand")):

@@ -181,7 +181,11 @@ def test_gpus_are_needed_only_where_there_are_some() -> None:
         FAIL, f"13.0 of torch does not fit: {old}",
     )  # fmt: skip
     facts = {"version": "2.13.0", "cuda": "13.0", "gpus": [], "problem": old}
-    for environment, required in (({}, True), ({"CUDA_VISIBLE_DEVICES": ""}, False)):
+    for environment, required in (
+        ({}, True),
+        ({"CUDA_VISIBLE_DEVICES": ""}, False),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, False),
+    ):
         items = machine.gpus(ProbeResult(facts), "470.1", environment, DEVICE[0])
         [cuda] = [item for item in items if item.name == "CUDA"]
         assert (cuda.required, "device=cpu" in cuda.fix) == (required, required), "as a run says"
@@ -237,6 +241,9 @@ def test_a_job_is_checked_with_its_own_folders(
     failed = job_check.failed_checks(load_recipe(words))
     assert "run folder" not in failed
     assert failed["data.stage"].startswith("/proc/fast/me cannot be written")
+    assert "data.stage" not in job_check.failed_checks(load_recipe([*words, "inputs=synthetic"]))
+    monkeypatch.delenv("FAST")
+    assert job_check.failed_checks(load_recipe(words))["data.stage"].startswith("$FAST/me has a")
     assert "run folder" in job_check.failed_checks(load_recipe([*words[:1], "run_dir=/proc/a"]))
 
 

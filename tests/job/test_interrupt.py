@@ -21,13 +21,9 @@ while True:
 
 
 def interrupted(
-    tmp_path: Path,
-    *words: str,
-    ignored: bool = False,
-    number: signal.Signals = signal.SIGINT,
-    **environment: str,
+    tmp_path: Path, *words: str, ignored: bool = False, **environment: str
 ) -> tuple[int, str]:
-    """Exit code and words of a process that gets a signal while it imports torch or Hydra."""
+    """Exit code and words of a process that gets SIGINT while it imports torch or Hydra."""
     for library in ("torch", "hydra"):
         (tmp_path / f"{library}.py").write_text(SLOW)
     path = f"{tmp_path}:{paths.conf_dir().parent}"
@@ -40,7 +36,7 @@ def interrupted(
     )  # fmt: skip
     with process:
         assert read_line(process) == "imports\n"
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         try:
             _, said = process.communicate(timeout=1 if ignored else 200)
         except subprocess.TimeoutExpired:
@@ -59,20 +55,6 @@ def interrupted(
 )
 def test_one_line_and_130(words: list[str], tmp_path: Path) -> None:
     assert interrupted(tmp_path, *words) == (130, "\nlsgd: interrupted\n")
-
-
-@pytest.mark.parametrize("words", [["-m", "lsgd.train"], ["-m", "lsgd", "train"]])
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_a_training_is_preempted_before_its_first_step(
-    words: list[str], number: signal.Signals, tmp_path: Path
-) -> None:
-    said = "lsgd: preempted before the first step; rerun the same command\n"
-    assert interrupted(tmp_path, *words, number=number) == (75, said)
-
-
-def test_other_commands_keep_the_effect_of_these_signals(tmp_path: Path) -> None:
-    code, _ = interrupted(tmp_path, "-m", "lsgd.evaluate", number=signal.SIGUSR2)
-    assert code == -signal.SIGUSR2
 
 
 def test_only_the_first_process_of_a_job_says_it(tmp_path: Path) -> None:

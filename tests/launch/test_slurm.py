@@ -219,7 +219,9 @@ def test_what_a_site_asks_for_is_passed_on(printed: Printed) -> None:
     assert len({*names}) == len(names)
 
 
-def test_an_option_has_a_value_of_its_own_or_none(printed: Printed) -> None:
+def test_an_option_has_a_value_of_its_own_or_none(
+    printed: Printed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Never the recipe that follows it."""
     options = ["--nice", "--propagate", "--no-kill", "--exclusive"]
     lines = options_of(printed("slurm", *options, "digits"))
@@ -228,6 +230,8 @@ def test_an_option_has_a_value_of_its_own_or_none(printed: Printed) -> None:
     lines = options_of(printed("slurm", *valued, "digits", "--np", "1", "--cpus", "2"))
     assert {*valued} <= {*lines}
     assert not {*options} & {*lines}
+    assert main(["slurm", "--nice", "100", "digits"]) == 2
+    assert "write --nice=100" in capsys.readouterr().err
     more = printed("slurm", "digits", "--np", "1", "--array", "0-8:2,9", "--time", "0")
     assert {"--array=0-8:2,9", "--time=0"} <= {*options_of(more)}
 

@@ -67,13 +67,18 @@ def test_the_address_of_a_host_is_that_of_ssh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ssh = tmp_path / "ssh"
-    ssh.write_text("#!/bin/sh\nprintf 'hostname n1.cluster\\nport 2222\\nproxyjump %s\\n' $JUMP\n")
+    # With -G it says its settings, else it ends as a host that is reached, or is not.
+    settings = "printf 'hostname n1.cluster\\nport 2222\\nproxyjump %s\\n' $JUMP"
+    ssh.write_text(f"#!/bin/sh\n[ $1 = -G ] || exit $CODE\n{settings}\n")
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JUMP", "none")
     assert machines._ssh_address("me@n1") == ("n1.cluster", 2222)
     monkeypatch.setenv("JUMP", "gate")
     assert machines._ssh_address("me@n1") is None
+    monkeypatch.setenv("CODE", "0")
     assert machines.reachable_hosts({"me@n1": 3}) == {"me@n1": 3}
+    monkeypatch.setenv("CODE", "255")
+    assert machines.reachable_hosts({"me@n1": 3}) == {}
     ssh.unlink()
     assert machines._ssh_address("me@n1") == ("n1", 22)
