@@ -34,6 +34,8 @@ HIDDEN_GPUS = ("", "-1", "NoDevFiles")
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = PROCESSES / "self" / "cgroup"
 """The file in which Linux lists the control groups of this process; CGROUPS has their folders."""
+TERMINAL = "/dev/tty"
+"""The path by which a process opens its controlling terminal, whatever its input and output are."""
 PS = ("-E", "-ww") if sys.platform == "darwin" else ("eww",)
 """The options of ps that show a process's environment; macOS has others than elsewhere."""
 
@@ -174,6 +176,24 @@ def has_tag(pid: int, tag: Tag) -> bool | None:
     except OSError:
         return None
     return os.fsencode("=".join(tag)) in environment.split(b"\0") if environment else None
+
+
+def has_terminal_open(group: int) -> bool | None:
+    """Return whether a process of this process group has opened TERMINAL, as a question does.
+
+    Inherited input and output have another path. Returns None where that is unknown.
+    """
+    if not PROCESSES.is_dir():
+        return None
+    for pid in map(int, filter(str.isdecimal, os.listdir(PROCESSES))):
+        with suppress(OSError):  # it has ended, or is another user's
+            if os.getpgid(pid) != group:
+                continue
+            for file in (PROCESSES / str(pid) / "fd").iterdir():
+                with suppress(OSError):
+                    if os.readlink(file) == TERMINAL:
+                        return True
+    return False
 
 
 def _holds(line: str, tag: Tag) -> bool:

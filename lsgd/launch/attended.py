@@ -17,10 +17,13 @@ from pathlib import Path
 from lsgd.job.ending import cleanup_process
 from lsgd.job.launcher import forwarded_signal
 from lsgd.job.members import JOB_TAG, is_job_process, process_records, stop_job
+from lsgd.job.system import TERMINAL, has_terminal_open
 
 SAVING = 15.0
 """The seconds after Ctrl-C within which the processes exit: their own limit and some more."""
 INTERRUPTED = 130
+LOOK = 0.1
+"""The seconds between two looks whether a question at the terminal is answered."""
 
 
 def is_attended() -> bool:
@@ -32,6 +35,7 @@ def run_attended(command: Sequence[str]) -> int:
     """Start a job, wait for its end and return its exit code; Ctrl-C ends it with one line.
 
     The job is a process group of its own, so that the terminal sends Ctrl-C to this process alone.
+    While it asks a question at the terminal, as ssh does for a password, it has the terminal.
     The job does not outlive this process.
     """
     with tempfile.TemporaryDirectory(prefix="lsgd-job-") as name:
@@ -41,10 +45,59 @@ def run_attended(command: Sequence[str]) -> int:
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(number, lambda received, _: job.send_signal(received))
             try:
-                code = job.wait()
+                code = _wait(job)
             except KeyboardInterrupt:
                 code = _interrupt(job, folder, forwarded_signal(command))
     return code if code >= 0 else 128 - code
+
+
+def _wait(job: "subprocess.Popen[bytes]") -> int:
+    """Wait for the job's end and return its exit code; lend it the terminal for its questions.
+
+    A process that reads or sets the terminal stops its group unless the group has the terminal.
+    """
+    status: int | None = None
+    while True:
+        if status is None:
+            _, status = os.waitpid(job.pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            job.returncode = os.waitstatus_to_exitcode(status)
+            return job.returncode
+        stop, status = os.WSTOPSIG(status), None
+        if stop == signal.SIGTSTP:  # Ctrl-Z at the question, which stops this process too
+            os.killpg(os.getpgrp(), signal.SIGTSTP)
+        if stop in (signal.SIGTTIN, signal.SIGTTOU, signal.SIGTSTP):
+            status = _lend_terminal(job)
+
+
+def _lend_terminal(job: "subprocess.Popen[bytes]") -> int | None:
+    """Let a stopped job continue with the terminal, and take it back after the question.
+
+    In the meantime the terminal sends Ctrl-C and Ctrl-Z to the job. Returns the job's status, as of
+    os.waitpid, if it ends or stops by then.
+    """
+    terminal = os.open(TERMINAL, os.O_RDWR)
+    own = os.getpgrp()
+    try:
+        while os.tcgetpgrp(terminal) != own:  # a job in the background waits for `fg`, as any does
+            os.killpg(own, signal.SIGTTIN)
+            time.sleep(LOOK)
+        # The kernel would stop this process as it takes the terminal back.
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        os.tcsetpgrp(terminal, job.pid)
+        try:
+            os.killpg(job.pid, signal.SIGCONT)
+            time.sleep(LOOK)
+            while has_terminal_open(job.pid) is not False:
+                changed, status = os.waitpid(job.pid, os.WUNTRACED | os.WNOHANG)
+                if changed:
+                    return status
+                time.sleep(LOOK)
+        finally:
+            os.tcsetpgrp(terminal, own)
+    finally:
+        os.close(terminal)
+    return None
 
 
 def _interrupt(

@@ -9,6 +9,7 @@ from lsgd.plan.step import ModelledCluster
 from lsgd.plan.table import constants, duration, run_time
 from lsgd.plan.time_to_target import TargetPlan, cheapest, fastest
 from lsgd.recipe import Recipe
+from lsgd.recipe.fields import as_override
 from lsgd.recipe.published_points import PublishedPoints, points_of_paper
 from lsgd.tables import markdown_table
 
@@ -42,6 +43,12 @@ def _checked(points: PublishedPoints, accuracy: float, recipe: Recipe) -> Publis
             f"the points to {accuracy:g} % are for {_network(points)} at {size} pixels, and "
             f"{recipe.name} trains {recipe.model.name} on {recipe.data.name} at "
             f"{recipe.data.image_size}; write a recipe for these, such as +recipe=bs8k"
+        )
+    if recipe.training_sizes != (size,):
+        raise UsageError(
+            f"image_sizes.points={as_override(recipe.image_sizes.points)} trains on other "
+            f"sizes of images, and the points to {accuracy:g} % are for {size} pixels in all "
+            "epochs; write image_sizes.points=[]"
         )
     return points
 

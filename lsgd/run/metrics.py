@@ -38,7 +38,7 @@ from lsgd.rules.metric import Metric
 from lsgd.run import provenance
 from lsgd.run.class_names import write_class_names
 from lsgd.run.console import Console
-from lsgd.run.remaining import RemainingTime
+from lsgd.run.remaining import RemainingTime, equal_steps_left
 from lsgd.run.rows import MEASURED, PER_SECOND, STRAGGLER, Row, RowReader, is_row
 from lsgd.run.slowness import ProcessWaits, SlownessCheck, find_straggler
 from lsgd.run.trackers import WAIT, TrackerProcesses
@@ -286,7 +286,8 @@ class RunLog(Log):
         recipe, remaining = self.run.recipe, self.remaining
         remaining.update(time.perf_counter(), position)
         step = int(position)
-        steps, evaluations = recipe.work_left(step)
+        _, evaluations = recipe.work_left(step)
+        steps = equal_steps_left(recipe, step)
         done = position - step
         of_epoch = remaining.seconds(len(self.steps) - bisect_left(self.steps, step) - done)
         of_run = remaining.seconds(steps - done, evaluations)

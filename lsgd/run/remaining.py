@@ -1,6 +1,9 @@
 """The estimate of the time left of an epoch and of a run, from the steps made so far."""
 
 from collections import deque
+from itertools import pairwise
+
+from lsgd.recipe import Recipe
 
 WINDOW = 60.0
 """The seconds of training whose speed is extrapolated: enough to average, and adaptive."""
@@ -50,6 +53,26 @@ class RemainingTime:
         if self.seconds_per_step is None:
             return None
         return steps * self.seconds_per_step + evaluations * self.seconds_per_evaluation
+
+
+def equal_steps_left(recipe: Recipe, step: int) -> float:
+    """Return how many steps as long as this one the rest of a run is worth, by examples and pixels.
+
+    The work of a convolutional network is in proportion to them. Later epochs may have another
+    minibatch or image size; without that it is the number of steps.
+    """
+    steps, _ = recipe.work_left(step)
+    if recipe.rehearse or not recipe.has_phases or not steps:
+        return steps
+
+    def work(epoch: int) -> int:
+        return recipe.stage(epoch).batch_size * recipe.training_size(epoch) ** 2
+
+    now = recipe.locate_step(step)[0]
+    bounds = [step, *map(recipe.first_step, range(now + 1, recipe.epochs + 1))]
+    works = [work(epoch) for epoch in range(now, recipe.epochs)]
+    made = (end - begin for begin, end in pairwise(bounds))
+    return sum(count * each for count, each in zip(made, works, strict=True)) / works[0]
 
 
 def duration(seconds: float) -> str:

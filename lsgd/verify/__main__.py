@@ -76,8 +76,9 @@ from lsgd.verify.evidence import (
     UNRESOLVED,
     Evidence,
 )
-from lsgd.verify.progress import Progress, Work, work_of_place
+from lsgd.verify.progress import EXECUTIONS, Progress, Work, work_of_place
 from lsgd.verify.reexecution import (
+    DIRECTIONS,
     ExecutedSteps,
     Execution,
     compare_steps,
@@ -301,16 +302,16 @@ class _CheckedRun:
         )
         text = (
             f"{head}up to {self.steps} steps are executed again after {after} (seed {seed}), each "
-            f"twice: {work.steps} steps and {work.evaluations} evaluations\n"
+            f"{EXECUTIONS} times: {work.steps} steps and {work.evaluations} evaluations\n"
             f"allowed: a relative difference of {evidence.tolerance:g} ({recipe.precision}) in "
             f"losses, norms and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or "
             f"{COUNTED_LEAST}; in addition {ROUNDING_FACTOR:g} times what rounding changes, "
-            "measured by a second execution whose parameters differ in their last bits"
+            "measured by two more executions whose parameters differ in their last bits"
         )
         if evidence.norm_rounding:
             text += (
-                f", and, in gradient norms, {ROUNDING_FACTOR:g} times that of their sum in older "
-                f"versions, {evidence.norm_rounding:.1g}"
+                f", and, in gradient norms, {ROUNDING_FACTOR * evidence.norm_rounding:.1g} for the "
+                "rounding of their sum in older versions"
             )
         return text
 
@@ -327,7 +328,7 @@ class _CheckedRun:
         kept = {*saved_at, self.diverged_by_step or 0}
         logged = {row["step"] for row in run.rows if row["kind"] == "train"}
         executed: list[ExecutedSteps] = []
-        for number, is_perturbed in enumerate((True, False)):
+        for number, direction in enumerate((*DIRECTIONS, None)):
             learner = new_learner()
             if place:
                 path = saved_at[place][0]
@@ -336,18 +337,18 @@ class _CheckedRun:
                     note_deleted(path, evidence)
                     return None
                 try:
-                    restore(learner, saved, path.name, None if is_perturbed else evidence)
+                    restore(learner, saved, path.name, None if direction else evidence)
                 except UsageError:
                     raise
                 except Exception as error:  # any type, since the file may have anything
                     why = (str(error) or repr(error)).splitlines()[0]
                     evidence.differ(f"{path.name}: it cannot be restored ({why:.200})")
                     return None
-            if is_perturbed:
-                perturb(learner, evidence.norm_rounding)
+            if direction:
+                perturb(learner, evidence.norm_rounding, direction)
             progress.start_execution(place, number)
             executed.append(Execution(learner, inputs, last, logged, kept, progress).run())
-        perturbed, ours = executed
+        *perturbed, ours = executed
         compare_steps(run, learner.recipe, saved_at, ours, perturbed, evidence)
         return ours
 

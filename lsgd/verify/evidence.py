@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,8 +14,11 @@ EXACT = 1e-12
 """The relative difference allowed for the lr and the epoch, which are computed equally anywhere."""
 TOLERANCES = {"float64": 1e-10, "float32": 1e-5, "tf32": 1e-3, "float16": 1e-3, "bfloat16": 1e-2}
 """The relative difference of a loss, norm or tensor that is always allowed, by precision."""
-ROUNDING_FACTOR = 30.0
-"""The multiple of the measured effect of rounding that is allowed in addition."""
+ROUNDING_FACTOR = 8.0
+"""The multiple of the measured effect of rounding that is allowed in addition.
+
+It is small, as the perturbations that measure the effect are larger than the rounding.
+"""
 UNRESOLVED = 0.2
 """The allowed relative difference above which a comparison confirms nothing."""
 SMALL = 1e-3
@@ -127,17 +131,22 @@ class Evidence:
             self._confirm(kind)
 
     def tensors(
-        self, kind: str, where: str, written: Any, computed: Any, perturbed: Any, key: str = ""
+        self,
+        kind: str,
+        where: str,
+        written: Any,
+        computed: Any,
+        copies: Sequence[Any],
+        key: str = "",
     ) -> None:
-        """Compare the tensors and numbers of nested dicts and lists, also of the perturbed copy.
+        """Compare the tensors and numbers of nested dicts and lists, also of the perturbed copies.
 
         The difference of two tensors is relative to the larger norm.
         """
         match written, computed:
             case Tensor(), Tensor() if written.shape == computed.shape:
                 difference = _tensor_difference(written, computed)
-                # Of many numbers, so that one perturbed copy measures the effect well.
-                allowed = self._allowed(_tensor_difference(computed, perturbed))
+                allowed = self._allowed(max(_tensor_difference(computed, copy) for copy in copies))
                 found = f"{where}: {kind} {key} is not that of the steps before"
                 if (kind, where) not in self._differing:
                     self._judge(kind, found, difference, allowed)
@@ -146,11 +155,13 @@ class Evidence:
             case dict(), dict() if written.keys() == computed.keys():
                 for name, value in written.items():
                     inner = f"{key}.{name}".lstrip(".")
-                    self.tensors(kind, where, value, computed[name], perturbed[name], inner)
+                    inner_copies = [copy[name] for copy in copies]
+                    self.tensors(kind, where, value, computed[name], inner_copies, inner)
             case list(), list() if len(written) == len(computed):
                 for number, value in enumerate(written):
                     inner = f"{key}.{number}".lstrip(".")
-                    self.tensors(kind, where, value, computed[number], perturbed[number], inner)
+                    inner_copies = [copy[number] for copy in copies]
+                    self.tensors(kind, where, value, computed[number], inner_copies, inner)
             case float(), float():
                 self.exact(kind, f"{where} {key}", written, computed)
             case _ if type(written) is type(computed) and not isinstance(

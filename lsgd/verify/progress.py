@@ -9,9 +9,8 @@ from lsgd.recipe import Recipe
 from lsgd.run.console import QUIET, WORTH_SAYING
 from lsgd.run.remaining import RemainingTime, duration
 
-EXECUTIONS = 2
-"""The number of executions of the steps of a place: one as they are, one with perturbed parameters.
-"""
+EXECUTIONS = 3
+"""The executions of the steps of a place: one as they are, two with perturbed parameters."""
 
 
 @dataclass(frozen=True)

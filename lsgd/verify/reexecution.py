@@ -38,13 +38,21 @@ from lsgd.verify.evidence import SMALL, Evidence
 from lsgd.verify.progress import Progress
 
 PERTURBATIONS = {
-    "float64": 2.0**-50,
-    "float32": 2.0**-21,
-    "tf32": 2.0**-11,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
+    "float64": 2.0**-48,
+    "float32": 2.0**-19,
+    "tf32": 2.0**-9,
+    "float16": 2.0**-9,
+    "bfloat16": 2.0**-6,
 }
-"""The relative change of each parameter of the perturbed copy, by precision: a few last bits."""
+"""The relative change of each parameter of a perturbed copy, by precision: a few last bits.
+
+It is a multiple of what another order of sums changes, so that a ReLU's input that this takes
+across 0 is taken across it by one of two opposite perturbations.
+"""
+DIRECTIONS = (1, -1)
+"""The factors of the perturbation, by perturbed copy."""
+NORM_MARGIN = 4.0
+"""The multiple of the rounding of a gradient norm, of one sample of numbers, that is its effect."""
 HARDWARE_SETTINGS = {"fused", "foreach", "capturable", "differentiable"}
 """The settings of torch's optimizers that choose kernels; the others decide what is computed."""
 
@@ -76,7 +84,7 @@ def restore(learner: Learner, saved: Checkpoint, name: str, evidence: Evidence |
         for state in (saved.optimizer, learner.strategy.state())
     )
     if evidence:
-        evidence.tensors("optimizer settings", name, written, own, own)
+        evidence.tensors("optimizer settings", name, written, own, [own])
     learner.restore(saved)
 
 
@@ -99,22 +107,25 @@ def norm_rounding(network: nn.Module, precision: str) -> float:
         rounded = torch.linalg.vector_norm(numbers)
     finally:
         torch.set_num_threads(threads)
-    return abs(float(rounded / exact) - 1)
+    return NORM_MARGIN * abs(float(rounded / exact) - 1)
 
 
 @torch.no_grad()
-def perturb(learner: Learner, norm_rounding: float) -> None:
+def perturb(learner: Learner, norm_rounding: float, direction: int) -> None:
     """Change each trained parameter in its last bits, by signs that are always the same.
 
-    The difference that this makes later is that of rounding: of another order of sums. Gradients
-    that are clipped by their norm are changed as its rounding changes them.
+    `direction` is 1, or -1 for the opposite change. The difference that this makes later is that of
+    rounding: of another order of sums. Much of it is not in proportion: where rounding takes a
+    ReLU's input across 0, a gradient appears or vanishes, and later steps amplify this. Only one of
+    two opposite changes takes an input that is near 0 across it. Gradients that are clipped by
+    their norm are changed as its rounding changes them.
     """
     if learner.recipe.optim.clip_norm is not None:
         assert isinstance(learner.strategy, AllReduce)
         learner.strategy.optimizer.register_step_pre_hook(
-            partial(_scale_gradients, 1 + norm_rounding)
+            partial(_scale_gradients, 1 + direction * norm_rounding)
         )
-    size = PERTURBATIONS[learner.recipe.precision]
+    size = direction * PERTURBATIONS[learner.recipe.precision]
     signs = torch.Generator().manual_seed(0)
     for parameter in trained_parameters(learner.model):
         sign = torch.randint(2, parameter.shape, generator=signs).mul_(2).sub_(1)
@@ -269,21 +280,21 @@ def compare_steps(
     recipe: Recipe,
     saved_at: Mapping[int, Sequence[Path]],
     ours: ExecutedSteps,
-    perturbed: ExecutedSteps,
+    perturbed: Sequence[ExecutedSteps],
     evidence: Evidence,
 ) -> None:
     """Compare executed steps with the rows and the checkpoints of the run.
 
-    `saved_at` has the run's checkpoint files by step. The perturbed copy has made the same steps,
-    which shows what rounding alone changes. Where one of the two diverged, the steps before are
+    `saved_at` has the run's checkpoint files by step. The perturbed copies have made the same
+    steps, which shows what rounding alone changes. Where one of all diverged, the steps before are
     compared.
     """
     _compare_divergence(run, ours, perturbed, evidence)
-    copies = {_place(row): row for row in perturbed.rows}
-    made_twice = [row for row in ours.rows if _place(row) in copies]
+    copied_rows = [{_place(row): row for row in copy.rows} for copy in perturbed]
+    made_by_all = [row for row in ours.rows if all(_place(row) in rows for rows in copied_rows)]
     effects = rounding_effects(ours, perturbed)
     for their, our in common_rows(
-        compared_rows(run.rows, run.path), compared_rows(made_twice, run.path)
+        compared_rows(run.rows, run.path), compared_rows(made_by_all, run.path)
     ):
         keys = [key for key in our.row if not is_not_compared(key)]
         if lacking := [key for key in keys if key not in their.row]:
@@ -292,9 +303,10 @@ def compare_steps(
         # A mean covers the same steps only if both began there.
         if their.begin != our.begin:
             keys = [key for key in keys if key in LAST_STEP_KEYS]
-        copy, effect = copies[_place(our.row)], effects[our.row["step"]]
+        copies, effect = [rows[_place(our.row)] for rows in copied_rows], effects[our.row["step"]]
         for key in keys:
-            rounding = max(effect, relative_difference(our.row[key], copy[key], SMALL))
+            changes = [relative_difference(our.row[key], copy[key], SMALL) for copy in copies]
+            rounding = max(effect, *changes)
             if key == "gradient_norm":
                 rounding = max(rounding, evidence.norm_rounding)
             _compare_value(recipe, key, their.row, our.row, our.begin, rounding, evidence)
@@ -304,8 +316,8 @@ def compare_steps(
             f"the run has no row and no checkpoint of the {ours.last - ours.first} steps after "
             f"step {ours.first}; write --steps N to reach its next row"
         )
-    # One of the two has fewer if it diverged earlier. Of its divergence a run has no file.
-    for state, copied in zip(ours.states, perturbed.states, strict=False):
+    # One of all has fewer if it diverged earlier. Of its divergence a run has no file.
+    for state, *copied in zip(ours.states, *(copy.states for copy in perturbed), strict=False):
         for path in saved_at.get(state.step, ()):
             theirs = load(path)
             if theirs is None:
@@ -320,7 +332,7 @@ def compare_steps(
                     evidence.differ(f"{path.name}: it cannot be compared ({why:.200})")
 
 
-def rounding_effects(ours: ExecutedSteps, perturbed: ExecutedSteps) -> dict[int, float]:
+def rounding_effects(ours: ExecutedSteps, perturbed: Sequence[ExecutedSteps]) -> dict[int, float]:
     """Return the relative effect of rounding on the gradient norm, by the number of steps made.
 
     It is the largest up to that step, since two trajectories may cross.
@@ -328,9 +340,10 @@ def rounding_effects(ours: ExecutedSteps, perturbed: ExecutedSteps) -> dict[int,
     effect = 0.0
     effects = {ours.first: effect}
     for step, norm in ours.gradient_norms.items():
-        if step not in perturbed.gradient_norms:
+        if not all(step in copy.gradient_norms for copy in perturbed):
             break
-        effect = max(effect, relative_difference(norm, perturbed.gradient_norms[step], SMALL))
+        norms = [copy.gradient_norms[step] for copy in perturbed]
+        effect = max(effect, *(relative_difference(norm, each, SMALL) for each in norms))
         effects[step] = effect
     return effects
 
@@ -340,16 +353,16 @@ def _place(row: Row) -> tuple[str, int]:
 
 
 def _compare_divergence(
-    run: Run, ours: ExecutedSteps, perturbed: ExecutedSteps, evidence: Evidence
+    run: Run, ours: ExecutedSteps, perturbed: Sequence[ExecutedSteps], evidence: Evidence
 ) -> None:
     """Compare whether, and by which step, executed steps diverge with what the run states.
 
-    Where only one of the two executions diverges, rounding alone decides, and nothing is compared.
+    Where only some of the executions diverge, rounding alone decides, and nothing is compared.
     """
-    own, copied = ours.diverged_by_step, perturbed.diverged_by_step
+    own, copied = ours.diverged_by_step, {copy.diverged_by_step for copy in perturbed}
     theirs = steps_until_divergence(run.diverged)
     is_reached = theirs is not None and ours.first < theirs <= (own or ours.last)
-    if own is None and copied is None and not is_reached:
+    if {own} | copied == {None} and not is_reached:
         return
     if own is not None and own == theirs:
         evidence.equal("divergence", "the last row", theirs, own)
@@ -358,7 +371,7 @@ def _compare_divergence(
         evidence.note(
             f"the message of the divergence names no step, and is not compared with {own}"
         )
-    elif own != copied:
+    elif {own} != copied:
         evidence.note(
             f"whether the steps after step {ours.first} diverge, and when, is not compared, as a "
             "change of the last bits alone decides"
@@ -402,15 +415,19 @@ def _compare_value(
 
 
 def _compare_state(
-    name: str, theirs: Checkpoint, ours: Checkpoint, copy: Checkpoint, evidence: Evidence
+    name: str,
+    theirs: Checkpoint,
+    ours: Checkpoint,
+    copies: Sequence[Checkpoint],
+    evidence: Evidence,
 ) -> None:
-    """Compare a checkpoint with the state of the executed steps, and with the perturbed copy's."""
+    """Compare a checkpoint with the state of the executed steps, and with the perturbed copies'."""
     for kind, part in (
         ("model", lambda each: each.model),
         ("carried state", _summed_parts),
         ("optimizer state", _computed_state),
     ):
-        evidence.tensors(kind, name, part(theirs), part(ours), part(copy))
+        evidence.tensors(kind, name, part(theirs), part(ours), [*map(part, copies)])
 
 
 def _summed_parts(state: Checkpoint) -> dict[str, dict[str, Any]]:

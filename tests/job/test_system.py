@@ -89,6 +89,7 @@ def test_what_no_file_says_is_taken_as_usual(portable: None) -> None:
     assert system.usable_cores() == set(range(os.cpu_count() or 1))
     assert system.count_runnable_threads() is None
     assert (system.core_wait(), system.memory_kills(), system.boot_id()) == (0.0, 0, "")
+    assert system.has_terminal_open(os.getpgrp()) is None
     missing = system.BOOT
     assert system.memory_limit(missing, missing) > system.peak_memory() > 2**20
 

@@ -49,6 +49,14 @@ assert is_attended()
 raise SystemExit(run_attended(sys.argv[1:]))
 """
 
+# It asks as ssh does, who hides the answer, and then its worker trains.
+ASKING = """
+import subprocess, sys
+from getpass import getpass
+print("answer:", getpass("password? "), flush=True)
+sys.exit(subprocess.call([sys.executable, "-c", *sys.argv[1:]], start_new_session=True))
+"""
+
 # Its worker is as one on another machine, where no record of it and no signal but the launcher's
 # comes from here.
 REMOTE_LAUNCHER = """\
@@ -76,9 +84,9 @@ Path(sys.argv[2]).touch()
 """
 
 
-def at_a_terminal(command: list[str], expect: str, times: int, press: bytes) -> tuple[int, str]:
-    """Run the command with a terminal of its own, and press keys once it has said something so
-    often; returns exit code and what stands on the terminal."""
+def at_a_terminal(command: list[str], *presses: tuple[str, int, bytes]) -> tuple[int, str]:
+    """Run the command with a terminal of its own, and press keys each time that it has said
+    something so often; returns exit code and what stands on the terminal."""
     terminal, its_end = pty.openpty()
     job = subprocess.Popen(
         command,
@@ -86,7 +94,7 @@ def at_a_terminal(command: list[str], expect: str, times: int, press: bytes) -> 
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(its_end)
-    seen, pressed, deadline = b"", False, time.monotonic() + 900
+    seen, left, deadline = b"", [*presses], time.monotonic() + 900
     with job:
         while time.monotonic() < deadline:
             if select.select([terminal], [], [], 0.2)[0]:
@@ -94,9 +102,8 @@ def at_a_terminal(command: list[str], expect: str, times: int, press: bytes) -> 
                     seen += os.read(terminal, 65536)
                 except OSError:  # nobody holds its other end any more
                     break
-            if not pressed and seen.decode(errors="replace").count(expect) >= times:
-                os.write(terminal, press)
-                pressed = True
+            if left and seen.decode(errors="replace").count(left[0][0]) >= left[0][1]:
+                os.write(terminal, left.pop(0)[2])
         else:
             job.kill()
     os.close(terminal)
@@ -106,7 +113,7 @@ def at_a_terminal(command: list[str], expect: str, times: int, press: bytes) -> 
 def test_one_line_and_nothing_left() -> None:
     launcher = [sys.executable, "-c", LAUNCHER, WORKER]
     command = [sys.executable, "-c", ATTENDED, *launcher]
-    code, seen = at_a_terminal(command, "ready", 2, b"\x03")
+    code, seen = at_a_terminal(command, ("ready", 2, b"\x03"))
     assert code == 130, seen
     assert seen.count("lsgd: ") == 1, seen
     assert "\nlsgd: interrupted: saved after step 5\n" in seen
@@ -117,6 +124,24 @@ def test_one_line_and_nothing_left() -> None:
     assert all(process.status() == psutil.STATUS_ZOMBIE for process in left)
 
 
+def test_a_question_at_the_terminal_is_answered_and_ctrl_c_still_saves() -> None:
+    """The job has the terminal for the time of the question alone."""
+    command = [sys.executable, "-c", ATTENDED, sys.executable, "-c", ASKING, WORKER, "0"]
+    code, seen = at_a_terminal(command, ("password? ", 1, b"yes\n"), ("ready", 1, b"\x03"))
+    assert code == 130, seen
+    assert "answer: yes\n" in seen
+    assert seen.endswith("\nlsgd: interrupted: saved after step 5\n")
+    assert "Traceback" not in seen
+
+
+def test_ctrl_c_at_a_question_ends_the_job() -> None:
+    ask = "read answer </dev/tty"
+    command = [sys.executable, "-c", ATTENDED, "sh", "-c", f"echo asked; {ask}"]
+    code, seen = at_a_terminal(command, ("asked", 1, b"\x03"))
+    assert code == 130, seen
+    assert "Traceback" not in seen
+
+
 @pytest.mark.parametrize(("name", "forwarded"), [("mpirun", "SIGUSR1"), ("horovodrun", "SIGTERM")])
 def test_processes_on_other_machines_save(name: str, forwarded: str, tmp_path: Path) -> None:
     launcher, saved = tmp_path / name, tmp_path / "saved"
@@ -125,7 +150,7 @@ def test_processes_on_other_machines_save(name: str, forwarded: str, tmp_path: P
     )
     launcher.chmod(0o755)
     job = ["env", "A=1", str(launcher), REMOTE_WORKER, forwarded, str(saved)]
-    code, seen = at_a_terminal([sys.executable, "-c", ATTENDED, *job], "ready", 1, b"\x03")
+    code, seen = at_a_terminal([sys.executable, "-c", ATTENDED, *job], ("ready", 1, b"\x03"))
     assert code == 130, seen
     assert saved.exists()
     assert seen.endswith("\nlsgd: interrupted\n")
@@ -133,7 +158,7 @@ def test_processes_on_other_machines_save(name: str, forwarded: str, tmp_path: P
 
 def test_an_end_of_its_own_keeps_its_exit_code() -> None:
     for words, code in ((["sh", "-c", "exit 3"], 3), (["sh", "-c", "kill -9 $$"], 137)):
-        seen = at_a_terminal([sys.executable, "-c", ATTENDED, *words], "never", 1, b"")
+        seen = at_a_terminal([sys.executable, "-c", ATTENDED, *words])
         assert seen == (code, "")
 
 
@@ -143,7 +168,7 @@ def test_a_job_of_a_supervisor_or_a_script_is_not_attended() -> None:
     script = subprocess.run([sys.executable, "-c", said], stdin=subprocess.DEVNULL, **CAPTURED)
     assert script.stdout == "False\n"
     variable = ["env", f"{JOB_TAG}=folder", sys.executable, "-c", said]
-    assert at_a_terminal(variable, "never", 1, b"") == (0, "False\n")
+    assert at_a_terminal(variable) == (0, "False\n")
     assert not tagged_pids((JOB_TAG, "folder"))
 
 

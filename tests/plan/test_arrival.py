@@ -107,6 +107,7 @@ def test_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
         ([*PLAN, "worker_batch=70000", "workers=1"], "write a smaller worker_batch="),
         ([*PLAN, "model=resnet101"], "bs8k trains resnet101 on imagenet"),
         ([*PLAN, "data.image_size=160"], "on imagenet at 160; write a recipe for these"),
+        ([*PLAN, "image_sizes.points=[[0,128]]"], "in all epochs; write image_sizes.points=[]"),
         (WORDS, "how fast a GPU of --preset h200 trains resnet50 is unknown"),
     ],
 )

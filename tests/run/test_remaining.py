@@ -1,8 +1,12 @@
 """How long the rest takes, by a clock that the test turns."""
 
-import pytest
+from dataclasses import replace
 
-from lsgd.run.remaining import WINDOW, RemainingTime
+import pytest
+from helpers.base_recipe import BASE
+
+from lsgd.recipe import ImageSizes
+from lsgd.run.remaining import WINDOW, RemainingTime, equal_steps_left
 
 
 def test_nothing_is_known_before_a_step_has_been_seen() -> None:
@@ -39,3 +43,14 @@ def test_an_evaluation_and_a_save_between_epochs_are_no_steps() -> None:
     assert remaining.seconds(3, evaluations=2) == pytest.approx(3 * 2 + 2 * 30)
     remaining.end_evaluation(100.0)  # of an epoch without any
     assert remaining.seconds_per_evaluation == 30
+
+
+def test_later_steps_of_larger_images_count_by_their_pixels() -> None:
+    side, of_epoch = BASE.data.image_size, BASE.steps_per_epoch
+    assert equal_steps_left(BASE, 3) == BASE.total_steps - 3
+    growing = replace(BASE, image_sizes=ImageSizes(points=[[0, side // 2], [1, side]], multiple=1))
+    assert [growing.training_size(epoch) for epoch in (0, 1)] == [side // 2, side]
+    later = (BASE.epochs - 1) * of_epoch
+    assert equal_steps_left(growing, 3) == of_epoch - 3 + 4 * later
+    assert equal_steps_left(growing, of_epoch) == later
+    assert equal_steps_left(growing, growing.total_steps) == 0
