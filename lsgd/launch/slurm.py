@@ -386,11 +386,22 @@ def _container(
     # A variable of the image, such as LSGD_DATA in lsgd's own, otherwise hides that of the job.
     kept = ["--container-env=LSGD_DATA"] if os.environ.get("LSGD_DATA") else []
     return [
-        f"--container-image={options['--container']}",
+        f"--container-image={_image(options['--container'])}",
         "--container-mounts=" + ",".join(pairs),
         f"--container-workdir={folder}",
+        # Some sites start containers by their entrypoint, which is lsgd in its own image.
+        "--no-container-entrypoint",
         *kept,
     ]
+
+
+def _image(image: str) -> str:
+    """Return a container image as pyxis takes it: a file by its absolute path, others unchanged.
+
+    pyxis takes a relative path without ./ for the name of an image in a registry.
+    """
+    path = local_path(image)
+    return os.path.abspath(path) if os.path.isfile(path) else image
 
 
 def _own_folders(names: Sequence[str]) -> list[tuple[str, str]]:
