@@ -61,6 +61,10 @@ JOB_FILE = "logs/job.json"
 """The file in a run folder that names the Slurm job of the last start, its nodes and its logs."""
 SIGNAL_BEFORE = 120
 """The seconds before the time limit at which all processes get USR2, and save."""
+WAIT = 15
+"""The seconds after the exit of one process at which srun kills the others."""
+CONTAINER_WAIT = 120
+"""The same in containers, whose removal takes as long as that of their files."""
 PATTERNS = {
     "%j": "$SLURM_JOB_ID",
     "%A": "${SLURM_ARRAY_JOB_ID}",
@@ -341,8 +345,10 @@ def _srun(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
     srun = ["srun", "--cpu-bind=none"]
     if "--cpus" in options:
         srun += [f"--cpus-per-task={options['--cpus']}"]
-    # When a process has died, the others have 15 s to report and to exit.
-    srun += ["--kill-on-bad-exit=0", "--wait=15", "--open-mode=append"]
+    # When a process has died, the others have 15 s to report and to exit. The last one on a node
+    # exits for srun once pyxis has removed its container, which would otherwise be left there.
+    wait = CONTAINER_WAIT if "--container" in options else WAIT
+    srun += ["--kill-on-bad-exit=0", f"--wait={wait}", "--open-mode=append"]
     return srun + _container(options, requests, [request.recipe for request in requests])
 
 

@@ -93,6 +93,13 @@ def test_a_container_is_started_without_its_entrypoint(printed: Printed) -> None
     assert " --no-container-entrypoint " in slurm_task({"--container": "i"}, ["-m"], "a", "log")
 
 
+def test_srun_waits_for_the_removal_of_containers(printed: Printed) -> None:
+    """Ended before, pyxis would leave the container's files on the node."""
+    words = ["digits", "--np", "2"]
+    assert " --wait=15 " in printed("slurm", *words)
+    assert " --wait=120 " in printed("slurm", *words, "--container", "i")
+
+
 def test_the_file_of_an_image_has_an_absolute_path(
     printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
