@@ -133,6 +133,8 @@ def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     train alone.
     """
     for launcher, says in _DIALECTS.items():
+        if launcher == "torchrun" and _repeats_srun(environment):
+            continue
         required = [says.rank, says.world_size, *[says.local_rank][: says.needs_local_rank]]
         if all(name in environment for name in required):
             world_size = _number(environment, says.world_size)
@@ -260,6 +262,19 @@ def _expand(group: str) -> list[str]:
         # 08-10 keeps its zeros.
         numbers += [str(int(first) + i).zfill(len(first)) for i in range(count)]
     return [prefix + number + tail for number in numbers for tail in _expand(rest)]
+
+
+def _repeats_srun(environment: Mapping[str, str]) -> bool:
+    """Return whether RANK and WORLD_SIZE are those of srun's task, under no torchrun.
+
+    Scripts for PyTorch set them, and so do pyxis and Enroot's hook for an image with
+    PYTORCH_VERSION, without the number of processes on the machine.
+    """
+    ours, srun = _DIALECTS["torchrun"], _DIALECTS["srun"]
+    if ours.local_size in environment:
+        return False
+    pairs = [(ours.rank, srun.rank), (ours.world_size, srun.world_size)]
+    return all(environment.get(own) == environment.get(slurm, "") for own, slurm in pairs)
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -33,11 +33,13 @@ COPY lsgd lsgd
 RUN pip install --no-deps .
 
 FROM python:3.11-slim-bookworm
+# A login shell, as Enroot and pyxis start, sets PATH anew: /etc/profile of Debian.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openmpi-bin openssh-client \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 1000 lsgd \
-    && install -d -o lsgd /lsgd
+    && install -d -o lsgd /lsgd \
+    && echo "PATH=/opt/lsgd/.venv/bin:\$PATH" > /etc/profile.d/lsgd.sh
 COPY --from=build /opt/lsgd/.venv /opt/lsgd/.venv
 # HOME is where any --user may write, and USER what torch's cache asks for, who has no name.
 ENV PATH=/opt/lsgd/.venv/bin:$PATH HOME=/tmp USER=lsgd LSGD_DATA=/lsgd/data

@@ -43,13 +43,15 @@ COPY lsgd lsgd
 RUN pip install --no-deps .
 
 FROM python:3.11-slim-bookworm
-# gcc is for kernels that Triton makes while training; ibverbs-providers for NCCL over InfiniBand.
+# gcc is for kernels that Triton makes while training; ibverbs-providers for NCCL over InfiniBand. A
+# login shell, as Enroot and pyxis start, sets PATH anew: /etc/profile of Debian.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc ibverbs-providers libc6-dev openmpi-bin \
         openssh-client \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 1000 lsgd \
-    && install -d -o lsgd /lsgd
+    && install -d -o lsgd /lsgd \
+    && echo "PATH=/opt/lsgd/.venv/bin:\$PATH" > /etc/profile.d/lsgd.sh
 COPY --from=build /opt/lsgd/.venv /opt/lsgd/.venv
 # HOME is where any --user may write, and USER what torch's cache asks for, who has no name; the
 # last two are what NVIDIA's container toolkit mounts.

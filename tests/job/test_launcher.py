@@ -146,6 +146,27 @@ def test_dialects(environment: dict[str, str], launch: Launch) -> None:
     assert detect_launch(without_launcher(environment | {"PMIX_RANK": "1"})) == Launch("none")
 
 
+# What pyxis and Enroot's hook 50-slurm-pytorch.sh add in an image that has PYTORCH_VERSION.
+PYTORCH_IMAGE = {
+    "RANK": "2",
+    "WORLD_SIZE": "3",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "n007",
+    "MASTER_PORT": "61017",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def test_ranks_that_repeat_those_of_srun() -> None:
+    """Its numbers of processes on each machine count, which the repetition lacks."""
+    first = SRUN | PYTORCH_IMAGE | {"SLURM_NODEID": "0"}
+    assert detect_launch(first) == Launch("srun", 2, 3, 0, 2, "n007", 61017)
+    # An agent of torchrun, or a pod, whose numbers are others.
+    assert detect_launch(SRUN | PYTORCH_IMAGE | {"LOCAL_WORLD_SIZE": "1"}).launcher == "torchrun"
+    assert detect_launch(SRUN | PYTORCHJOB).launcher == "torchrun"
+    assert detect_launch(PYTORCH_IMAGE).launcher == "torchrun"
+
+
 @pytest.mark.parametrize("life", [None, 0, 3])
 @pytest.mark.parametrize("outer", [{}, SRUN, TORCHRUN])
 def test_a_process_that_lsgd_numbers(outer: dict[str, str], life: int | None) -> None:

@@ -100,6 +100,18 @@ def test_a_container_runs_lsgd_and_nobody_is_root(image: Image) -> None:
     assert entry in PROJECT["project"]["scripts"]
 
 
+def test_a_login_shell_finds_lsgd(image: Image, tmp_path: Path) -> None:
+    """Enroot and pyxis start one, whose /etc/profile sets PATH anew and then reads this file."""
+    last = dict(image.last_stage)
+    [(command, file)] = re.findall(r"(echo .*?) > (/etc/profile\.d/\w+\.sh)$", last["RUN"])
+    profile = tmp_path / Path(file).name
+    script = f'{command} > "{profile}"; PATH=/usr/bin; . "{profile}"; echo "$PATH"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    venv = last["COPY"].split()[-1]
+    assert done.stdout == f"{venv}/bin:/usr/bin\n"
+    assert f"PATH={venv}/bin:" in last["ENV"]
+
+
 def test_a_manifest_finds_in_it_what_it_names() -> None:
     """Its mount hides nothing of the image, its data is there, and mpirun is installed."""
     last = dict(Image(FOLDER / "cuda.Dockerfile").last_stage)
