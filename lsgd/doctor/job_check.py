@@ -328,10 +328,9 @@ def failed_checks(recipe: Recipe) -> dict[str, str]:
     *_, facts = probe.torch_()
     interfaces = list_interfaces()
     host = ProbeResult(next(probe.network()))
-    stage = recipe.data.stage if recipe.inputs.loader != "synthetic" else None
     items = [
         *machine.run_folder(Path(recipe.run_dir or "runs")),
-        *([machine.staging_folder(stage)] if stage else []),
+        *([machine.staging_folder(recipe.data.stage)] if recipe.data.stage else []),
         machine.cores(cpu_quota()),
         *machine.gpus(ProbeResult(facts), machine.nvidia(MESSAGE_LIMIT)),
         machine.network(host, interfaces),

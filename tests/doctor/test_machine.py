@@ -241,7 +241,6 @@ def test_a_job_is_checked_with_its_own_folders(
     failed = job_check.failed_checks(load_recipe(words))
     assert "run folder" not in failed
     assert failed["data.stage"].startswith("/proc/fast/me cannot be written")
-    assert "data.stage" not in job_check.failed_checks(load_recipe([*words, "inputs=synthetic"]))
     monkeypatch.delenv("FAST")
     assert job_check.failed_checks(load_recipe(words))["data.stage"].startswith("$FAST/me has a")
     assert "run folder" in job_check.failed_checks(load_recipe([*words[:1], "run_dir=/proc/a"]))

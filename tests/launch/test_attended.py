@@ -49,11 +49,13 @@ assert is_attended()
 raise SystemExit(run_attended(sys.argv[1:]))
 """
 
-# It asks as ssh does, who hides the answer, and then its worker trains.
+# It asks as ssh does, who hides the answer, and its worker trains once the terminal is taken back.
 ASKING = """
-import subprocess, sys
+import os, subprocess, sys, time
 from getpass import getpass
 print("answer:", getpass("password? "), flush=True)
+while os.tcgetpgrp(0) == os.getpgrp():
+    time.sleep(0.01)
 sys.exit(subprocess.call([sys.executable, "-c", *sys.argv[1:]], start_new_session=True))
 """
 
