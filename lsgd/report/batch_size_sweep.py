@@ -41,6 +41,25 @@ class BatchSizeSweep:
         """The recipe with the largest minibatch that is shown to be no worse, else the baseline."""
         return [self.baseline, *self.no_worse][-1]
 
+    @property
+    def larger(self) -> list[RecipeRuns]:
+        """The recipes above the baseline's minibatch."""
+        base = self.baseline.recipe.batch_size
+        return [group for group in self.groups if group.recipe.batch_size > base]
+
+    @property
+    def untested(self) -> list[RecipeRuns]:
+        """The recipes above the baseline's minibatch that cannot be compared with it yet.
+
+        They lack seeds of the study, or the baseline does.
+        """
+        return [group for group in self.larger if group.missing or self.baseline.missing]
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether a recipe above the baseline's minibatch has been compared with it."""
+        return not self.larger or self.untested != self.larger
+
     def _above(self, wanted: str) -> list[RecipeRuns]:
         """Return the recipes above the baseline's minibatch with this outcome of "no worse"."""
         return [

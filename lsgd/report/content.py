@@ -162,6 +162,12 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
 def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
     """Return a paragraph on the largest minibatch of a sweep that is as good as the baseline."""
     elbow, base, metric = ladder.elbow, ladder.baseline, findings.metric
+    untested = ", ".join(format_batch_size(group.recipe.batch_size) for group in ladder.untested)
+    if not ladder.is_tested:
+        return (
+            "Elbow: it is tested once the seeds of the study have ended for "
+            f"{format_batch_size(base.recipe.batch_size)} and a larger minibatch."
+        )
     if elbow is base:
         text = f"Elbow: no minibatch above {base.recipe.batch_size} is shown to be as good as that."
     else:
@@ -175,7 +181,7 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
         format_batch_size(group.recipe.batch_size)
         for group in ladder.groups
         if base.recipe.batch_size < group.recipe.batch_size < elbow.recipe.batch_size
-        and group not in ladder.no_worse
+        and group not in [*ladder.no_worse, *ladder.untested]
     ]
     if between:
         text += f" Below it, {', '.join(between)} is not shown to be."
@@ -185,6 +191,8 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
             f" The first that is shown to be worse is {format_batch_size(first.recipe.batch_size)} "
             f"({steps(first)})."
         )
+    if untested:
+        text += f" Not tested yet, as seeds are missing: {untested}."
     within = metric.format_difference(f"{ladder.margin:g}")
     text += (
         f" As good: the {percent(ladder.level)} interval of the difference ends at {within} or "

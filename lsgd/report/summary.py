@@ -54,6 +54,7 @@ def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
                 "within": ladder.margin,
             }
             for ladder in findings.sweeps
+            if ladder.is_tested
         ],
         "left_out": [
             {"folder": folder.path.name, "reason": folder.reason}

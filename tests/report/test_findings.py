@@ -11,10 +11,13 @@ from helpers.run_folders import write_finished_run, write_perplexity_run, write_
 from lsgd.errors import UsageError
 from lsgd.recipe import Recipe
 from lsgd.recipe.study import Claim, Entry, Study
+from lsgd.report import markdown
 from lsgd.report.batch_size_sweep import BatchSizeSweep
+from lsgd.report.content import compose
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.groups import RecipeRuns, _labels, trajectory
 from lsgd.report.run_folders import find_runs
+from lsgd.report.summary import summarise
 from lsgd.report.verdict import Verdict, judge_against_published
 from lsgd.rules.metric import METRICS, TOP1
 from lsgd.run.read import Run
@@ -335,6 +338,28 @@ def test_the_elbow_is_no_recipe_that_lacks_seeds_of_the_study(tmp_path: Path) ->
     [sweep] = found(tmp_path, replace(of, seeds=[0, 1, 2, 3])).sweeps
     assert sweep.elbow is sweep.baseline
     assert sweep.worse == []
+
+
+def test_an_elbow_that_is_not_tested_is_not_published(tmp_path: Path) -> None:
+    """As long as seeds are missing there is no result, and so none that no minibatch is as good."""
+
+    def published() -> tuple[str, list[object]]:
+        findings = found(tmp_path, replace(study(recipes=LADDER), seeds=[0, 1, 2, 3]))
+        page = markdown.render(compose(findings, [], "command", "version"))
+        [line] = [each for each in page.splitlines() if "Elbow: " in each]
+        return line, summarise(findings, "command", "version")["elbows"]
+
+    ladder(tmp_path, 8.0, 8.1, 8.1, 8.1, 9.0)
+    line, elbows = published()
+    assert "it is tested once the seeds of the study have ended for 64 and a larger" in line
+    assert "is shown" not in line
+    assert elbows == []
+    for recipe in LADDER[:2]:
+        write_finished_run(tmp_path, recipe, 3, 8.1)
+    line, elbows = published()
+    assert "128 images (468 steps per epoch) is the largest minibatch that is shown" in line
+    assert "Not tested yet, as seeds are missing: 256, 512, 1k." in line
+    assert len(elbows) == 1
 
 
 def test_recipes_that_differ_in_more_than_the_minibatch_are_no_ladder(tmp_path: Path) -> None:
