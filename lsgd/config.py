@@ -647,7 +647,7 @@ def _own_definition(group: str, name: str, known: Sequence[str]) -> OwnFile | No
 def _check_fields_of_files(group: str, name: str, *definitions: Study | Search | Entry) -> None:
     """Raise UsageError for a field that lsgd fills in and a study's or search's file cannot set."""
     for definition in definitions:
-        for key in ("file", "recipe_file", "line"):
+        for key in ("file", "recipe_file", "line", "claim_seeds"):
             if getattr(definition, key, None):
                 raise UsageError(f"{group} {name} has the field {key}; leave it out")
 

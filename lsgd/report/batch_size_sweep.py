@@ -51,9 +51,9 @@ class BatchSizeSweep:
     def untested(self) -> list[RecipeRuns]:
         """The recipes above the baseline's minibatch that cannot be compared with it yet.
 
-        They lack seeds of the study, or the baseline does.
+        They have too few seeds, or the baseline does.
         """
-        return [group for group in self.larger if group.missing or self.baseline.missing]
+        return [group for group in self.larger if group.lacking or self.baseline.lacking]
 
     @property
     def is_tested(self) -> bool:
@@ -74,11 +74,11 @@ class BatchSizeSweep:
     def _differences(self) -> list[Difference | None]:
         """The difference of each recipe's mean metric from the baseline's.
 
-        None if one of the two lacks seeds of the study, as in claims.
+        None if one of the two has too few seeds, as in claims.
         """
         return [
             None
-            if group.missing or self.baseline.missing
+            if group.lacking or self.baseline.lacking
             else difference_for_claims(group, self.baseline, self.level)
             for group in self.groups
         ]

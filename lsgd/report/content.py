@@ -139,7 +139,7 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
     if gap:
         size = f"is {findings.metric.format_difference(interval(gap))}"
     elif decision.lacks:
-        size = "is tested once the seeds of both have ended"
+        size = "is tested once both have enough seeds"
     else:
         size = "is not known, as all runs of one have diverged"
     limit = {
@@ -165,8 +165,8 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
     untested = ", ".join(format_batch_size(group.recipe.batch_size) for group in ladder.untested)
     if not ladder.is_tested:
         return (
-            "Elbow: it is tested once the seeds of the study have ended for "
-            f"{format_batch_size(base.recipe.batch_size)} and a larger minibatch."
+            f"Elbow: it is tested once {format_batch_size(base.recipe.batch_size)} and a larger "
+            f"minibatch have {format_count(base.needed, 'seed')} each."
         )
     if elbow is base:
         text = f"Elbow: no minibatch above {base.recipe.batch_size} is shown to be as good as that."
@@ -192,7 +192,7 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
             f"({steps(first)})."
         )
     if untested:
-        text += f" Not tested yet, as seeds are missing: {untested}."
+        text += f" Not tested yet, with too few seeds: {untested}."
     within = metric.format_difference(f"{ladder.margin:g}")
     text += (
         f" As good: the {percent(ladder.level)} interval of the difference ends at {within} or "
