@@ -478,6 +478,9 @@ def _rules(findings: Findings) -> list[str]:
         [epoch for epoch, row in run.epochs.items() if metric.key in row] for run in findings.runs
     ]
     skips = any(map(metric.skips_epochs, evaluated))
+    targets = filter(None, map(target_of, findings.groups))
+    counts = sorted({target.runs for target in targets if target.runs})
+    published = f"{' or '.join(map(str, counts))} published runs" if counts else "published runs"
     return [
         f"{metric.noun.capitalize()} of a run: {metric.definition(skips_epochs=skips)}.",
         "± is the standard deviation over seeds (n − 1 below the sum).",
@@ -487,10 +490,10 @@ def _rules(findings: Findings) -> list[str]:
         "interval of 90 % (two one-sided tests, 5 % each) is within the margin on both sides, "
         "and does not hold if it is outside; else it is not resolved. One seed has no interval, "
         "nor have seeds with equal results.",
-        "Inside: the 95 % interval of our mean less the published one has 0 in it, which means "
-        "that no difference is shown, not that none exists; outside: it has not. Not comparable "
-        "if anything but the seeds differs, if a run diverged, with fewer than 5 seeds, or if "
-        "the published mean is of an unknown number of runs or of another definition.",
+        f"Inside: the 95 % interval of our mean less that of the {published} has 0 in it, which "
+        "means that no difference is shown, not that none exists; outside: it has not. Not "
+        "comparable if anything but the seeds differs, if a run diverged, with fewer than 5 seeds, "
+        "or if the published mean is of an unknown number of runs or of another definition.",
         (
             "Runs with the same recipe and seed count by their mean, whatever their ends."
             if by_mean

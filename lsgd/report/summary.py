@@ -87,6 +87,7 @@ def _recipe(group: RecipeRuns, verdict: Verdict) -> dict[str, Any]:
         **({"counts_repeats": True} if group.counts_repeats else {}),
         "published": (
             {target.metric.name: target.value, "std": target.std, "source": target.source}
+            | ({"runs": target.runs} if target.runs else {})
             if target
             else None
         ),

@@ -301,6 +301,20 @@ def test_without_a_published_number_there_is_no_verdict() -> None:
     assert judged("fashion_bs64", errors=[8.0] * 5).outcome == "none published"
 
 
+@pytest.mark.parametrize(("like", "count"), [("bs8k", 5), ("cloudtpu_bs1k", None)])
+def test_a_report_states_the_number_of_published_runs(
+    tmp_path: Path, like: str, count: int | None
+) -> None:
+    """It decides the verdict, and is absent where it is not known."""
+    runs(tmp_path, "fashion_bs64", 8.0)
+    of = replace(study(), entries=[Entry("fashion_bs64", "a", like=like)])
+    findings = found(tmp_path, of)
+    [recipe] = summarise(findings, "command", "version")["recipes"]
+    assert recipe["published"].get("runs", "absent") == (count or "absent")
+    page = markdown.render(compose(findings, [], "command", "version"))
+    assert f"less that of the {f'{count} ' if count else ''}published runs has 0 in it" in page
+
+
 LADDER = ("fashion_bs64", "fashion_bs128", "fashion_bs256", "fashion_bs512", "fashion_bs1k")
 
 
