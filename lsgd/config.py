@@ -313,7 +313,22 @@ def load_recipe(overrides: Sequence[str], *, is_tuned: bool = False) -> Recipe:
     inherits = own and not own.sets("target")
     if recipe.target and (inherits or not _is_as_published(recipe, overrides)):
         recipe = replace(recipe, target=None)
+    if recipe.target and not _states_runs(overrides, own):
+        recipe = replace(recipe, target=replace(recipe.target, runs=None))
     return make_dry_run(recipe) if recipe.rehearse else recipe
+
+
+def _states_runs(overrides: Sequence[str], own: OwnRecipe | None) -> bool:
+    """Return whether `target.runs` belongs to the published value and standard deviation.
+
+    A number of runs that a recipe in `defaults` gives is not that of a value stated above it.
+    """
+    stated = {"target.top1_error", "target.perplexity", "target.std"}
+    said = {key_and_value(word)[0] for word in overrides}
+    for keys in (said, *({*file.lines} for file in (own.files if own else []))):
+        if "target.runs" in keys or stated & keys:
+            return "target.runs" in keys
+    return True
 
 
 def _with_default_hardware(recipe: Recipe, given: Collection[Any]) -> Recipe:
@@ -632,7 +647,7 @@ def _own_definition(group: str, name: str, known: Sequence[str]) -> OwnFile | No
 def _check_fields_of_files(group: str, name: str, *definitions: Study | Search | Entry) -> None:
     """Raise UsageError for a field that lsgd fills in and a study's or search's file cannot set."""
     for definition in definitions:
-        for key in ("file", "recipe_file", "line"):
+        for key in ("file", "recipe_file", "line", "claim_seeds"):
             if getattr(definition, key, None):
                 raise UsageError(f"{group} {name} has the field {key}; leave it out")
 

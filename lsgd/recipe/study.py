@@ -93,6 +93,14 @@ class Study:
     """The seeds that `--quick` trains them with."""
     file: str | None = None
     """The path of the file if the study is a user's own; lsgd sets it, no study file does."""
+    claim_seeds: int = 0
+    """The number that `needed_seeds` is, if not that of `seeds`; lsgd sets it, no study file does.
+    """
+
+    @property
+    def needed_seeds(self) -> int:
+        """The number of seeds, whichever, that a recipe needs before its claims are tested."""
+        return self.claim_seeds or len(self.seeds)
 
     def quick_part(self) -> "Study":
         """Return the study of the part that `--quick` trains, with the claims on its recipes.

@@ -41,6 +41,25 @@ class BatchSizeSweep:
         """The recipe with the largest minibatch that is shown to be no worse, else the baseline."""
         return [self.baseline, *self.no_worse][-1]
 
+    @property
+    def larger(self) -> list[RecipeRuns]:
+        """The recipes above the baseline's minibatch."""
+        base = self.baseline.recipe.batch_size
+        return [group for group in self.groups if group.recipe.batch_size > base]
+
+    @property
+    def untested(self) -> list[RecipeRuns]:
+        """The recipes above the baseline's minibatch that cannot be compared with it yet.
+
+        They have too few seeds, or the baseline does.
+        """
+        return [group for group in self.larger if group.lacking or self.baseline.lacking]
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether a recipe above the baseline's minibatch has been compared with it."""
+        return not self.larger or self.untested != self.larger
+
     def _above(self, wanted: str) -> list[RecipeRuns]:
         """Return the recipes above the baseline's minibatch with this outcome of "no worse"."""
         return [
@@ -55,11 +74,11 @@ class BatchSizeSweep:
     def _differences(self) -> list[Difference | None]:
         """The difference of each recipe's mean metric from the baseline's.
 
-        None if one of the two lacks seeds of the study, as in claims.
+        None if one of the two has too few seeds, as in claims.
         """
         return [
             None
-            if group.missing or self.baseline.missing
+            if group.lacking or self.baseline.lacking
             else difference_for_claims(group, self.baseline, self.level)
             for group in self.groups
         ]

@@ -26,7 +26,7 @@ class Decision:
     level: float
     """The confidence level of that interval."""
     lacks: tuple[str, ...]
-    """The seeds that are missing, for which the claim is not tested yet."""
+    """The recipes with too few seeds, for which the claim is not tested yet, as text."""
 
 
 def decide(claim: Claim, groups: Mapping[str, RecipeRuns], looks: Looks) -> Decision:
@@ -37,10 +37,9 @@ def decide(claim: Claim, groups: Mapping[str, RecipeRuns], looks: Looks) -> Deci
     level = looks.level(claim.confidence)
     pair = groups[claim.recipe], groups[claim.other]
     lacks = [
-        f"“{group.label}” lacks seed{'s' * (len(group.missing) > 1)} "
-        f"{', '.join(map(str, group.missing))}"
+        f"“{group.label}” has {len(group.runs)} of {group.needed} seeds"
         for group in pair
-        if group.missing
+        if group.lacking
     ]
     gap = None if lacks else difference_for_claims(*pair, level)
     found = claim_outcome(claim.relation, gap, claim.within) if gap else OPEN

@@ -139,7 +139,7 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
     if gap:
         size = f"is {findings.metric.format_difference(interval(gap))}"
     elif decision.lacks:
-        size = "is tested once the seeds of both have ended"
+        size = "is tested once both have enough seeds"
     else:
         size = "is not known, as all runs of one have diverged"
     limit = {
@@ -162,6 +162,12 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
 def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
     """Return a paragraph on the largest minibatch of a sweep that is as good as the baseline."""
     elbow, base, metric = ladder.elbow, ladder.baseline, findings.metric
+    untested = ", ".join(format_batch_size(group.recipe.batch_size) for group in ladder.untested)
+    if not ladder.is_tested:
+        return (
+            f"Elbow: it is tested once {format_batch_size(base.recipe.batch_size)} and a larger "
+            f"minibatch have {format_count(base.needed, 'seed')} each."
+        )
     if elbow is base:
         text = f"Elbow: no minibatch above {base.recipe.batch_size} is shown to be as good as that."
     else:
@@ -175,7 +181,7 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
         format_batch_size(group.recipe.batch_size)
         for group in ladder.groups
         if base.recipe.batch_size < group.recipe.batch_size < elbow.recipe.batch_size
-        and group not in ladder.no_worse
+        and group not in [*ladder.no_worse, *ladder.untested]
     ]
     if between:
         text += f" Below it, {', '.join(between)} is not shown to be."
@@ -185,6 +191,8 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
             f" The first that is shown to be worse is {format_batch_size(first.recipe.batch_size)} "
             f"({steps(first)})."
         )
+    if untested:
+        text += f" Not tested yet, with too few seeds: {untested}."
     within = metric.format_difference(f"{ladder.margin:g}")
     text += (
         f" As good: the {percent(ladder.level)} interval of the difference ends at {within} or "
@@ -470,6 +478,9 @@ def _rules(findings: Findings) -> list[str]:
         [epoch for epoch, row in run.epochs.items() if metric.key in row] for run in findings.runs
     ]
     skips = any(map(metric.skips_epochs, evaluated))
+    targets = filter(None, map(target_of, findings.groups))
+    counts = sorted({target.runs for target in targets if target.runs})
+    published = f"{' or '.join(map(str, counts))} published runs" if counts else "published runs"
     return [
         f"{metric.noun.capitalize()} of a run: {metric.definition(skips_epochs=skips)}.",
         "± is the standard deviation over seeds (n − 1 below the sum).",
@@ -479,10 +490,10 @@ def _rules(findings: Findings) -> list[str]:
         "interval of 90 % (two one-sided tests, 5 % each) is within the margin on both sides, "
         "and does not hold if it is outside; else it is not resolved. One seed has no interval, "
         "nor have seeds with equal results.",
-        "Inside: the 95 % interval of our mean less the published one has 0 in it, which means "
-        "that no difference is shown, not that none exists; outside: it has not. Not comparable "
-        "if anything but the seeds differs, if a run diverged, with fewer than 5 seeds, or if "
-        "the published mean is of an unknown number of runs or of another definition.",
+        f"Inside: the 95 % interval of our mean less that of the {published} has 0 in it, which "
+        "means that no difference is shown, not that none exists; outside: it has not. Not "
+        "comparable if anything but the seeds differs, if a run diverged, with fewer than 5 seeds, "
+        "or if the published mean is of an unknown number of runs or of another definition.",
         (
             "Runs with the same recipe and seed count by their mean, whatever their ends."
             if by_mean

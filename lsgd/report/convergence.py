@@ -44,7 +44,8 @@ def points_for(recipe: Recipe, rate: str, target: float) -> PublishedPoints | No
     wanted = (recipe.data.name, recipe.model.name, rate, target)
     for points in points_of_paper(config.load_all_points(), recipe.paper):
         if (points.data, points.model, points.rate, points.target) == wanted:
-            is_full_size = recipe.data.image_size == config.load_data(points.data).image_size
+            full_size = config.load_data(points.data).image_size
+            is_full_size = recipe.data.image_size == full_size and not recipe.image_sizes.points
             return points.for_recipe(recipe.name) if is_full_size else None
     return None
 

@@ -7,7 +7,7 @@ from lsgd.errors import UsageError
 from lsgd.recipe.study import Study
 from lsgd.report.batch_size_sweep import BatchSizeSweep, find_sweeps
 from lsgd.report.claims import Decision, decide
-from lsgd.report.groups import RecipeRuns, group_runs, group_study, most_seeds
+from lsgd.report.groups import RecipeRuns, group_runs, group_study
 from lsgd.report.looks import Looks
 from lsgd.report.run_archive import displayed_path
 from lsgd.report.run_folders import SkippedFolder
@@ -75,10 +75,9 @@ class Findings:
         return any(group.missing for group in self.groups)
 
     @property
-    def tested_seeds(self) -> int:
-        """The most seeds of two recipes that lack none, with which claims are tested; 0 if none."""
-        complete = [group for group in self.groups if not group.missing]
-        return most_seeds(complete) if len(complete) > 1 else 0
+    def tested_seeds(self) -> list[int]:
+        """The numbers of seeds with which claims and elbows are tested, in ascending order."""
+        return _tested_seeds(self.study, self.groups, self.sweeps)
 
 
 def compute_findings(
@@ -97,7 +96,11 @@ def compute_findings(
     groups, more = group_study(study, runs, overrides, left_out) if study else group_runs(runs)
     metric = _metric(groups)
     groups = [replace(group, metric=metric) for group in groups]
-    looks = Looks(looks.first, max(looks.last, most_seeds(groups))) if looks else Looks(0, 0)
+    if looks:
+        tested = _tested_seeds(study, groups, find_sweeps(groups, study, looks))
+        looks = Looks(min(looks.first, *tested), max(looks.last, *tested)) if tested else looks
+    else:
+        looks = Looks(0, 0)
     by_name = {group.recipe.name: group for group in groups}
     return Findings(
         study=study,
@@ -111,6 +114,21 @@ def compute_findings(
         speeds=measure_speeds(groups),
         skipped_folders=[*left_out, *more],
     )
+
+
+def _tested_seeds(
+    study: Study | None, groups: Sequence[RecipeRuns], sweeps: Sequence[BatchSizeSweep]
+) -> list[int]:
+    """Return the numbers of seeds with which claims and elbows are tested, in ascending order.
+
+    The number of a pair of recipes is that of the one with fewer. One seed decides nothing.
+    """
+    by_name = {group.recipe.name: group for group in groups}
+    claims = study.claims if study else []
+    pairs = [(by_name[claim.recipe], by_name[claim.other]) for claim in claims]
+    pairs += [(group, sweep.baseline) for sweep in sweeps for group in sweep.larger]
+    complete = [pair for pair in pairs if not any(group.lacking for group in pair)]
+    return sorted({min(len(group.runs) for group in pair) for pair in complete} - {0, 1})
 
 
 def _metric(groups: Sequence[RecipeRuns]) -> Metric:

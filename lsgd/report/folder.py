@@ -22,6 +22,7 @@ from lsgd.report.blocks import Content
 from lsgd.report.drawing import Figure
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.looks import Looks
+from lsgd.report.run_archive import displayed_path
 from lsgd.report.run_folders import REPORT, find_runs
 from lsgd.run import provenance
 from lsgd.untrusted_files import parse_json, read_bounded
@@ -54,7 +55,7 @@ def report(
     found, left_out = find_runs(runs, train_rows=False)
     # With a command, a study asks for the report, and its runs may still be missing.
     if not found and command is None:
-        reasons = "; ".join(f"{each.path}: {each.reason}" for each in left_out[:3])
+        reasons = "; ".join(f"{displayed_path(each.path)}: {each.reason}" for each in left_out[:3])
         raise UsageError(
             f"no run is in {', '.join(map(str, runs))} ({reasons}); write run folders, or "
             "folders that contain some"

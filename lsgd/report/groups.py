@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -42,6 +42,8 @@ class RecipeRuns:
     """The metric of all runs of the report."""
     counts_repeats: bool = False
     """Whether a seed counts by the mean of all its runs, and not by the first of them."""
+    needed: int = 0
+    """The number of seeds with which claims are tested; tests with fewer were further looks."""
 
     @property
     def counted(self) -> list[Run]:
@@ -125,15 +127,10 @@ class RecipeRuns:
         ended = {run.recipe.seed for run in self.runs}
         return [seed for seed in self.seeds or [] if seed not in ended]
 
-
-def most_seeds(groups: Sequence[RecipeRuns], requested: Collection[int] = ()) -> int:
-    """Return the largest number of seeds of a recipe: those of its runs, and the requested ones.
-
-    The claims are tested with this number, since all runs that have ended count, also those of
-    seeds that were requested earlier.
-    """
-    ended = [{run.recipe.seed for run in group.runs} for group in groups]
-    return max((len(seeds.union(requested)) for seeds in ended), default=0)
+    @property
+    def lacking(self) -> int:
+        """The number of seeds, whichever, that claims on this recipe still need."""
+        return max(0, self.needed - len(self.runs))
 
 
 def trajectory(recipe: Recipe) -> dict[str, Any]:
@@ -230,6 +227,7 @@ def group_study(
             load_shipped_recipe(entry.like or entry.file or entry.recipe),
             ours[entry.recipe],
             counts_repeats=study.repeats == "mean",
+            needed=study.needed_seeds,
         )
         for entry in study.entries
     ]
@@ -249,6 +247,7 @@ def _group(
     runs: list[Run],
     *,
     counts_repeats: bool = False,
+    needed: int = 0,
 ) -> RecipeRuns:
     """Return a recipe with its runs: the first of each seed, and the others as repeats."""
     first: dict[int, Run] = {}
@@ -257,7 +256,14 @@ def _group(
     counted = [first[seed] for seed in sorted(first)]
     repeats = [run for run in runs if run is not first[run.recipe.seed]]
     return RecipeRuns(
-        label, recipe, seeds, published, counted, repeats, counts_repeats=counts_repeats
+        label,
+        recipe,
+        seeds,
+        published,
+        counted,
+        repeats,
+        counts_repeats=counts_repeats,
+        needed=needed,
     )
 
 

@@ -59,6 +59,7 @@ def plan_looks(report: Path, first: int, last: int) -> None:
     more often than the level says.
     """
     kept = _kept(report)
+    resumes = bool(kept) and kept["planned"] == last
     # Seeds that were added by hand beyond a plan have ended it.
     if kept and kept["planned"] == kept["last"] != last:
         raise UsageError(
@@ -66,18 +67,22 @@ def plan_looks(report: Path, first: int, last: int) -> None:
             "the first such command, and a rule must not change after a look; write --max-seeds "
             f"{kept['planned']}"
         )
-    if kept and kept["last"] > last:
+    if kept and kept["last"] > last and not resumes:
         raise UsageError(
             f"--max-seeds {last} is below the {kept['last']} seeds with which the claims have been "
             f"looked at; write --max-seeds {kept['last'] + 1} or more"
         )
-    _write(report, kept | {"first": min(first, kept.get("first", first)), "planned": last}, last)
+    _write(
+        report,
+        kept | {"first": min(first, kept.get("first", first)), "planned": last},
+        max(last, kept.get("last", last)),
+    )
 
 
-def note_look(report: Path, seeds: int) -> Looks:
-    """Record that claims are tested with this number of seeds, and return all tests so far."""
+def note_look(report: Path, *seeds: int) -> Looks:
+    """Record that claims are tested with these numbers of seeds, and return all tests so far."""
     kept = _kept(report)
-    looks = Looks(min(kept.get("first", seeds), seeds), max(kept.get("last", seeds), seeds))
+    looks = Looks(min(kept.get("first", seeds[0]), *seeds), max(kept.get("last", seeds[0]), *seeds))
     _write(report, kept | {"first": looks.first}, looks.last)
     return looks
 

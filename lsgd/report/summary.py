@@ -54,6 +54,7 @@ def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
                 "within": ladder.margin,
             }
             for ladder in findings.sweeps
+            if ladder.is_tested
         ],
         "left_out": [
             {"folder": folder.path.name, "reason": folder.reason}
@@ -86,6 +87,7 @@ def _recipe(group: RecipeRuns, verdict: Verdict) -> dict[str, Any]:
         **({"counts_repeats": True} if group.counts_repeats else {}),
         "published": (
             {target.metric.name: target.value, "std": target.std, "source": target.source}
+            | ({"runs": target.runs} if target.runs else {})
             if target
             else None
         ),

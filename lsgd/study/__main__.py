@@ -13,8 +13,9 @@ than it has workers. Its run folder is runs/trials/NAME-seedS-FINGERPRINT, and i
 runs/studies/NAME.
 
 seeds=5, seeds=[0..4] or seeds=[0,3] select the seeds to train first, in place of those of the
-study; the report covers all existing runs of its recipes. --print estimates the difference that
-these seeds can detect, from the standard deviation of existing runs or the one that the study
+study; the report covers all existing runs of its recipes, and tests a claim once both of its
+recipes have as many seeds as the study names, whichever they are. --print estimates the difference
+that these seeds can detect, from the standard deviation of existing runs or the one that the study
 expects, and the cost of the runs. --until-decided tests the claims after every added seed, up to
 --max-seeds, with intervals widened for these repeated looks, so that their overall confidence is
 that of one look at 95 % (Pocock 1977).
@@ -48,7 +49,6 @@ from lsgd.planned import PlannedRun, has_ended, limit_threads, print_jobs
 from lsgd.report.claims import OPEN, Decision
 from lsgd.report.findings import Findings
 from lsgd.report.folder import check_libraries
-from lsgd.report.groups import most_seeds
 from lsgd.report.look_record import (
     note_added_seeds,
     plan_looks,
@@ -196,13 +196,20 @@ def print_plan(request: StudyRequest) -> None:
 def planned_looks(request: StudyRequest, everything: Sequence[PlannedRun]) -> Looks:
     """Return the recorded tests of a study's claims, and those after the requested seeds.
 
-    The runs of other seeds that have ended are tested too.
+    The runs of other seeds that have ended are tested too. If both recipes of no claim will have
+    enough seeds, it is the largest number that both will have.
     """
-    groups = study_findings(request.study, request.overrides, everything).groups
-    seeds = most_seeds(groups, request.seeds)
-    first = len(request.seeds) if request.max_seeds else seeds
-    had = read_looks(report_folder(request.study, everything)) or Looks(first, seeds)
-    return Looks(min(first, had.first), max(seeds, had.last, request.max_seeds or 0))
+    study = request.study
+    seeds = {
+        group.recipe.name: len({*request.seeds, *(run.recipe.seed for run in group.runs)})
+        for group in study_findings(study, request.overrides, everything).groups
+    }
+    pairs = [min(seeds[claim.recipe], seeds[claim.other]) for claim in study.claims]
+    pairs = pairs or [len(request.seeds)]
+    tested = [number for number in pairs if number >= study.needed_seeds] or [max(pairs)]
+    first = len(request.seeds) if request.max_seeds else min(tested)
+    had = read_looks(report_folder(study, everything)) or Looks(first, first)
+    return Looks(min(first, had.first), max(*tested, had.last, request.max_seeds or 0))
 
 
 def print_scripts(request: StudyRequest, todo: Sequence[PlannedRun]) -> None:

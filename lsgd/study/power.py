@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lsgd.recipe.study import Claim, Study
 from lsgd.report.groups import RecipeRuns
 from lsgd.report.looks import Looks
+from lsgd.tables import format_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,6 +116,11 @@ def power_lines(study: Study, groups: Sequence[RecipeRuns], looks: Looks) -> lis
     """
     if not study.claims:
         return []
+    if looks.last < study.needed_seeds:
+        return [
+            f"power: no claim is tested with {format_count(looks.last, 'seed')}, as the study has "
+            f"{study.needed_seeds}; write seeds={study.needed_seeds} or more"
+        ]
     if looks.first < 2:
         return ["power: one seed resolves nothing; write seeds=3 or more"]
     metric = groups[0].metric

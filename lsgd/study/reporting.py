@@ -64,7 +64,6 @@ def write_report(study: Study, overrides: Sequence[str], all_runs: Sequence[Plan
         command = shlex.join(["python", "-m", "lsgd.study", *study.command_arguments, *overrides])
         looks = read_looks(out)
         findings = study_findings(study, overrides, all_runs)
-        # One seed has no interval, so no claim can be decided by it.
-        if findings.tested_seeds > 1:
-            looks = note_look(out, findings.tested_seeds)
+        if findings.tested_seeds:
+            looks = note_look(out, *findings.tested_seeds)
         print(f"report: {report(folders, study, out, overrides, command, looks)}", flush=True)

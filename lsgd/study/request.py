@@ -88,11 +88,17 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
     study = config.load_study(parse_text("study", names[0]) or "")
     study = apply_search_results(study.quick_part() if options.quick else study)
     seeds = parse_seeds("seeds", seed_lists[-1]) if seed_lists else study.seeds
-    study = replace(study, seeds=[*study.seeds, *(s for s in seeds if s not in study.seeds)])
+    max_seeds = _most_seeds(options, study, seeds)
+    study = replace(
+        study,
+        seeds=[*seeds, *(seed for seed in study.seeds if seed not in seeds)],
+        # The first planned look is at all seeds that are requested.
+        claim_seeds=len(seeds if max_seeds else study.seeds),
+    )
     return StudyRequest(
         study=study,
         seeds=seeds,
-        max_seeds=_most_seeds(options, study, seeds),
+        max_seeds=max_seeds,
         overrides=run_overrides,
         launcher=launcher,
         **given_options(options),
@@ -116,7 +122,7 @@ def _most_seeds(options: argparse.Namespace, study: Study, seeds: Sequence[int])
         raise UsageError(f"study {study.name} has no claim to decide; leave out --until-decided")
     if len(seeds) < len(study.seeds) or len(seeds) < LEAST:
         raise UsageError(
-            f"--until-decided begins with all seeds of the study, {LEAST} at least, and "
+            f"--until-decided begins with as many seeds as the study has, {LEAST} at least, and "
             f"{len(seeds)} are asked for; write seeds={max(LEAST, len(study.seeds))}"
         )
     if most <= len(seeds):

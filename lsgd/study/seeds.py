@@ -55,7 +55,7 @@ def next_seeds(
     ended = {
         group.recipe.name: {run.recipe.seed for run in group.runs} for group in findings.groups
     }
-    without = {group.recipe.name for group in findings.groups if group.missing}
+    without = {group.recipe.name for group in findings.groups if group.lacking}
     without |= {name for name, seed in adding.items() if seed not in ended[name]}
     open_claims = [
         (decision.claim.recipe, decision.claim.other)

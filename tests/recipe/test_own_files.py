@@ -72,6 +72,31 @@ def test_a_recipe_builds_on_a_shipped_one_without_its_target() -> None:
     assert load_recipe(["recipe=mine.yaml", "seed=3", "workers=8"]).target is None
 
 
+@pytest.mark.parametrize(
+    ("top", "overrides", "runs"),
+    [
+        ("top1_error: 24, std: 0.3", [], None),
+        ("std: 0.3", [], None),
+        ("top1_error: 24, std: 0.3, runs: 3", [], 3),
+        ("top1_error: 24, std: 0.3, runs: 3", ["target.std=0.2"], None),
+        ("top1_error: 24, std: 0.3", ["target.std=0.2", "target.runs=4"], 4),
+        ("source: mine", [], 5),
+    ],
+)
+def test_a_target_has_no_number_of_runs_of_another_one(
+    top: str, overrides: list[str], runs: int | None
+) -> None:
+    """The five runs of the paper's value say nothing about another value that is stated."""
+    write(MINE + f"target: {{{top}}}\n")
+    target = load_recipe(["recipe=mine.yaml", *overrides]).target
+    assert target is not None
+    assert target.runs == runs
+    write(f"defaults: [./mine.yaml]\nname: top\ntarget: {{{top}}}\n", "top.yaml")
+    target = load_recipe(["recipe=top.yaml", *overrides]).target
+    assert target is not None
+    assert target.runs == runs
+
+
 def test_a_recipe_builds_on_a_file_beside_it_and_changes_groups() -> None:
     write("defaults: [digits]\nname: base\ndry_run: false\nworkers: 8\n", "a b/base.yaml")
     write(

@@ -73,6 +73,12 @@ def test_without_published_points_nothing_is_judged() -> None:
         (["+recipe=bs8k"], "top5_error", 24.1, False),
         (["+recipe=bs8k_resnet101"], "top1_error", 24.1, False),
         (["+recipe=bs8k", "data.image_size=128"], "top1_error", 24.1, False),
+        (
+            ["+recipe=bs8k", "image_sizes.points=[[1,128],[30,224]]"],
+            "top1_error",
+            24.1,
+            False,
+        ),
         (["+recipe=fashion_bs64"], "top1_error", 24.1, False),
     ],
 )

@@ -11,10 +11,13 @@ from helpers.run_folders import write_finished_run, write_perplexity_run, write_
 from lsgd.errors import UsageError
 from lsgd.recipe import Recipe
 from lsgd.recipe.study import Claim, Entry, Study
+from lsgd.report import markdown
 from lsgd.report.batch_size_sweep import BatchSizeSweep
+from lsgd.report.content import compose
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.groups import RecipeRuns, _labels, trajectory
 from lsgd.report.run_folders import find_runs
+from lsgd.report.summary import summarise
 from lsgd.report.verdict import Verdict, judge_against_published
 from lsgd.rules.metric import METRICS, TOP1
 from lsgd.run.read import Run
@@ -219,8 +222,7 @@ def test_claims_hold_fail_or_stay_open(
     decisions = found(tmp_path, study(NO_WORSE, WORSE)).decisions
     assert [decision.outcome for decision in decisions] == [no_worse, worse]
     if len(errors) < 3:
-        missing = ", ".join(map(str, range(len(errors), 3)))
-        assert missing in decisions[0].lacks[0]
+        assert decisions[0].lacks == (f"“the fashion_bs2k” has {len(errors)} of 3 seeds",)
         assert decisions[0].difference is None
 
 
@@ -299,6 +301,20 @@ def test_without_a_published_number_there_is_no_verdict() -> None:
     assert judged("fashion_bs64", errors=[8.0] * 5).outcome == "none published"
 
 
+@pytest.mark.parametrize(("like", "count"), [("bs8k", 5), ("cloudtpu_bs1k", None)])
+def test_a_report_states_the_number_of_published_runs(
+    tmp_path: Path, like: str, count: int | None
+) -> None:
+    """It decides the verdict, and is absent where it is not known."""
+    runs(tmp_path, "fashion_bs64", 8.0)
+    of = replace(study(), entries=[Entry("fashion_bs64", "a", like=like)])
+    findings = found(tmp_path, of)
+    [recipe] = summarise(findings, "command", "version")["recipes"]
+    assert recipe["published"].get("runs", "absent") == (count or "absent")
+    page = markdown.render(compose(findings, [], "command", "version"))
+    assert f"less that of the {f'{count} ' if count else ''}published runs has 0 in it" in page
+
+
 LADDER = ("fashion_bs64", "fashion_bs128", "fashion_bs256", "fashion_bs512", "fashion_bs1k")
 
 
@@ -335,6 +351,28 @@ def test_the_elbow_is_no_recipe_that_lacks_seeds_of_the_study(tmp_path: Path) ->
     [sweep] = found(tmp_path, replace(of, seeds=[0, 1, 2, 3])).sweeps
     assert sweep.elbow is sweep.baseline
     assert sweep.worse == []
+
+
+def test_an_elbow_that_is_not_tested_is_not_published(tmp_path: Path) -> None:
+    """As long as seeds are missing there is no result, and so none that no minibatch is as good."""
+
+    def published() -> tuple[str, list[object]]:
+        findings = found(tmp_path, replace(study(recipes=LADDER), seeds=[0, 1, 2, 3]))
+        page = markdown.render(compose(findings, [], "command", "version"))
+        [line] = [each for each in page.splitlines() if "Elbow: " in each]
+        return line, summarise(findings, "command", "version")["elbows"]
+
+    ladder(tmp_path, 8.0, 8.1, 8.1, 8.1, 9.0)
+    line, elbows = published()
+    assert "it is tested once 64 and a larger minibatch have 4 seeds each." in line
+    assert "is shown" not in line
+    assert elbows == []
+    for recipe in LADDER[:2]:
+        write_finished_run(tmp_path, recipe, 3, 8.1)
+    line, elbows = published()
+    assert "128 images (468 steps per epoch) is the largest minibatch that is shown" in line
+    assert "Not tested yet, with too few seeds: 256, 512, 1k." in line
+    assert len(elbows) == 1
 
 
 def test_recipes_that_differ_in_more_than_the_minibatch_are_no_ladder(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_looks_are_remembered_beside_the_report(tmp_path: Path) -> None:
     assert note_look(report, 5) == read_looks(report) == Looks(3, 5), "seeds added after a look"
     plan_looks(report, 5, 8)
     assert note_look(report, 6) == Looks(3, 8)
+    assert note_look(report, 2, 9) == Looks(2, 9), "claims on recipes with other numbers of seeds"
 
 
 def test_a_recorded_test_with_one_seed_is_none(tmp_path: Path) -> None:
@@ -89,8 +90,10 @@ def test_a_plan_is_not_changed_after_a_look(tmp_path: Path) -> None:
         ):
             plan_looks(report, 3, most)
     note_look(report, 10)
+    plan_looks(report, 3, 8)
+    assert read_looks(report) == Looks(3, 10), "the same command resumes the study"
     with pytest.raises(UsageError, match=r"below the 10 seeds .* write --max-seeds 11 or more"):
-        plan_looks(report, 3, 8)
+        plan_looks(report, 3, 9)
     plan_looks(report, 3, 11)
     assert read_looks(report) == Looks(3, 11), "seeds that were added by hand end a plan"
     looks_file(report).write_text("[]")

@@ -25,6 +25,7 @@ from lsgd.study.planned_runs import planned_runs
 from lsgd.study.power import claim_spread, detectable_difference, equivalence_margin, power_lines
 from lsgd.study.reporting import study_findings, write_report
 from lsgd.study.request import read_request
+from lsgd.study.seeds import next_seeds, seed_order
 
 pytestmark = pytest.mark.usefixtures("composed_once")
 STUDY = Study(
@@ -127,6 +128,66 @@ def test_seeds_that_are_added_by_hand_are_further_looks(
     train(7)
     findings = study_findings(request.study, [], all_runs(request))
     assert (findings.looks, read_looks(Path("runs/studies/digits"))) == (Looks(4, 6), Looks(4, 5))
+
+
+def trained(name: str, *seeds: int) -> None:
+    """Runs of a recipe of the study of digits, in the working folder."""
+    for trial in planned_runs(replace(load_study("digits"), seeds=[*seeds]), []):
+        if trial.recipe.name == name and not trial.folder.is_dir():
+            seed = trial.recipe.seed
+            write_run(trial.folder, f"+recipe={name}", seed=seed, errors=[2.0 + 0.1 * seed] * 30)
+
+
+def test_claims_are_tested_with_other_seeds_as_many_as_the_studys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study names four; which four they are makes no difference to a test."""
+    monkeypatch.chdir(tmp_path)
+    names = [entry.recipe for entry in load_study("digits").entries]
+    request = read_request("", ["study=digits", "seeds=[4,5,6,7]", "--np", "1"])
+    for seeds, tested in ([4, 5, 6], []), ([7], [4]):
+        for name in names:
+            trained(name, *seeds)
+        findings = study_findings(request.study, [], all_runs(request))
+        assert findings.tested_seeds == tested
+        assert {decision.difference is not None for decision in findings.decisions} == {
+            bool(tested)
+        }
+    more = read_request(
+        "", ["study=digits", "seeds=[4..7]", "--np", "1", "--until-decided", "--max-seeds", "6"]
+    )
+    assert seed_order(more.study, 6) == [4, 5, 6, 7, 0, 1]
+    findings = study_findings(more.study, [], all_runs(more))
+    assert {*next_seeds(findings, seed_order(more.study, 6), {}).values()} <= {0}
+
+
+def test_a_part_of_the_seeds_is_said_to_test_no_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the power of it, which no test has, is not stated."""
+    monkeypatch.chdir(tmp_path)
+    for asked, number in ("seeds=2", "2 seeds"), ("seeds=[5]", "1 seed"):
+        request = read_request("", ["study=digits", asked, "--np", "1"])
+        groups = study_findings(request.study, [], all_runs(request)).groups
+        assert power_lines(request.study, groups, planned_looks(request, all_runs(request))) == [
+            f"power: no claim is tested with {number}, as the study has 4; write seeds=4 or more"
+        ]
+
+
+def test_a_look_has_the_seeds_of_the_recipe_with_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The baseline has six seeds of another study: claims are tested with four, then with six."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lsgd.study.reporting.report", lambda *_: None)
+    names = [entry.recipe for entry in load_study("digits").entries]
+    request = read_request("", ["study=digits", "seeds=6", "--np", "1"])
+    trained("digits_reference", *range(6))
+    for count, looks in (3, None), (4, Looks(4, 4)), (6, Looks(4, 6)):
+        for name in names:
+            trained(name, *range(count))
+        write_report(request.study, [], all_runs(request))
+        assert read_looks(Path("runs/studies/digits")) == looks
 
 
 def test_arms_that_differ_in_nothing_that_takes_time_are_timed_once(
