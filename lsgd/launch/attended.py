@@ -42,9 +42,9 @@ def run_attended(command: Sequence[str]) -> int:
         folder = Path(name)
         with cleanup_process((JOB_TAG, name)):
             job = subprocess.Popen(command, env=os.environ | {JOB_TAG: name}, process_group=0)
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-                signal.signal(number, lambda received, _: job.send_signal(received))
             try:
+                for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                    signal.signal(number, lambda received, _: job.send_signal(received))
                 code = _wait(job)
             except KeyboardInterrupt:
                 code = _interrupt(job, folder, forwarded_signal(command))

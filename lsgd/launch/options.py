@@ -61,8 +61,7 @@ OPTIONS = {
     "--time": ("TIME", "time limit, such as 8:00:00"),
     "--mem": (
         "SIZE",
-        "memory on each machine, such as 64G; default: all of it, or with --cpus the queue's "
-        "default",
+        "memory on each machine; default: all of it, or with --cpus the queue's own",
     ),
     "--partition": ("NAME", "the partition, which is Slurm's name for a queue"),
     "--account": ("NAME", "the account that pays for the job"),
@@ -73,8 +72,7 @@ OPTIONS = {
     "--array": ("SEEDS", "one job for each of these seeds, such as 0-4%2: two at a time"),
     "--signal": (
         "SIGNAL",
-        "the signal for all processes to save, and its seconds before the time limit; default: "
-        "USR2@120",
+        "the signal to save, and its seconds before the time limit (USR2@120)",
     ),
     "--mail": ("ADDRESS", "send mail when the job ends, fails or is requeued"),
     "--setup": (

@@ -138,8 +138,9 @@ def test_a_question_at_the_terminal_is_answered_and_ctrl_c_still_saves() -> None
 
 def test_ctrl_c_at_a_question_ends_the_job() -> None:
     ask = "read answer </dev/tty"
-    command = [sys.executable, "-c", ATTENDED, "sh", "-c", f"echo asked; {ask}"]
-    code, seen = at_a_terminal(command, ("asked", 1, b"\x03"))
+    # The job has the terminal once the first question is answered.
+    command = [sys.executable, "-c", ATTENDED, "sh", "-c", f"echo first; {ask}; echo second; {ask}"]
+    code, seen = at_a_terminal(command, ("first", 1, b"yes\n"), ("second", 1, b"\x03"))
     assert code == 130, seen
     assert "Traceback" not in seen
 
