@@ -382,11 +382,14 @@ def named_metric(name: str) -> Metric:
 
 
 HIGHER_IS_BETTER = re.compile(
-    "acc|accuracy|ap|au(c|prc|roc)|bleu|dice|f1|m?iou|kappa|likelihood|map|mcc|mrr|ndcg|precision|"
+    "acc|accuracy|au(c|prc|roc)|bleu|dice|f1|m?iou|kappa|likelihood|mcc|mrr|ndcg|precision|"
     "psnr|r2|recall|rouge|sensitivity|specificity|ssim"
 )
 """Words for metrics whose highest value is the best."""
-TURNED = re.compile("complement|distance|error|gap|inverse|loss|minus|neg(ative)?|nll|rmse")
+TURNED = re.compile(
+    "brier|complement|cost|deficit|distance|divergence|drop|ece|eer|err|error|fnr|fpr|gap|inv|"
+    "inverse|kl|loss|mae|minus|miss|mse|neg|negative|nll|rmse|std"
+)
 """Words that make the lowest value of such a metric the best."""
 
 
@@ -395,7 +398,7 @@ def is_higher_better(name: str) -> bool:
 
     >>> [is_higher_better(name) for name in ("accuracy", "macro_f1", "io_u", "r2_score")]
     [True, True, True, True]
-    >>> [is_higher_better(name) for name in ("f1_error", "rmse", "inaccuracy", "map_distance")]
+    >>> [is_higher_better(name) for name in ("f1_error", "rmse", "map_mse", "fpr_at_recall")]
     [False, False, False, False]
     """
     words = [*name.split("_"), name.replace("_", "")]
