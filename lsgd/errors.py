@@ -1,6 +1,7 @@
 """The exceptions that end a run or a command early, each with its own exit code."""
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -103,7 +104,7 @@ def disk_full_error(error: OSError, what: object = None) -> NotSavedError | None
 
 UNUSABLE_PATH_ERRNOS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
 )
 """The error numbers of a path that a user must change, or its permissions.
 
@@ -113,11 +114,12 @@ A missing file is not among them, as it may be missing by an error of lsgd.
 
 def unusable_path_error(error: OSError) -> UsageError | None:
     """Convert an OSError of a path that cannot be used to a UsageError; return None for others."""
-    if error.errno not in UNUSABLE_PATH_ERRNOS or error.filename is None:
+    path = error.filename2 or error.filename  # a renamed file has both, and its new name is meant
+    if error.errno not in UNUSABLE_PATH_ERRNOS or not isinstance(path, str | bytes):
         return None
     return UsageError(
-        f"{error.filename} cannot be used ({error.strerror}); write another path, or change this "
-        "one or its permissions"
+        f"{os.fsdecode(path)} cannot be used ({error.strerror}); write another path, or change "
+        "this one or its permissions"
     )
 
 

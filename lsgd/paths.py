@@ -85,11 +85,16 @@ def is_leftover(name: str) -> bool:
 
 
 def files_below(
-    root: Path, folder: str = "", above: frozenset[tuple[int, int]] = frozenset()
+    root: Path,
+    folder: str = "",
+    above: frozenset[tuple[int, int]] = frozenset(),
+    *,
+    once: bool = False,
 ) -> Iterator[str]:
     """Yield the paths, relative to the root, of all but folders in a folder of it at any depth.
 
-    Links to folders are followed, but not to one above. Hidden and system files are left out.
+    Links to folders are followed, but not to one above; with `once` nor to any other folder of the
+    root, whose files have another name there. Hidden and system files are left out.
     """
     status = (root / folder).stat()
     here = (status.st_dev, status.st_ino)
@@ -99,10 +104,17 @@ def files_below(
         if is_leftover(entry.name):
             continue
         name = os.path.join(folder, entry.name)
-        if entry.is_dir():
-            yield from files_below(root, name, above | {here})
+        is_folder = os.path.isdir(entry.path)  # which raises no error for a link to itself
+        if is_folder and once and entry.is_symlink() and _is_inside(root, entry.path):
+            continue
+        if is_folder:
+            yield from files_below(root, name, above | {here}, once=once)
         else:
             yield name
+
+
+def _is_inside(root: Path, path: str) -> bool:
+    return Path(path).resolve().is_relative_to(root.resolve())
 
 
 def display_path(path: Path) -> str:

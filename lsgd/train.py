@@ -39,7 +39,7 @@ from lsgd.run.saver import CheckpointSaver
 from lsgd.scores import named_by_set
 from lsgd.start_weights import read_start_weights
 from lsgd.step import train_step
-from lsgd.workloads import open_workload
+from lsgd.workloads import open_training_inputs
 
 
 def train(recipe: Recipe) -> float:
@@ -58,7 +58,7 @@ def train(recipe: Recipe) -> float:
         recipe = with_pretrained_weights(recipe, comm)
         stage_data(recipe, comm)
         inputs, data = open_consistent_inputs(
-            comm, lambda: open_workload(recipe, device).inputs(), recipe.part_sources
+            comm, lambda: open_training_inputs(recipe, device), recipe.part_sources
         )
         start = read_start_weights(recipe, comm)
         with open_run(recipe, comm) as run:

@@ -274,7 +274,9 @@ def _repeats_srun(environment: Mapping[str, str]) -> bool:
     if ours.local_size in environment:
         return False
     pairs = [(ours.rank, srun.rank), (ours.world_size, srun.world_size)]
-    return all(environment.get(own) == environment.get(slurm, "") for own, slurm in pairs)
+    return all(
+        slurm in environment and environment.get(own) == environment[slurm] for own, slurm in pairs
+    )
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

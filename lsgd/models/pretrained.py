@@ -4,6 +4,7 @@ They are what model.options.pretrained=true asks for; a run records them as mode
 """
 
 import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,10 @@ def with_pretrained_weights(recipe: Recipe, comm: Comm) -> Recipe:
     hosts = comm.gather_objects(platform.node())
     is_first = hosts.index(hosts[comm.rank]) == comm.rank
     all_or_raise(comm, lambda: _resolve(recipe) if is_first else recipe)
-    return all_or_raise(comm, lambda: _resolve(recipe))
+    resolved = all_or_raise(comm, lambda: _resolve(recipe))
+    if comm.rank == 0 and (advice := _normalisation_advice(recipe)):
+        print(f"lsgd: {advice}", file=sys.stderr)
+    return resolved
 
 
 def _resolve(recipe: Recipe) -> Recipe:
@@ -55,31 +59,31 @@ def _resolve(recipe: Recipe) -> Recipe:
             f"model.options.pretrained=true asks for trained weights, and {library} has none of "
             f"model={recipe.model.name}; leave it out, or write model.start=PATH of your own"
         )
-    _check_normalisation(recipe)
     options = {key: each for key, each in recipe.model.options.items() if key != "pretrained"}
     model = replace(recipe.model, options=options, start=str(file))
     return replace(recipe, model=with_start_hash(model))
 
 
-def _check_normalisation(recipe: Recipe) -> None:
-    """Raise UsageError if the weights were trained with other means or deviations of pixels."""
+def _normalisation_advice(recipe: Recipe) -> str:
+    """Return a sentence if the weights were trained with other means or deviations of pixels."""
     library, _, name = recipe.model.name.partition("/")
     data = recipe.data
     theirs = _timm_normalisation(name) if library == "timm" else _torchvision_normalisation(name)
     if data.channels != len(theirs.get("mean", ())):  # of grey images the recipe has its own
-        return
+        return ""
     others = {
         key: list(values)
         for key, values in theirs.items()
         if not np.allclose(values, getattr(data, key), atol=1e-3)
     }
-    if others:
-        has = " ".join(f"data.{key}={as_override(getattr(data, key))}" for key in others)
-        wanted = " ".join(f"'data.{key}={as_override(values)}'" for key, values in others.items())
-        raise UsageError(
-            f"model.options.pretrained=true starts from weights of model={recipe.model.name} for "
-            f"other pixels than {has}; write {wanted}"
-        )
+    if not others:
+        return ""
+    has = " ".join(f"data.{key}={as_override(getattr(data, key))}" for key in others)
+    wanted = " ".join(f"'data.{key}={as_override(values)}'" for key, values in others.items())
+    return (
+        f"model.options.pretrained=true starts from weights of model={recipe.model.name} for "
+        f"other pixels than {has}; unless these are meant, write {wanted}"
+    )
 
 
 def _torchvision_normalisation(name: str) -> dict[str, Sequence[float]]:

@@ -33,7 +33,9 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
             found.append(path)
             continue
         inside = sorted(
-            path / name for name in files_below(path) if name.lower().endswith(IMAGE_SUFFIXES)
+            path / name
+            for name in files_below(path, once=True)
+            if name.lower().endswith(IMAGE_SUFFIXES)
         )
         if not inside:
             raise UsageError(

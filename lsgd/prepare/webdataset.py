@@ -45,9 +45,14 @@ DEFAULT_PATTERNS = {"train": ("train",), "val": ("val|valid|validation", "test")
 
 A later one counts where no shard has an earlier one: a test set beside val is another set.
 """
-PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh91AY&SY": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 """The compressions by the bytes that a file begins with."""
-IMAGE_NAMES = ("image", "img", "input")
+IMAGE_NAMES = ("image", "img", "input", "rgb", "color", "photo")
 """The names that an example's image has beside other pictures, such as image.jpg beside mask.png.
 
 A kind without a name, such as jpg, comes first.
@@ -136,7 +141,8 @@ def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[s
         else:
             found[split] = _matching_files(root, split, pattern)
         if not found[split]:
-            packed = (name for name in files_below(root) if re.search(r"\.(tar\..|tgz$)", name))
+            names = files_below(root, once=True)
+            packed = (name for name in names if re.search(r"\.(tar\..|tgz$)", name))
             if first := min(packed, default=""):
                 raise UsageError(
                     f"{root / first} is compressed, and images are read at their place in a shard; "
@@ -168,7 +174,7 @@ def _matching_files(root: Path, split: str, pattern: str) -> list[str]:
 
 def _named_shards(root: Path, split: str) -> tuple[list[str], list[str]]:
     """Return the sorted paths of the shards that are named for a split, and those left out."""
-    tars = sorted(name for name in files_below(root) if name.lower().endswith(".tar"))
+    tars = sorted(name for name in files_below(root, once=True) if name.lower().endswith(".tar"))
     by_words = [
         [tar for tar in tars if re.search(rf"(?<![a-z])({words})(?![a-z])", tar, re.I)]
         for words in DEFAULT_PATTERNS[split]
@@ -363,22 +369,16 @@ def _class_number(shard: Path, files: Mapping[str, tuple[str, bytes]]) -> int | 
     """Return the class number of an example: that in its .cls, or else the label in its .json.
 
     `files` has the name and content of either. Returns None if there is no number, as for a label
-    in .json that is a text. Raises UsageError for others, and if the files have two numbers.
+    in .json that is a text. Raises UsageError for others.
     """
-    of_json = _json_label(files["json"][1]) if "json" in files else None
     if "cls" not in files:
+        of_json = _json_label(files["json"][1]) if "json" in files else None
         if of_json is None or isinstance(of_json, str):
             return None
         return _checked_class(of_json, shard, *files["json"])
     name, content = files["cls"]
     digits = re.fullmatch(rb"\s*([0-9]{1,20})\s*", content)
-    number = _checked_class(int(digits[1]) if digits else _json(content), shard, name, content)
-    if type(of_json) is int and of_json != number:
-        raise UsageError(
-            f"{shard} has class {number} in {name} and {of_json} in {files['json'][0]}; write it "
-            "anew with one class for each example"
-        )
-    return number
+    return _checked_class(int(digits[1]) if digits else _json(content), shard, name, content)
 
 
 def _checked_class(value: Any, shard: Path, name: str, content: bytes) -> int:

@@ -165,7 +165,7 @@ class Metric:
         >>> [METRICS["top1_error"].format_target(target) for target in (24.1, 24.125)]
         ['24.10 %', '24.125 %']
         """
-        shown = f"{target:.2f}" if round(target, 2) == target else f"{target:g}"
+        shown = f"{target:.2f}" if round(target, 2) == target else f"{target:.12g}"
         return f"{shown} {self.unit}".rstrip()
 
     def format_labelled(self, value: float) -> str:

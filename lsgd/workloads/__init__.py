@@ -151,6 +151,20 @@ class Workload(Protocol):
         """Convert a mean loss and summed counts into metrics by the names in lsgd.rules.metric."""
 
 
+def open_training_inputs(recipe: Recipe, device: torch.device) -> Inputs:
+    """Open the data loader of a run that trains the recipe.
+
+    Raises UsageError for data that are not the recipe's, and for a new run that would be judged by
+    a metric of the user's own whose highest value is the best.
+    """
+    workload = open_workload(recipe, device)
+    if workload.metrics_part:
+        from lsgd.workloads.own_metric import check_direction
+
+        check_direction(recipe, workload.metric, workload.metrics_part)
+    return workload.inputs()
+
+
 def open_workload(recipe: Recipe, device: torch.device) -> Workload:
     """Create the workload of a recipe, which moves its batches to this device.
 

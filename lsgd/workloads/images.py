@@ -31,7 +31,7 @@ from lsgd.rules.metric import TOP1, Metric, named_metric
 from lsgd.rules.rectangles import group_by_aspect
 from lsgd.rules.sampler import MicroBatch
 from lsgd.workloads import CarriedState, is_finite_output, worker_states
-from lsgd.workloads.own_metric import ImageMetric, check_direction, open_metric
+from lsgd.workloads.own_metric import ImageMetric, open_metric
 
 
 class ImageClassification:
@@ -120,8 +120,6 @@ class ImageClassification:
 
         A network from a library and frozen parameters are checked first. Raises UsageError.
         """
-        if self.own_metric:
-            check_direction(self.recipe, self.metric, self.metrics_part)
         if self.recipe.model.is_from_library:
             from lsgd.models.library_networks import check_library_network
 

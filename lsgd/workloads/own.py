@@ -32,7 +32,6 @@ from lsgd.rules.counter_dropout import counter_dropout_layers, replace_dropout
 from lsgd.rules.metric import MAIN_SET, Metric, named_metric
 from lsgd.rules.sampler import MicroBatch
 from lsgd.workloads import CarriedState, round_robin_micro_batches, worker_states
-from lsgd.workloads.own_metric import check_direction
 
 
 class OwnWorkload(ABC):
@@ -141,10 +140,8 @@ class OwnWorkload(ABC):
     def inputs(self) -> Inputs:
         """Open the loader, and try the loss on the first validation examples.
 
-        Raises UsageError if it fails, or is no sum over the examples, and if a new run would be
-        judged by a metric whose highest value is the best.
+        Raises UsageError if it fails, or is no sum over the examples.
         """
-        check_direction(self.recipe, self.metric, self.metrics_part)
         inputs = self.open_inputs()
         _check_examples(self)
         _try_out(self, inputs)

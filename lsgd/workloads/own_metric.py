@@ -50,7 +50,8 @@ def check_direction(recipe: Recipe, metric: Metric, part: str) -> None:
     if wrong := next(filter(is_higher_better, names), None):
         raise UsageError(
             f"{part} has the metric {wrong}, whose highest value is the best, and a run is judged "
-            f"by the lowest; return 100 minus its percentage, under the name {wrong}_error"
+            f"by the lowest; return 100 minus its percentage, under the name {wrong}_error; if its "
+            "lowest value is the best, write another name"
         )
 
 

@@ -427,10 +427,13 @@ def pretrained(name: str, *words: str) -> Recipe:
 
 
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_pretrained_weights_for_other_pixels_are_refused(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_pretrained_weights_for_other_pixels_are_named(
+    library: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Many of timm's were trained with means of 0.5."""
+    """Many of timm's were trained with means of 0.5; a dataset's own may be meant."""
     made = pretrained(f"{library}/squeezenet1_1")
     known = SimpleNamespace(mean=(0.485, 0.456, 0.406), std=(0.5, 0.5, 0.5))
     monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(get_pretrained_cfg=lambda _: known))
@@ -439,9 +442,12 @@ def test_pretrained_weights_for_other_pixels_are_refused(
     wanted = {"torchvision": "0.229,0.224,0.225", "timm": "0.5,0.5,0.5"}[library]
     monkeypatch.setattr("lsgd.models.library_networks.find_builder", lambda _: None)
     for name in ("_timm_file", "_torchvision_file"):
-        monkeypatch.setattr(f"lsgd.models.pretrained.{name}", lambda _: tmp_path)
-    with pytest.raises(UsageError, match=rf"write 'data\.std=\[{wanted}\]'$"):
-        with_pretrained_weights(made, SingleComm())
+        monkeypatch.setattr(f"lsgd.models.pretrained.{name}", lambda _: tmp_path / "weights")
+    (tmp_path / "weights").touch()
+    assert with_pretrained_weights(made, SingleComm()).model.start == str(tmp_path / "weights")
+    assert capsys.readouterr().err.endswith(
+        f"unless these are meant, write 'data.std=[{wanted}]'\n"
+    )
 
 
 def test_pretrained_weights_are_downloaded_once_and_recorded_as_start(

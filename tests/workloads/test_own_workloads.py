@@ -25,7 +25,7 @@ from lsgd.recipe.reference import option_list
 from lsgd.rules.sampler import MicroBatch
 from lsgd.run import checkpoint
 from lsgd.step import train_step
-from lsgd.workloads import compute_metrics, open_workload
+from lsgd.workloads import compute_metrics, open_training_inputs, open_workload
 from lsgd.workloads.images import ImageClassification
 
 CPU = torch.device("cpu")
@@ -417,9 +417,10 @@ def test_a_new_run_is_judged_by_no_metric_whose_highest_value_is_the_best(
 ) -> None:
     recipe = load_recipe([*words, f"run_dir={tmp_path}"])
     with pytest.raises(UsageError, match=f"judged by the lowest; return .* under the name {fix}"):
-        open_workload(recipe, CPU).inputs()
+        open_training_inputs(recipe, CPU)
+    open_workload(recipe, CPU).inputs()  # as `lsgd evaluate` does, wherever the folder is now
     (tmp_path / "config.yaml").write_text(to_yaml(recipe))
-    open_workload(recipe, CPU).inputs()
+    open_training_inputs(recipe, CPU)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
