@@ -53,7 +53,9 @@ class BatchSizeSweep:
 
         They have too few seeds, or the baseline does.
         """
-        return [group for group in self.larger if group.lacking or self.baseline.lacking]
+        if _has_too_few(self.baseline):
+            return self.larger
+        return [group for group in self.larger if _has_too_few(group)]
 
     @property
     def is_tested(self) -> bool:
@@ -78,10 +80,15 @@ class BatchSizeSweep:
         """
         return [
             None
-            if group.lacking or self.baseline.lacking
+            if _has_too_few(group) or _has_too_few(self.baseline)
             else difference_for_claims(group, self.baseline, self.level)
             for group in self.groups
         ]
+
+
+def _has_too_few(group: RecipeRuns) -> bool:
+    """Return whether a recipe has fewer seeds than its study, or one, which has no interval."""
+    return bool(group.lacking or (group.claim_sample and group.claim_sample.n < 2))
 
 
 def find_sweeps(

@@ -166,7 +166,7 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
     if not ladder.is_tested:
         return (
             f"Elbow: it is tested once {format_batch_size(base.recipe.batch_size)} and a larger "
-            f"minibatch have {format_count(base.needed, 'seed')} each."
+            f"minibatch have {max(base.needed, 2)} seeds each."
         )
     if elbow is base:
         text = f"Elbow: no minibatch above {base.recipe.batch_size} is shown to be as good as that."

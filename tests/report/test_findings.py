@@ -375,6 +375,19 @@ def test_an_elbow_that_is_not_tested_is_not_published(tmp_path: Path) -> None:
     assert len(elbows) == 1
 
 
+def test_an_elbow_needs_two_seeds_of_the_baseline(tmp_path: Path) -> None:
+    """One has no interval, so that no minibatch would be shown to be as good."""
+    for recipe in LADDER[:3]:
+        write_finished_run(tmp_path, recipe, 0, 8.0)
+    [sweep] = found(tmp_path).sweeps
+    assert not sweep.is_tested
+    for recipe in LADDER[:2]:
+        write_finished_run(tmp_path, recipe, 1, 8.1)
+    [sweep] = found(tmp_path).sweeps
+    assert sweep.is_tested
+    assert [group.recipe.name for group in sweep.untested] == [LADDER[2]]
+
+
 def test_recipes_that_differ_in_more_than_the_minibatch_are_no_ladder(tmp_path: Path) -> None:
     for recipe in ("fashion_bs64", "fashion_bs2k", "fashion_bs4k"):
         write_finished_run(tmp_path, recipe, 0, 8.0)
