@@ -322,6 +322,12 @@ def test_the_mode_is_that_of_the_layers_inside_of_wrappers() -> None:
         assert is_in_training(wrapper, trains_weights=grad)
         network.eval()
         assert not is_in_training(wrapper, trains_weights=grad)
+    with_dropout = torch.nn.Sequential(*network, torch.nn.Dropout()).eval()
+    with_dropout[2].train()  # Monte Carlo dropout moves no statistics
+    assert not is_in_training(WithLoss(with_dropout), trains_weights=False)
+    assert not is_in_training(WithLoss(with_dropout[::2]), trains_weights=False)
+    with_dropout[0].train()
+    assert is_in_training(with_dropout, trains_weights=False)
     network.train()
     network[1].eval()  # a frozen BN
     assert is_in_training(wrapper, trains_weights=True)
@@ -347,12 +353,14 @@ MODEL = torch.nn.Linear(2, 2)
     [
         (passes(32, 32, given=32), [32]),  # two views
         (passes(*[32] * 8, given=32), [32]),  # time steps
-        (passes(8, 8, 8, 8, given=32), [32]),  # parts of the batch
+        (passes(8, 8, 8, 8, given=32), [8, 8, 8, 8]),  # parts of the batch
+        (passes(8, 8, 8, 8, given=16), [16]),  # two views, each in parts
         (passes(8, given=32) + passes(8, given=32, backward=2), [8, 8]),
         (passes(32, given=32) + passes(32, given=32, batch=2), [32, 32]),  # two batches' losses
         (passes(32, given=16), [32]),  # the next batch was prefetched
         (passes(32, given=1), [32]),  # a dataset of batches
         (passes(32, 32, given=0), [32]),  # no DataLoader
+        (passes(32, 16, given=0), [32, 16]),
     ],
 )
 def test_passes_of_a_batch_before_one_backward_pass_are_one_micro_batch(
@@ -361,6 +369,39 @@ def test_passes_of_a_batch_before_one_backward_pass_are_one_micro_batch(
     other = Pass(torch.nn.Linear(2, 2), made[0].images, None, "", train=True, grad=True)
     for found in (made, [*made, other]):
         assert [each["images"] for each in micro_batches(found)] == images
+
+
+@pytest.mark.parametrize(
+    ("images", "sizes"), [((16, 16), [16, 16]), ((16, 48), [16, 48]), ((16, 16, 16, 16), [32])]
+)
+@pytest.mark.parametrize("has_left_others", [True, False])
+def test_batches_of_two_loaders_are_two_micro_batches(
+    images: tuple[int, ...], sizes: list[int], has_left_others: bool
+) -> None:
+    """As those of zip(labelled, unlabelled); no batches of a loop that has ended are among them."""
+    record, forward, _, update = watched()
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    labelled, unlabelled, looked_at, validated = (loader(number) for number in range(4))
+    labelled.last, unlabelled.last = images[:2]
+    validated.evaluated = 3
+    iterators = [torch.nn.Identity() for _ in range(4)]
+    if has_left_others:
+        record.note_batch(looked_at, torch.nn.Identity())
+        record.note_batch(validated, iterators[3])
+    for _ in range(2):
+        record.note_batch(labelled, iterators[0])
+        record.note_batch(unlabelled, iterators[1])
+        for count in images:
+            forward.before(model, (torch.ones(count, 3),))
+            forward.after(model, (), model(torch.ones(count, 3)))
+        forward._begin_backward()
+        model(torch.ones(1, 3)).sum().backward()
+        update._begin_update(optimizer)
+        update._finish(optimizer)
+        optimizer.zero_grad()
+    lines = [each for each in update.lines() if each["kind"] == "update"]
+    assert [[each["images"] for each in line["passes"]] for line in lines] == [sizes] * 2
 
 
 def watched() -> tuple[Record, ForwardWatch, GradientWatch, UpdateWatch]:

@@ -173,7 +173,7 @@ class DataWatch:
             given = epoch.given = count - epoch.begin
             if given > 0:
                 epoch.last = epoch.sizes[given - 1] if given <= len(epoch.sizes) else 0
-                self.record.loader = epoch
+                self.record.note_batch(epoch, iterator)
                 return
 
     def _watch_accelerate(self, module: Any) -> None:

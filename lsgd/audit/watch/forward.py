@@ -183,6 +183,7 @@ class ForwardWatch:
         images = first_size(inputs) or (record.loader.last if record.loader else 0)
         where = place() if record.handles or not (train and grad) else ""
         seen = Pass(module, images, record.loader, where, train=train, grad=grad)
+        record.note_batches_of(seen)
         seen.is_after_update = record.updated_by == (record.loader, seen.batch)
         # A hook sees no arguments by name, but those of the layers inside.
         self.unsized = None if images else seen
@@ -214,6 +215,7 @@ class ForwardWatch:
             record.begin_after_other()
         record.forget_replaced()
         record.backwards += 1
+        record.is_given_used = True
         batch = record.loader.given if record.loader else 0
         # With an evaluation that keeps gradients, passes of other loaders wait here too, and those
         # of an accuracy that a batch had after its update.
@@ -262,12 +264,18 @@ def is_trainable(module: nn.Module) -> bool:
 def is_in_training(network: nn.Module, *, trains_weights: bool) -> bool:
     """Return whether a network's BN or dropout is in training mode, whatever wrappers it has.
 
-    A fine-tuned network whose BN is frozen is in training mode too if its other layers are.
+    A fine-tuned network whose BN is frozen is in training mode too if its other layers are. An
+    evaluation by Monte Carlo dropout, which is on while all other layers are not, is none.
     """
     layers = [each for each in network.modules() if not each._modules]
-    modes = [each.training for each in layers if isinstance(each, (_NormBase, _DropoutNd))]
-    if not modes or trains_weights:
-        modes += [each.training for each in layers if each._parameters]
+    norms = [each.training for each in layers if isinstance(each, _NormBase)]
+    dropouts = [each.training for each in layers if isinstance(each, _DropoutNd)]
+    others = [
+        each.training for each in layers if each._parameters and not isinstance(each, _NormBase)
+    ]
+    modes = norms + dropouts if any(others) else norms
+    if trains_weights or not modes:
+        modes = norms + dropouts * trains_weights + others
     return any(modes) if modes else network.training
 
 

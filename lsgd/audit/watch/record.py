@@ -10,6 +10,7 @@ import site
 import sys
 import sysconfig
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import util
 from typing import Any, Protocol
@@ -47,7 +48,9 @@ class Pass:
         self.is_after_update = False
         """Whether the network has been updated by the same batch before."""
         self.batch_images = loader.last if loader else 0
-        """The images of that batch."""
+        """The images of that batch, and of those that other loaders have given with it."""
+        self.is_of_several = False
+        """Whether other loaders have given a batch too."""
         self.backward = 0
         """The number of the backward pass that came next."""
         self.output_hooks = 0
@@ -78,8 +81,8 @@ def micro_batches(passes: list[Pass]) -> list[dict[str, Any]]:
     """Return the images, mode and line of each micro-batch of an update from its forward passes.
 
     The passes of one batch before one backward pass are of one micro-batch: a network may be called
-    with several views of its images, at each time step, or with parts of the images. Of several
-    networks the one that has been called for the most images counts.
+    with several views of its images, or at each time step. Parts of the batch are micro-batches of
+    their own. Of several networks the one that has been called for the most images counts.
     """
     found: list[dict[str, Any]] = []
     for model in {id(each.model): each.model for each in passes}.values():
@@ -89,21 +92,30 @@ def micro_batches(passes: list[Pass]) -> list[dict[str, Any]]:
                 groups.setdefault((each.backward, id(each.loader), each.batch), []).append(each)
         own = [
             {
-                "images": _images_of(each),
+                "images": images,
                 "train": each[0].train,
                 "place": each[0].place,
                 "calls": len(each),
             }
-            for each in groups.values()
+            for group in groups.values()
+            for images, each in _parts(group)
         ]
         found = max(found, own, key=lambda batches: sum(each["images"] for each in batches))
     return found
 
 
-def _images_of(passes: list[Pass]) -> int:
-    """Return the images of a micro-batch, which are at most those that the loader has given."""
-    most = max(each.images for each in passes)
-    return max(most, min(sum(each.images for each in passes), passes[0].batch_images))
+def _parts(passes: list[Pass]) -> list[tuple[int, list[Pass]]]:
+    """Return the images and passes of each micro-batch among those before one backward pass."""
+    images = [each.images for each in passes]
+    most, given = max(images), passes[0].batch_images
+    if given >= most:
+        are_parts = sum(images) <= given
+    else:
+        # There is no DataLoader, its dataset is of batches, or the next batch was prefetched.
+        are_parts = passes[0].is_of_several or min(images) < most
+    if are_parts:
+        return [(each.images, [each]) for each in passes]
+    return [(max(most, given), passes)]
 
 
 class Record:
@@ -139,6 +151,11 @@ class Record:
         """The network of the first training pass."""
         self.loader: Any = None
         """The record of the DataLoader epoch from which the last batch came."""
+        self.given: dict[int, tuple[Any, weakref.ref[Any]]] = {}
+        """The epochs and iterators that have given batches for the next backward pass, by loader's
+        number."""
+        self.is_given_used = False
+        """Whether a backward pass or an update has followed these batches."""
         self.epochs: dict[int, int] = {}
         """The epochs of each DataLoader in which an update was made, by the loader's number."""
         self.pending: list[Pass] = []
@@ -167,6 +184,7 @@ class Record:
     def end_update(self) -> None:
         """Count an update, and register or remove the costly hooks for the next one."""
         self.updates += 1
+        self.is_given_used = True
         if self.loader is not None:
             self.loader.updated += 1
             self.loader.updated_at_end += self.loader.is_at_end
@@ -180,6 +198,29 @@ class Record:
             for each in self.handles:
                 each.remove()
             self.handles = []
+
+    def note_batch(self, loader: Any, iterator: Any) -> None:
+        """Note the epoch of a DataLoader that has given a batch."""
+        if self.is_given_used:
+            self.given, self.is_given_used = {}, False
+        self.given[loader.number] = loader, weakref.ref(iterator)
+        self.loader = loader
+
+    def note_batches_of(self, seen: Pass) -> None:
+        """Note how many images all loaders have given for a pass, such as those of zip(A, B).
+
+        A loop that has ended, as over a validation set, leaves no iterator, unless this has
+        persistent workers.
+        """
+        others = [
+            each
+            for each, iterator in self.given.values()
+            if iterator() is not None and (each.trained or not each.evaluated)
+        ]
+        others = [each for each in others if each is not seen.loader]
+        if seen.loader is not None and others:
+            seen.is_of_several = True
+            seen.batch_images += sum(each.last for each in others)
 
     def leave_evaluation(self) -> None:
         """Take the loader of the last update again after an evaluation has had its last batch.
