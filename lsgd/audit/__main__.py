@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lsgd.audit.examples import examples_over_processes
+from lsgd.audit.examples import examples_over_processes, unjudged_evaluations
 from lsgd.audit.facts import observe, script_recipe
 from lsgd.audit.job import AuditedJob
 from lsgd.audit.launched import EXAMPLE, run_watched
@@ -163,6 +163,11 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
     if any(examples_over_processes([*each]) is None for each in _loaders_of_all(job)):
         remarks.append(
             "the processes have datasets of their own, so it is not known whether they share images"
+        )
+    if partial := unjudged_evaluations(job):
+        remarks.append(
+            f"the evaluation at {_short(partial[0].place)} is not judged ({partial[0].run}): it is "
+            "of training data, or another evaluation counts all images of its dataset"
         )
     if not job.first.training:
         remarks.append("no DataLoader of torch was seen, so the order of the examples is not known")

@@ -147,6 +147,20 @@ def observe_random_streams(job: AuditedJob) -> Iterator[Observation]:
 
 def observe_evaluation(job: AuditedJob) -> Iterator[Observation]:
     """Observe whether each evaluation counts each image equally often; report one that does not."""
+    judged = [each for each, is_judged in _evaluations(job) if is_judged]
+    yield from sorted(judged, key=lambda each: bool(each.value))[:1]
+
+
+def unjudged_evaluations(job: AuditedJob) -> list[Observation]:
+    """Return the evaluations of a part of a dataset that no rule is asked about.
+
+    They are of training data, as a training accuracy, or another one counts all of the dataset.
+    """
+    return [each for each, is_judged in _evaluations(job) if not is_judged]
+
+
+def _evaluations(job: AuditedJob) -> list[tuple[Observation, bool]]:
+    """Return the evaluations whose counts are known, and whether each is judged."""
     passes = [each for process in job.processes for each in process.evaluation]
     epochs: dict[tuple[int, int], list[LoaderRecord]] = {}
     for each in passes:
@@ -155,12 +169,34 @@ def observe_evaluation(job: AuditedJob) -> Iterator[Observation]:
     for (number, _), found in epochs.items():
         processes[number] = max(processes.get(number, 0), len(found))
     results = [
-        result
+        (result, _dataset(found))
         for (number, _), found in epochs.items()
         # The watch may have ended some processes in the last evaluation.
         if len(found) == processes[number] and (result := _evaluation(found, passes))
     ]
-    yield from sorted(results, key=lambda each: bool(each.value))[:1]
+    whole = {dataset for result, dataset in results if result.value}
+    training = _dataset([each for process in job.processes for each in process.training])
+    return [
+        (result, bool(result.value) or not (dataset in whole or _is_part(dataset, training)))
+        for result, dataset in results
+    ]
+
+
+def _dataset(found: list[LoaderRecord]) -> tuple[int, frozenset[int] | None]:
+    """Return the number of a whole dataset, and the examples of Subsets of it, None for all."""
+    subsets = [each.subset for each in found]
+    root = found[0].root if found else -1
+    if None in subsets:
+        return root, None
+    return root, frozenset(example for each in subsets if each for example in each)
+
+
+def _is_part(
+    dataset: tuple[int, frozenset[int] | None], of: tuple[int, frozenset[int] | None]
+) -> bool:
+    """Return whether all examples of a dataset are among those of another."""
+    (root, own), (other_root, others) = dataset, of
+    return root == other_root and (others is None or (own is not None and own <= others))
 
 
 def _evaluation(found: list[LoaderRecord], passes: list[LoaderRecord]) -> Observation | None:

@@ -497,16 +497,42 @@ def test_decoupled_weight_decay(name: str, settings: dict[str, Any], is_decouple
 
 def evaluation(order: list[int], **settings: Any) -> dict[str, Any]:
     """The record of an evaluation of 16 examples, or of as many as the settings say."""
-    line = epoch(1, order, trained=0) | {"number": 1, "evaluated": 4}
+    line = epoch(1, order, trained=0) | {"number": 1, "root": 1, "evaluated": 4}
     return line | {"batches": 1, "sizes": [len(order)]} | settings
 
 
 def test_the_worst_of_several_evaluations_is_reported() -> None:
-    train = evaluation([*range(16)], number=1)
+    train = evaluation([*range(16)], number=1, root=0)
     val = evaluation([*range(12)], number=2)
-    found = fact(job(epoch(1, ORDER), train, val), "evaluation")
-    assert (found.run, found.value) == ("4 of 16 never", False)
+    found = job(epoch(1, ORDER), train, val)
+    assert (fact(found, "evaluation").run, fact(found, "evaluation").value) == (
+        "4 of 16 never",
+        False,
+    )
+    assert not notes(found, [])
     assert fact(job(epoch(1, ORDER), train, train | {"number": 2}), "evaluation").value
+
+
+def test_a_partial_evaluation_besides_a_whole_one_is_noted() -> None:
+    """As of some batches within an epoch, or the accuracy of training data without a tail."""
+    whole, part = evaluation([*range(16)]), evaluation([*range(12)], number=2)
+    for other in (part, part | {"root": 0}):
+        found = job(epoch(1, ORDER), whole, other)
+        assert fact(found, "evaluation").run == "each of 16 once"
+        assert any("is not judged (4 of 16 never)" in each for each in notes(found, []))
+    alone = job(epoch(1, ORDER), part | {"root": 0})
+    assert not [each for each in observe(alone) if each.rule == "evaluation"]
+
+
+@pytest.mark.parametrize(("examples", "is_judged"), [(range(16, 32), True), (range(16), False)])
+def test_a_validation_split_of_the_training_dataset_is_judged(
+    examples: range, is_judged: bool
+) -> None:
+    """As by random_split, which makes Subsets of one dataset."""
+    val = evaluation([*range(12)], root=0, subset=encoded([*examples]))
+    found = job(epoch(1, ORDER) | {"subset": encoded([*range(16)])}, val)
+    runs = [each.run for each in observe(found) if each.rule == "evaluation"]
+    assert runs == ["4 of 16 never"] * is_judged
 
 
 def of_processes(*lines: list[dict[str, Any]]) -> AuditedJob:
@@ -519,7 +545,7 @@ def shard(order: list[int], subset: list[int] | None, length: int = 8) -> list[d
     own = {"subset": None if subset is None else encoded(subset), "length": length}
     return [
         epoch(1, order) | own | {"batches": 2, "sizes": [4, 4]},
-        evaluation(order, **own),
+        evaluation(order, **own),  # of another dataset
     ]
 
 
