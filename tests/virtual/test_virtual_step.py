@@ -1088,6 +1088,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda output, labels: F.cross_entropy(output, labels),
         lambda output, labels: F.cross_entropy(output.float(), labels),
         lambda output, labels: F.cross_entropy(output, labels) + torch.rand(()),
+        lambda output, labels: F.binary_cross_entropy(
+            output.sigmoid_(), F.one_hot(labels, 5).double()
+        ),
+        lambda output, labels: F.cross_entropy(output.div_(2.0), labels.sub_(1).clamp_(0)),
     ],
 )
 def test_losses_that_are_means_over_images(loss: Any) -> None:
@@ -1096,6 +1100,44 @@ def test_losses_that_are_means_over_images(loss: Any) -> None:
     for step in (one, two):
         step(*images_and_labels())
     torch.testing.assert_close(one.gradient_norm, two.gradient_norm, **CLOSE)
+
+
+class MovingCentre(nn.Module):
+    """A loss with a state that each of its calls changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(5).double())
+        self.calls = 0
+
+    def forward(self, output: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        loss = F.cross_entropy(output - self.centre, labels)
+        self.centre.lerp_(output.detach().mean(0), 0.1)
+        return loss
+
+    def method(self, output: Tensor, labels: Tensor) -> Tensor:
+        return self(output, labels)
+
+
+def test_a_loss_is_called_once_for_each_pass() -> None:
+    """Its check changes neither what it keeps nor the generators from which it draws."""
+    losses = [MovingCentre() for _ in range(4)]
+    other, in_closure = losses[2:]
+    calls: list[Callable[[Tensor, Tensor], Tensor]] = [
+        losses[0], losses[1].method, partial(other), lambda *pair: in_closure(*pair)
+    ]  # fmt: skip
+    for call, loss in zip(calls, losses, strict=True):
+        small(4, loss=call)(*images_and_labels())
+        assert loss.calls == 1
+        assert torch.equal(loss.centre, losses[0].centre)
+    drawing = small(2, loss=lambda *pair: F.cross_entropy(*pair) + torch.rand(()))
+    with GENERATOR, torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        drawing(*images_and_labels())
+        drawn = torch.rand(())
+        torch.manual_seed(0)
+        assert torch.rand(3)[2] == drawn
 
 
 @pytest.mark.parametrize("case", REFUSALS)
