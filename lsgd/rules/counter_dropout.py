@@ -85,21 +85,23 @@ class CounterBasedDropout(nn.Module):
         self.seed, self.scaled = seed, scaled
         self.p = rate
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply dropout to x, shape (examples, …), the examples of the current micro-batch."""
+    # The argument has its name in torch's own layer, which a caller may write.
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply dropout to (examples, …), those of the current micro-batch."""
         if not self.training or not self.rate:
-            return x
+            return input
         draws = self.draws
-        if draws is None or x.shape[0] != draws.shape[1]:
-            raise self._wrong_rows(x)
-        places = 1 if self.per_example else math.prod(x.shape[1:])
+        if draws is None or input.shape[0] != draws.shape[1]:
+            raise self._wrong_rows(input)
+        places = 1 if self.per_example else math.prod(input.shape[1:])
         layer = self.layer
         if self.calls:  # so that an ordinary call asks for no backward pass
             layer += self._further_call() * MAX_LAYERS
         else:
             self.calls = 1
-        mask = self.keep_mask(draws, places, layer=layer).to(x.dtype) * self.scale
-        return x * mask.view(len(x), *([1] * (x.dim() - 1) if self.per_example else x.shape[1:]))
+        mask = self.keep_mask(draws, places, layer=layer).to(input.dtype) * self.scale
+        ones = [1] * (input.dim() - 1)
+        return input * mask.view(len(input), *(ones if self.per_example else input.shape[1:]))
 
     @property
     def p(self) -> float:

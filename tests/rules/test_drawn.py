@@ -160,7 +160,7 @@ def test_ends_of_the_rate_and_evaluation() -> None:
     assert torch.equal(
         begun(CounterBasedDropout(1.0, layer=0, seed=0), [0, 1, 2])(x), torch.zeros(3, 5)
     )
-    assert torch.equal(CounterBasedDropout(0.5, layer=0, seed=0).eval()(x), x)
+    assert torch.equal(CounterBasedDropout(0.5, layer=0, seed=0).eval()(input=x), x)
 
 
 def test_the_gradient_is_that_of_what_is_kept() -> None:
