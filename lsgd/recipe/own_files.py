@@ -329,7 +329,7 @@ def _check_reference_cycles(file: OwnFile) -> None:
             file.refuse(file.lines[key], f"{key} refers to itself; write the value itself")
 
 
-class RefusedYAMLError(MarkedYAMLError):
+class RefusedYAMLError(MarkedYAMLError):  # type: ignore[misc]
     """Error of a YAML text that is none of those that lsgd reads."""
 
 

@@ -192,7 +192,7 @@ class VirtualStep:
     def _convert_model(self) -> None:
         """Replace the model's BN and dropout layers by those of workers, and note what it had."""
         self._plain_types = convert_batch_norms(self.model)
-        self._dropout = replace_dropout(self.model, seed=self.seed, with_rate_0=True)
+        self._dropout = replace_dropout(self.model, seed=self.seed, may_change=True)
         for theirs, ours in self._dropout.items():
             ours.is_frozen = self.model.training and not theirs.training
         self._layers = worker_batch_norms(self.model)

@@ -18,6 +18,7 @@ from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
 from lsgd.models.forward_checks import buffer_versions, find_changed_buffer
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
+from lsgd.rules.counter_dropout import CounterBasedDropout
 from lsgd.rules.optim import trained_parameters
 from lsgd.rules.sampler import MicroBatch
 from lsgd.rules.statistics_freshness import StatisticsFreshness
@@ -103,13 +104,18 @@ def may_draw(module: nn.Module) -> bool:
     Those that `replace_dropout` replaces do not.
     """
     kinds = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
-    return isinstance(module, kinds) and type(module) is not nn.Dropout
+    return isinstance(module, kinds) and not _is_replaced(module)
+
+
+def _is_replaced(module: nn.Module) -> bool:
+    """Return whether a layer is, or becomes, one that draws by example."""
+    return type(module) is nn.Dropout or isinstance(module, CounterBasedDropout)
 
 
 def _draws(module: nn.Module) -> bool:
     """Return whether a layer of torch draws from its generator in training."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0 and type(module) is not nn.Dropout
+        return module.p > 0 and not _is_replaced(module)
     if isinstance(module, nn.RNNBase):
         return module.dropout > 0 and module.num_layers > 1
     if isinstance(module, nn.MultiheadAttention):

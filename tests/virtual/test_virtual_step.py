@@ -629,7 +629,8 @@ def test_the_rate_of_dropout_may_change() -> None:
         nn.init.constant_(model[2].weight, 0.1)
         model[2].weight.data[0] = 0.3
         step = of(model)
-        model[1].p = rate
+        [found] = (each for each in model.modules() if isinstance(each, nn.Dropout))
+        found.p = rate
         images, labels = images_and_labels()
         loss = step(images, labels)
         step.close()
