@@ -228,7 +228,10 @@ def read_own_file(path: Path, *, may_refer: bool = True) -> OwnFile:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{shown}{where}: it is not YAML ({error.problem}); fix it") from None
+        why = f"it is not YAML ({error.problem}); fix it"
+        if isinstance(error, RefusedYAMLError):
+            why = str(error.problem)
+        raise UsageError(f"{shown}{where}: {why}") from None
     except (YAMLError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise UsageError(f"{shown} cannot be read ({why}); fix it") from None
@@ -326,6 +329,10 @@ def _check_reference_cycles(file: OwnFile) -> None:
             file.refuse(file.lines[key], f"{key} refers to itself; write the value itself")
 
 
+class RefusedYAMLError(MarkedYAMLError):  # type: ignore[misc]
+    """Error of a YAML text that is none of those that lsgd reads."""
+
+
 def check_events(text: str) -> None:
     """Raise YAMLError if a YAML text has anchors or tags, too many values or too many levels."""
     depth = 0
@@ -336,13 +343,18 @@ def check_events(text: str) -> None:
             depth -= 1
         # Tags of other types have a message of their own.
         tag = (getattr(event, "tag", None) or "").removeprefix("tag:yaml.org,2002:")
-        is_named = isinstance(event, yaml.NodeEvent) and event.anchor is not None  # or an alias
-        if is_named or tag in PLAIN_TAGS or depth > MAX_DEPTH or count > MAX_VALUES:
-            raise MarkedYAMLError(
-                problem=f"an anchor, alias or tag, more than {MAX_DEPTH} levels or more than "
-                f"{MAX_VALUES} values",
-                problem_mark=event.start_mark,
-            )
+        is_named = isinstance(event, yaml.NodeEvent) and event.anchor is not None
+        if isinstance(event, yaml.AliasEvent):
+            problem = f"it has the alias *{event.anchor}; write the value itself"
+        elif is_named:
+            problem = f"it has the anchor &{event.anchor}; leave it out"
+        elif tag in PLAIN_TAGS:
+            problem = f"it has the tag !!{tag}; leave it out"
+        elif depth > MAX_DEPTH or count > MAX_VALUES:
+            problem = f"it has more than {MAX_DEPTH} levels or {MAX_VALUES} values; make it shorter"
+        else:
+            continue
+        raise RefusedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
 @dataclass(frozen=True)
@@ -486,13 +498,19 @@ def _check_numbers(file: OwnFile) -> None:
         if "str" in kinds.get(key, "") or isinstance(value, MappingNode):
             continue
         for node in _nodes(value):
-            is_number = node.tag.endswith((":int", ":float"))
-            if is_number and re.fullmatch(r"[-+]?0[0-7_]+|.*:.*", str(node.value)):
+            if node.tag.endswith((":int", ":float")) and _is_to_another_base(str(node.value)):
                 file.refuse(
                     node.start_mark.line + 1,
                     f"{key}={node.value} is a number to the base 60 or 8 in YAML; write it to the "
                     "base 10, or quote a text",
                 )
+
+
+def _is_to_another_base(text: str) -> bool:
+    """Return whether YAML reads a number to the base 60 or 8, with another value than to 10."""
+    digits = text.replace("_", "")
+    is_octal = re.fullmatch(r"[-+]?0[0-7]+", digits) is not None
+    return ":" in text or (is_octal and int(digits, 8) != int(digits, 10))
 
 
 def lr_message(key: str) -> str:

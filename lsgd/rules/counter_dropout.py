@@ -80,26 +80,28 @@ class CounterBasedDropout(nn.Module):
     def __init__(
         self, rate: float, *, layer: int, seed: int, per_example: bool = False, scaled: bool = True
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # and not that of nn.Dropout, for ReplacedDropout
         self.per_example, self.layer = per_example, layer
         self.seed, self.scaled = seed, scaled
         self.p = rate
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply dropout to x, shape (examples, …), the examples of the current micro-batch."""
+    # The argument has its name in torch's own layer, which a caller may write.
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply dropout to (examples, …), those of the current micro-batch."""
         if not self.training or not self.rate:
-            return x
+            return input
         draws = self.draws
-        if draws is None or x.shape[0] != draws.shape[1]:
-            raise self._wrong_rows(x)
-        places = 1 if self.per_example else math.prod(x.shape[1:])
+        if draws is None or input.shape[0] != draws.shape[1]:
+            raise self._wrong_rows(input)
+        places = 1 if self.per_example else math.prod(input.shape[1:])
         layer = self.layer
         if self.calls:  # so that an ordinary call asks for no backward pass
             layer += self._further_call() * MAX_LAYERS
         else:
             self.calls = 1
-        mask = self.keep_mask(draws, places, layer=layer).to(x.dtype) * self.scale
-        return x * mask.view(len(x), *([1] * (x.dim() - 1) if self.per_example else x.shape[1:]))
+        mask = self.keep_mask(draws, places, layer=layer).to(input.dtype) * self.scale
+        ones = [1] * (input.dim() - 1)
+        return input * mask.view(len(input), *(ones if self.per_example else input.shape[1:]))
 
     @property
     def p(self) -> float:
@@ -157,6 +159,13 @@ class CounterBasedDropout(nn.Module):
         return f"rate={self.rate:g}" + ", whole" * self.per_example
 
 
+class ReplacedDropout(CounterBasedDropout, nn.Dropout):
+    """A CounterBasedDropout that a program finds by `isinstance(layer, nn.Dropout)`."""
+
+    inplace = False
+    """The setting of torch's layer, which this one ignores."""
+
+
 class CounterBasedDraws:
     """The carried state, never saved, that sets example ids and epoch on dropout layers.
 
@@ -210,23 +219,25 @@ def dropout_rate(module: nn.Module) -> float | None:
 
 
 def replace_dropout(
-    network: nn.Module, *, seed: int, with_rate_0: bool = False
+    network: nn.Module, *, seed: int, may_change: bool = False
 ) -> dict[nn.Module, CounterBasedDropout]:
     """Replace the dropout and stochastic-depth layers of a network by counter-based ones.
 
-    Those of rate 0 only if their rate may change later. Returns the new layer of each layer that
-    was replaced, which has its mode.
+    If their rates `may_change` later, those of rate 0 are replaced too, and torch's own by layers
+    that a program finds as such. Returns the new layer of each layer that was replaced, which has
+    its mode.
     """
     rates = {module: (path, dropout_rate(module)) for path, module in network.named_modules()}
     # Layers of rate 0 come last, and the masks of the others do not depend on them.
     found = [(*of_module, module) for module, of_module in rates.items() if of_module[1]]
-    if with_rate_0:
+    if may_change:
         found += [(*of_module, module) for module, of_module in rates.items() if of_module[1] == 0]
     ours: dict[nn.Module, CounterBasedDropout] = {}
     for path, rate, module in found:
         whole = type(module) is not nn.Dropout
         scaled = bool(getattr(module, "scale_by_keep", True))
-        ours[module] = CounterBasedDropout(
+        kind = ReplacedDropout if may_change and not whole else CounterBasedDropout
+        ours[module] = kind(
             rate or 0.0, layer=len(ours), seed=seed, per_example=whole, scaled=scaled
         )
         ours[module].path = path

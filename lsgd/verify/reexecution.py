@@ -42,7 +42,7 @@ PERTURBATIONS = {
     "float32": 2.0**-19,
     "tf32": 2.0**-9,
     "float16": 2.0**-9,
-    "bfloat16": 2.0**-6,
+    "bfloat16": 2.0**-7,
 }
 """The relative change of each parameter of a perturbed copy, by precision: a few last bits.
 

@@ -192,7 +192,7 @@ class VirtualStep:
     def _convert_model(self) -> None:
         """Replace the model's BN and dropout layers by those of workers, and note what it had."""
         self._plain_types = convert_batch_norms(self.model)
-        self._dropout = replace_dropout(self.model, seed=self.seed, with_rate_0=True)
+        self._dropout = replace_dropout(self.model, seed=self.seed, may_change=True)
         for theirs, ours in self._dropout.items():
             ours.is_frozen = self.model.training and not theirs.training
         self._layers = worker_batch_norms(self.model)
@@ -246,7 +246,7 @@ class VirtualStep:
         """The norm of the whole averaged gradient of the last step, a tensor on the device."""
         return self._core.reducer.gradient_norm
 
-    def __call__(self, images: Tensor, *targets: Tensor) -> Tensor:
+    def __call__(self, images: Tensor, *targets: Any) -> Tensor:
         """Make a step of this process's images; return its mean loss over them, detached.
 
         The first argument goes through the model, and the others to the loss with its output.
@@ -262,24 +262,15 @@ class VirtualStep:
         self.update()
         return total / self.images_per_step
 
-    def micro_batches(self, images: Tensor, *targets: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    def micro_batches(self, images: Tensor, *targets: Any) -> Iterator[tuple[Any, ...]]:
         """Start a step; yield its micro-batches: images, with each further tensor's values.
 
-        A micro-batch must go through `backward` before the next one.
+        A micro-batch must go through `backward` before the next one. If each has one worker, the
+        targets may be lists or arrays.
         """
         self._check_open()
-        for tensor in (images, *targets):
-            if not isinstance(tensor, Tensor) or not tensor.dim():
-                raise UsageError(
-                    f"a step got a batch of type {type(tensor).__name__}, and reads tensors of an "
-                    "image or target in each row; pass such tensors"
-                )
-            if len(tensor) != self.images_per_step:
-                raise UsageError(
-                    f"a step got a batch of {len(tensor)}, and the {len(self.hosted)} workers of "
-                    f"process {self.comm.rank} have worker_batch={self.worker_batch} each, so "
-                    f"pass {self.images_per_step}, ordered by worker, as virtual_sampler yields"
-                )
+        for number, values in enumerate((images, *targets)):
+            self._check_batch(values, is_image=not number)
         self._record.check()
         if not torch.is_grad_enabled():
             raise UsageError("a step needs gradients; call it outside of torch.no_grad()")
@@ -287,7 +278,23 @@ class VirtualStep:
             raise UsageError("the step before has all its gradients; call update() after its loop")
         return self._start(images, *targets)
 
-    def _start(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    def _check_batch(self, values: Any, *, is_image: bool) -> None:
+        """Raise UsageError unless a batch has a row for each image of this process's workers."""
+        needs_tensor = is_image or self._counts_rows or max(self._counts) > 1
+        is_tensor = isinstance(values, Tensor) and values.dim() > 0
+        if not is_tensor and (needs_tensor or not _is_sequence(values)):
+            raise UsageError(
+                f"a step got a batch of type {type(values).__name__}, and reads tensors of an "
+                "image or target in each row; pass such tensors"
+            )
+        if len(values) != self.images_per_step:
+            raise UsageError(
+                f"a step got a batch of {len(values)}, and the {len(self.hosted)} workers of "
+                f"process {self.comm.rank} have worker_batch={self.worker_batch} each, so "
+                f"pass {self.images_per_step}, ordered by worker, as virtual_sampler yields"
+            )
+
+    def _start(self, *tensors: Any) -> Iterator[tuple[Any, ...]]:
         self._core.reducer.reclaim_gradients()
         self._set_stale(True)
         if self._left is not None and self._statistics:  # an error has ended the step before
@@ -509,6 +516,15 @@ class VirtualStep:
                 raise UsageError(
                     f"the {name} differ between processes; pass the same to virtual(…) on each"
                 )
+
+
+def _is_sequence(values: Any) -> bool:
+    """Return whether values have a length and slices, as lists and arrays do."""
+    try:
+        len(values), values[:0]
+    except Exception:
+        return False
+    return True
 
 
 def _interleave(values: Tensor, workers: int) -> Tensor:

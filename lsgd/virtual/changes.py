@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lsgd.errors import UsageError
 from lsgd.rules.batchnorm import WorkerBatchNorm
+from lsgd.rules.counter_dropout import CounterBasedDropout, dropout_rate
 from lsgd.strategy.reducer import CHANGED_GRADIENT, Reducer
 from lsgd.virtual.model import check_draws, may_draw
 
@@ -23,11 +24,16 @@ class ModelRecord:
         self.momenta = [layer.momentum for layer in layers]
         self.parameters = [*model.parameters()]
         self.requires_grad = [each.requires_grad for each in self.parameters]
+        self._record_members()
+
+    def _record_members(self) -> None:
+        self.modules = {*self.model.modules()}
         self.tables: list[Mapping[str, object]] = []
-        for each in model.modules():
+        for each in self.model.modules():
             self.tables += each._modules, each._parameters
         self.members = [*chain.from_iterable(map(_VALUES, self.tables))]
-        self.may_draw = [(path, each) for path, each in model.named_modules() if may_draw(each)]
+        named = self.model.named_modules()
+        self.may_draw = [(path, each) for path, each in named if may_draw(each)]
 
     def check(self) -> None:
         """Raise UsageError if a step would not train the model as it was when it was made."""
@@ -41,14 +47,33 @@ class ModelRecord:
             raise UsageError(f"a parameter of the model was frozen or unfrozen {MAKE_ANOTHER}")
         members = [*chain.from_iterable(map(_VALUES, self.tables))]
         if len(members) != len(self.members) or not all(map(is_, members, self.members)):
-            raise UsageError(
-                "a layer or parameter of the model was added, removed or replaced, and would not "
-                f"be trained, {MAKE_ANOTHER}"
-            )
+            self._check_members()
         if [*map(attrgetter("momentum"), self.layers)] != self.momenta:
             raise UsageError(f"the momentum of a batch norm layer was changed {MAKE_ANOTHER}")
         for path, module in self.may_draw:
             check_draws(module, f" in {path}")
+
+    def _check_members(self) -> None:
+        """Raise UsageError if what was added, removed or replaced is trained, a norm or a dropout.
+
+        Other layers are recorded, such as an activation that the first forward pass makes.
+        """
+        parameters = [*self.model.parameters()]
+        is_same = len(parameters) == len(self.parameters)
+        is_same = is_same and all(map(is_, parameters, self.parameters))
+        if not is_same or any(map(_acts_on_steps, self.modules ^ {*self.model.modules()})):
+            raise UsageError(
+                "a layer or parameter of the model was added, removed or replaced, which a step "
+                f"would not train as the others, {MAKE_ANOTHER}"
+            )
+        self._record_members()
+
+
+def _acts_on_steps(module: nn.Module) -> bool:
+    """Return whether a layer, even without parameters, is one that `virtual` replaces or checks."""
+    kinds = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, CounterBasedDropout)
+    is_of_kind = isinstance(module, kinds) or dropout_rate(module) is not None
+    return is_of_kind or may_draw(module) or isinstance(module, nn.RReLU)
 
 
 class GradientRecord:
@@ -76,6 +101,10 @@ class GradientRecord:
 
     def check(self, *, is_last: bool) -> None:
         """Raise UsageError if other code has set or changed a gradient since `update`."""
+        unset = [] if is_last else [each for each in self.reducer.buckets if not each.attached]
+        # These have no gradient before the pass, in which autograd assigns them.
+        if any(each.grad is not None for bucket in unset for each in bucket.parameters()):
+            raise UsageError(CHANGED_GRADIENT)
         gradients, versions = self.gradients, self.versions
         self.update(is_last=is_last)
         if not all(map(is_, self.gradients, gradients)) or self.versions != versions:

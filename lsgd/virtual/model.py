@@ -1,9 +1,11 @@
 """Checks of what a program passes to lsgd.virtual, and the changes that it makes to the model."""
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -16,6 +18,7 @@ from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
 from lsgd.models.forward_checks import buffer_versions, find_changed_buffer
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
+from lsgd.rules.counter_dropout import CounterBasedDropout
 from lsgd.rules.optim import trained_parameters
 from lsgd.rules.sampler import MicroBatch
 from lsgd.rules.statistics_freshness import StatisticsFreshness
@@ -101,13 +104,18 @@ def may_draw(module: nn.Module) -> bool:
     Those that `replace_dropout` replaces do not.
     """
     kinds = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
-    return isinstance(module, kinds) and type(module) is not nn.Dropout
+    return isinstance(module, kinds) and not _is_replaced(module)
+
+
+def _is_replaced(module: nn.Module) -> bool:
+    """Return whether a layer is, or becomes, one that draws by example."""
+    return type(module) is nn.Dropout or isinstance(module, CounterBasedDropout)
 
 
 def _draws(module: nn.Module) -> bool:
     """Return whether a layer of torch draws from its generator in training."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0 and type(module) is not nn.Dropout
+        return module.p > 0 and not _is_replaced(module)
     if isinstance(module, nn.RNNBase):
         return module.dropout > 0 and module.num_layers > 1
     if isinstance(module, nn.MultiheadAttention):
@@ -188,35 +196,63 @@ def check_loss(loss: Loss) -> None:
     )
 
 
-@torch.no_grad()
 def check_mean(loss: Loss, value: object, arguments: tuple[Any, ...], each: MicroBatch) -> None:
     """Raise UsageError if the loss of several workers is not the mean of the losses of each.
 
-    `value` is the loss of the arguments, those of a micro-batch. A loss that draws random numbers,
-    or whose arguments cannot be split into those of the workers, is not checked.
+    `value` is the loss of the arguments, those of a micro-batch. A loss that may keep a state, that
+    draws random numbers, or whose arguments cannot be split into those of the workers, is not
+    checked.
     """
     workers, images = len(each.workers), len(each.examples)
     leaves = tree_leaves(arguments)
     is_split = all(isinstance(leaf, Tensor) and leaf.shape[:1] == (images,) for leaf in leaves)
     if workers == 1 or not is_split or not isinstance(value, Tensor) or value.dim():
         return
-    parts = [tree_map(lambda leaf, i=i: leaf[i::workers], arguments) for i in range(workers)]
-    try:
-        again = loss(*arguments)
-        losses = torch.stack([loss(*part) for part in parts]).double()
-    except Exception:  # of a fixed number of images
+    if not _may_be_repeated(loss):
         return
-    kinds = [each.dtype for each in (value, *leaves) if each.is_floating_point()]
-    tolerance = max(torch.finfo(kind).eps for kind in kinds) ** 0.7
-    if value.device.type != "cpu":  # which may multiply matrices in a lower precision
-        tolerance = max(tolerance, 1e-3)
-    difference = (losses.mean() - value).abs()
-    if torch.equal(again, value) and difference > tolerance * losses.abs().max():
+    try:
+        again, losses = _repeat(loss, arguments, workers)
+        kinds = [each.dtype for each in (value, *leaves) if each.is_floating_point()]
+        tolerance = max(torch.finfo(kind).eps for kind in kinds) ** 0.7
+        if value.device.type != "cpu":  # which may multiply matrices in a lower precision
+            tolerance = max(tolerance, 1e-3)
+        difference = (losses.mean() - value.detach()).abs()
+        # A loss that draws, or that has changed its arguments or itself, differs from the first.
+        is_same = torch.equal(again, value.detach())
+        is_wrong = is_same and bool(difference > tolerance * losses.abs().max())
+    except Exception:  # as of a loss of a fixed number of images
+        return
+    if is_wrong:
         raise UsageError(
             f"the loss of {workers} workers, {value:.6g}, is not the mean of the losses of each, "
             f"{losses.mean():.6g}, as with class weights, labels that are left out or pairs of "
             "images, so that it would depend on workers_per_pass; return one number for each image"
         )
+
+
+def _may_be_repeated(loss: Loss) -> bool:
+    """Return whether further calls of a loss, or of a copy of a module, change no state."""
+    if isinstance(loss, partial):
+        return getattr(loss.func, "__module__", "") == F.__name__
+    if isinstance(loss, FunctionType):
+        return not loss.__closure__ and not vars(loss)
+    return isinstance(loss, nn.Module | BuiltinFunctionType)
+
+
+@torch.no_grad()
+def _repeat(loss: Loss, arguments: tuple[Any, ...], workers: int) -> tuple[Tensor, Tensor]:
+    """Return the loss of the arguments again, and those of each worker, from copies of all."""
+    copied = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
+
+    def call(part: slice) -> Tensor:
+        return copied(*tree_map(lambda leaf: leaf[part].detach().clone(), arguments))
+
+    devices = {each.device for each in tree_leaves(arguments) if each.device.type != "cpu"}
+    kind = next((device.type for device in devices), "cuda")
+    with torch.random.fork_rng(devices, device_type=kind):
+        again = call(slice(None))
+        losses = [call(slice(first, None, workers)) for first in range(workers)]
+    return again, torch.stack(losses).double()
 
 
 @contextmanager

@@ -184,15 +184,17 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
         ("defaults: [bs256]\nname: ${model.name}\n", "line 2: name refers to another key; write"),
         (MINE + f"seed: 1{5000 * '0'}\n", "mine.yaml cannot be read"),
         (MINE + "${x}: 3\n", "line 4: it has a key that is not a name"),
-        (MINE + "optim: *a\n", "line 4: it is not YAML .an anchor, alias or tag"),
+        (MINE + "optim: *a\n", "line 4: it has the alias .a; write the value itself"),
         (
             MINE + "optim: !!python/object:os.system {}\n",
             "line 4: it has a value of type .*os.system; write a plain",
         ),
-        (MINE + "schedule: &a {gamma: 0.1}\n", "line 4: it is not YAML .an anchor"),
-        (MINE + "optim: {momentum: !!float 0.8}\n", "line 4: it is not YAML .an anchor, .* tag"),
+        (MINE + "schedule: &a {gamma: 0.1}\n", "line 4: it has the anchor &a; leave it out"),
+        (MINE + "optim: {momentum: !!float 0.8}\n", "line 4: it has the tag !!float; leave it out"),
         (MINE + "epochs: 1:30\n", "line 4: epochs=1:30 is a number to the base 60 .*to the base"),
         (MINE + "epochs: 010\n", "line 4: epochs=010 is a number to the base 60 or 8"),
+        (MINE + "epochs: -01_0\n", "line 4: epochs=-01_0 is a number to the base 60 or 8"),
+        (MINE + f"seed: {21 * '['}{21 * ']'}\n", "line 4: it has more than 20 levels or 50000"),
         (MINE + "schedule: {milestones: [1:30]}\n", "line 4: schedule.milestones=1:30 is a num"),
         (MINE + "lr: 0.1\n", "line 4: lr is not set itself: .*write schedule.reference_lr="),
         (MINE + "optim: {lr: 0.1}\n", "line 4: optim.lr is not set itself"),
@@ -209,6 +211,15 @@ def test_a_wrong_file_is_refused_by_file_and_line(text: str, sentence: str) -> N
     with pytest.raises(UsageError, match=sentence) as refused:
         load_recipe(["recipe=./mine.yaml"])
     assert "\n" not in str(refused.value)
+
+
+def test_numbers_with_zeros_before_are_read_if_their_base_does_not_matter() -> None:
+    write(MINE + "seed: 007\nepochs: 30\nschedule: {milestones: [05, 10, 0_2_0]}\n")
+    with pytest.raises(UsageError, match="milestones=0_2_0 is a number to the base 60 or 8"):
+        load_recipe(["recipe=./mine.yaml"])
+    write(MINE + "seed: 007\nepochs: 30\nschedule: {milestones: [05, 10, 20]}\n")
+    recipe = load_recipe(["recipe=./mine.yaml"])
+    assert (recipe.seed, recipe.schedule.milestones) == (7, [5, 10, 20])
 
 
 def test_a_cycle_is_refused_by_its_files() -> None:

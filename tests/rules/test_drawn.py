@@ -1,5 +1,7 @@
 """Dropout and stochastic depth by (seed, epoch, example): any pass, any device's integers."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -160,7 +162,24 @@ def test_ends_of_the_rate_and_evaluation() -> None:
     assert torch.equal(
         begun(CounterBasedDropout(1.0, layer=0, seed=0), [0, 1, 2])(x), torch.zeros(3, 5)
     )
-    assert torch.equal(CounterBasedDropout(0.5, layer=0, seed=0).eval()(x), x)
+    assert torch.equal(CounterBasedDropout(0.5, layer=0, seed=0).eval()(input=x), x)
+
+
+class StochasticDepth(nn.Module):
+    """As torchvision's."""
+
+    p, mode = 0.2, "row"
+
+
+def test_only_layers_of_torch_are_found_as_its_dropout() -> None:
+    """Whoever sets the rate of all dropout does not set that of stochastic depth."""
+    network = nn.Sequential(nn.Dropout(0.0), StochasticDepth(), nn.Dropout(0.3))
+    replace_dropout(network, seed=1, may_change=True)
+    assert [isinstance(each, nn.Dropout) for each in network] == [True, False, True]
+    assert [each.p for each in counter_dropout_layers(network)] == [0.0, 0.2, 0.3]
+    assert network.state_dict() == {}
+    assert pickle.loads(pickle.dumps(network[0])).train().p == 0.0
+    assert str(network[2]) == "ReplacedDropout(rate=0.3)"
 
 
 def test_the_gradient_is_that_of_what_is_kept() -> None:

@@ -556,6 +556,50 @@ def test_other_code_does_not_change_gradients_within_a_step(
             run_on_threads(processes, train)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_gradient_of_another_loss_is_not_added_to_that_of_large_layers(processes: int) -> None:
+    """Autograd assigns the gradients of such layers in a step of one pass."""
+
+    def train(comm: Comm) -> None:
+        model = nn.Linear(512, 512, bias=False)
+        step = of(model, workers=processes, worker_batch=2, group=comm)
+        for (some,) in step.micro_batches(torch.ones(2, 512)):
+            loss = model(some).square().mean()
+            (5 * loss).backward(retain_graph=True)
+            step.backward(loss)
+
+    with pytest.raises(
+        UsageError, match=r"other code, .* another backward pass, has changed a par"
+    ):
+        run_on_threads(processes, train)
+
+
+def test_layers_without_parameters_may_be_made_later() -> None:
+    step, other = with_metric(), small()
+    for _ in range(2):
+        other(*images_and_labels())
+    for each in (step, other):
+        each(*images_and_labels())
+        each.synchronize()
+    expected = other.model.state_dict()
+    torch.testing.assert_close(step.model.state_dict(), expected, rtol=0, atol=0)
+
+
+def test_targets_of_one_worker_may_be_lists_or_arrays() -> None:
+    """They are cut by worker, in order."""
+    images, labels = images_and_labels()
+    losses = [small()(images, labels)]
+    step, got = small(), []
+    for some, texts, array in step.micro_batches(
+        images, [f"{i}" for i in range(12)], labels.numpy()
+    ):
+        got += texts
+        step.backward(F.cross_entropy(step.model(some), torch.as_tensor(array)))
+    step.update()
+    assert got == [f"{i}" for i in range(12)]
+    assert step.mean_loss() == float(losses[0])
+
+
 def test_the_averaged_gradient_is_changed_by_a_hook() -> None:
     """The way that the error names: on each process after the all-reduce, to the same norm."""
 
@@ -585,7 +629,8 @@ def test_the_rate_of_dropout_may_change() -> None:
         nn.init.constant_(model[2].weight, 0.1)
         model[2].weight.data[0] = 0.3
         step = of(model)
-        model[1].p = rate
+        [found] = (each for each in model.modules() if isinstance(each, nn.Dropout))
+        found.p = rate
         images, labels = images_and_labels()
         loss = step(images, labels)
         step.close()
@@ -818,6 +863,14 @@ def replaced(index: int, layer: nn.Module) -> VirtualStep:
     return step
 
 
+def with_metric() -> VirtualStep:
+    """A step of a model that got a layer without parameters after its first step."""
+    step = replaced(3, nn.Sequential(nn.Flatten(), nn.Identity()))
+    step.model[0].metric = nn.Softmax(1)
+    step(*images_and_labels())
+    return step
+
+
 def changed(step: VirtualStep, index: int, name: str, value: object) -> VirtualStep:
     setattr(step.model[index], name, value)
     return step
@@ -890,7 +943,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "the loss of 3 images has no gradient",
     ),
     "no gradients": (lambda: without_gradients(small()), r"outside of torch.no_grad\(\)"),
-    "list": (lambda: small()(images_and_labels()[0], [0] * 12), "a batch of type list.*tensors"),
+    "list": (lambda: small(4)(images_and_labels()[0], [0] * 12), "a batch of type list.*tensors"),
+    "list of images": (lambda: small()([0.0] * 12), "a batch of type list.*tensors"),
+    "number": (lambda: small()(images_and_labels()[0], 0), "a batch of type int.*tensors"),
+    "short list": (lambda: small()(images_and_labels()[0], [0] * 11), "a batch of 11, .* pass 12"),
     "array": (lambda: small()(images_and_labels()[0].numpy()), "a batch of type ndarray"),
     "labels that are left out": (
         lambda: with_ignored_labels(small(4)),
@@ -908,6 +964,18 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "inserted": (
         lambda: replaced(3, nn.Sequential(nn.BatchNorm2d(3), nn.Flatten()))(*images_and_labels()),
+        "a layer or parameter of the model was added",
+    ),
+    "dropout later": (
+        lambda: replaced(3, nn.Sequential(nn.Dropout(0.5), nn.Flatten()))(*images_and_labels()),
+        "a layer or parameter of the model was added",
+    ),
+    "dropout replaced": (
+        lambda: replaced(2, nn.Identity())(*images_and_labels()),
+        "a layer or parameter of the model was added",
+    ),
+    "added twice": (
+        lambda: changed(with_metric(), 0, "bias", None)(*images_and_labels()),
         "a layer or parameter of the model was added",
     ),
     "parameter": (
@@ -1088,6 +1156,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda output, labels: F.cross_entropy(output, labels),
         lambda output, labels: F.cross_entropy(output.float(), labels),
         lambda output, labels: F.cross_entropy(output, labels) + torch.rand(()),
+        lambda output, labels: F.binary_cross_entropy(
+            output.sigmoid_(), F.one_hot(labels, 5).double()
+        ),
+        lambda output, labels: F.cross_entropy(output.div_(2.0), labels.sub_(1).clamp_(0)),
     ],
 )
 def test_losses_that_are_means_over_images(loss: Any) -> None:
@@ -1096,6 +1168,44 @@ def test_losses_that_are_means_over_images(loss: Any) -> None:
     for step in (one, two):
         step(*images_and_labels())
     torch.testing.assert_close(one.gradient_norm, two.gradient_norm, **CLOSE)
+
+
+class MovingCentre(nn.Module):
+    """A loss with a state that each of its calls changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(5).double())
+        self.calls = 0
+
+    def forward(self, output: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        loss = F.cross_entropy(output - self.centre, labels)
+        self.centre.lerp_(output.detach().mean(0), 0.1)
+        return loss
+
+    def method(self, output: Tensor, labels: Tensor) -> Tensor:
+        return self(output, labels)
+
+
+def test_a_loss_is_called_once_for_each_pass() -> None:
+    """Its check changes neither what it keeps nor the generators from which it draws."""
+    losses = [MovingCentre() for _ in range(4)]
+    other, in_closure = losses[2:]
+    calls: list[Callable[[Tensor, Tensor], Tensor]] = [
+        losses[0], losses[1].method, partial(other), lambda *pair: in_closure(*pair)
+    ]  # fmt: skip
+    for call, loss in zip(calls, losses, strict=True):
+        small(4, loss=call)(*images_and_labels())
+        assert loss.calls == 1
+        assert torch.equal(loss.centre, losses[0].centre)
+    drawing = small(2, loss=lambda *pair: F.cross_entropy(*pair) + torch.rand(()))
+    with GENERATOR, torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        drawing(*images_and_labels())
+        drawn = torch.rand(())
+        torch.manual_seed(0)
+        assert torch.rand(3)[2] == drawn
 
 
 @pytest.mark.parametrize("case", REFUSALS)
