@@ -115,7 +115,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(REPOSITORY / name, folder / name)
     with (folder / "lsgd/cost.py").open("a") as file:
         # Else each printed plan times a step in new processes, as it does in tests/study.
-        file.write("\n\ndef _timed(trial, processes):\n    return 100.0\n")
+        file.write("\n\ndef _timed(*_):\n    return 100.0\n")
     for path in filter(Path.is_file, folder.rglob("*")):
         # Older than the environment, into which make would install the copy otherwise.
         os.utime(path, (0, 0))

@@ -72,16 +72,18 @@ def run_program(words: list[str]) -> None:
 def wait(ranks: dict[int, int]) -> int:
     """Wait for the processes of a job, `ranks` by process id; return the job's exit code.
 
-    As under torchrun, a failed process makes the others receive SIGTERM, and the code is 1.
+    As under torchrun, a failed process makes the others receive SIGTERM, and the code is 1. All
+    that fail are named: of two that have ended, the system may give the later one first.
     """
     code = 0
     while ranks:
         process, status = os.wait()
         rank, how = ranks.pop(process), os.waitstatus_to_exitcode(status)
-        if how and not code:
-            code = 1
+        if how:
             name = signal.Signals(-how).name if how < 0 else f"exit code {how}"
             print(f"process {rank} has ended with {name}", file=sys.stderr)
+        if how and not code:
+            code = 1
             for other in ranks:
                 os.kill(other, signal.SIGTERM)
     return code
