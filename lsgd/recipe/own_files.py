@@ -345,13 +345,13 @@ def check_events(text: str) -> None:
         tag = (getattr(event, "tag", None) or "").removeprefix("tag:yaml.org,2002:")
         is_named = isinstance(event, yaml.NodeEvent) and event.anchor is not None
         if isinstance(event, yaml.AliasEvent):
-            problem = f"it has the alias *{event.anchor}; write the value itself"
+            problem = f"it has the alias *{event.anchor}: write the value itself"
         elif is_named:
-            problem = f"it has the anchor &{event.anchor}; leave it out"
+            problem = f"it has the anchor &{event.anchor}: leave it out"
         elif tag in PLAIN_TAGS:
-            problem = f"it has the tag !!{tag}; leave it out"
+            problem = f"it has the tag !!{tag}: leave it out"
         elif depth > MAX_DEPTH or count > MAX_VALUES:
-            problem = f"it has more than {MAX_DEPTH} levels or {MAX_VALUES} values; make it shorter"
+            problem = f"it has more than {MAX_DEPTH} levels or {MAX_VALUES} values: make it shorter"
         else:
             continue
         raise RefusedYAMLError(problem=problem, problem_mark=event.start_mark)
