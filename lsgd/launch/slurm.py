@@ -67,10 +67,6 @@ exit $code"""
 
 JOB_FILE = "logs/job.json"
 """The file in a run folder that names the Slurm job of the last start, its nodes and its logs."""
-WAIT = 15
-"""The seconds after the exit of one process at which srun kills the others."""
-CONTAINER_WAIT = 120
-"""The same in containers, whose removal takes as long as that of their files."""
 PATTERNS = {
     "%j": "$SLURM_JOB_ID",
     "%A": "${SLURM_ARRAY_JOB_ID}",
@@ -368,10 +364,8 @@ def _srun(options: Mapping[str, str], requests: Sequence[Request]) -> list[str]:
     srun = ["srun", "--cpu-bind=none"]
     if "--cpus" in options:
         srun += [f"--cpus-per-task={options['--cpus']}"]
-    # When a process has died, the others have 15 s to report and to exit. The last one on a node
-    # exits for srun once pyxis has removed its container, which would otherwise be left there.
-    wait = CONTAINER_WAIT if "--container" in options else WAIT
-    srun += ["--kill-on-bad-exit=0", f"--wait={wait}", "--open-mode=append"]
+    # When a process has died, the others have 15 s to report and to exit.
+    srun += ["--kill-on-bad-exit=0", "--wait=15", "--open-mode=append"]
     return srun + _container(options, requests, [request.recipe for request in requests])
 
 
@@ -418,8 +412,6 @@ def _container(
         f"--container-image={_image(options['--container'])}",
         "--container-mounts=" + ",".join(pairs),
         f"--container-workdir={folder}",
-        # Some sites start containers by their entrypoint, which is lsgd in its own image.
-        "--no-container-entrypoint",
         *kept,
     ]
 

@@ -59,5 +59,6 @@ ENV PATH=/opt/lsgd/.venv/bin:$PATH HOME=/tmp USER=lsgd LSGD_DATA=/lsgd/data \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
 USER 1000
 WORKDIR /lsgd
-ENTRYPOINT ["lsgd"]
+# Where a site's pyxis starts entrypoints, it runs the job as `sh -c …` through this one.
+ENTRYPOINT ["/bin/sh", "-c", "[ \"$1\" != sh ] || exec \"$@\"; exec lsgd \"$@\"", "lsgd"]
 CMD ["--help"]

@@ -86,20 +86,6 @@ def test_a_container_sees_all_that_the_run_reads_and_writes(
     assert mounts(inside) == [str(tmp_path), "/sets"]
 
 
-def test_a_container_is_started_without_its_entrypoint(printed: Printed) -> None:
-    """Where a site starts entrypoints, that of lsgd's image is lsgd, and the job would fail."""
-    words = ["--container", "i", "--np", "1"]
-    assert " --no-container-entrypoint " in printed("slurm", "digits", *words)
-    assert " --no-container-entrypoint " in slurm_task({"--container": "i"}, ["-m"], "a", "log")
-
-
-def test_srun_waits_for_the_removal_of_containers(printed: Printed) -> None:
-    """Ended before, pyxis would leave the container's files on the node."""
-    words = ["digits", "--np", "2"]
-    assert " --wait=15 " in printed("slurm", *words)
-    assert " --wait=120 " in printed("slurm", *words, "--container", "i")
-
-
 def test_the_file_of_an_image_has_an_absolute_path(
     printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,8 +96,27 @@ def test_a_container_runs_lsgd_and_nobody_is_root(image: Image) -> None:
     assert last["USER"].isdigit()
     assert last["USER"] != "0"
     assert f"--uid {last['USER']} " in last["RUN"]
-    (entry,) = yaml.safe_load(last["ENTRYPOINT"])
-    assert entry in PROJECT["project"]["scripts"]
+
+
+def test_an_image_runs_commands_of_lsgd_and_the_shell_of_a_job(
+    image: Image, tmp_path: Path
+) -> None:
+    """pyxis starts a job as sh -c …, on some sites by the entrypoint of the image."""
+    program = tmp_path / "lsgd"
+    program.write_text('#!/bin/sh\necho lsgd "$@"\n')
+    program.chmod(0o755)
+    assert program.name in PROJECT["project"]["scripts"]
+    entry = yaml.safe_load(dict(image.last_stage)["ENTRYPOINT"])
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    for words, said in (
+        (["sh", "-c", "echo a job"], "a job"),
+        (["train", "recipe=a b"], "lsgd train recipe=a b"),
+        ([], "lsgd"),
+    ):
+        done = subprocess.run(
+            [*entry, *words], env=path, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == f"{said}\n"
 
 
 def test_a_login_shell_finds_lsgd(image: Image, tmp_path: Path) -> None:
