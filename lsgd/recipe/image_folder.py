@@ -18,7 +18,7 @@ from lsgd.recipe import Data
 
 SPLITS = ("train", "val")
 BLOCK = 1 << 16
-"""The paths of an index that are compared at a time."""
+"""The number of image paths of a dataset's index that are compared with a skip list at once."""
 IMAGENET_ARCHIVE = re.compile(r"ILSVRC2012_.*|n[0-9]{8}\.tar")
 """The names of ImageNet's archives, of all images or of a class, which are no shards."""
 INDEXED_FIELDS = ("classes", "train_examples", "val_examples")

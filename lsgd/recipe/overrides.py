@@ -5,7 +5,7 @@ lsgd.config composes what passes these checks.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from functools import cache
 from types import NoneType
@@ -117,7 +117,8 @@ def check_overrides(overrides: Sequence[str]) -> None:
     """Raise UsageError for recipe overrides that Hydra would misread or explain badly."""
     groups, recipes = config_groups(), sorted_recipe_names()
     for word in overrides:
-        _check_deletion(word)
+        if word.startswith("~"):
+            _check_deletion(word, groups)
     chosen = [word for word in overrides if key_and_value(word)[0] == "recipe"]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} are {len(chosen)} recipes; write one")
@@ -141,14 +142,12 @@ def check_overrides(overrides: Sequence[str]) -> None:
             )
 
 
-def _check_deletion(override: str) -> None:
+def _check_deletion(override: str, groups: Collection[str]) -> None:
     """Raise UsageError for an override such as ~KEY of what cannot be deleted, or with a value."""
     key, _ = key_and_value(override)
-    if not override.startswith("~"):
-        return
     if key == "recipe":
         raise UsageError(f"{override} leaves no recipe; write recipe=NAME")
-    if key in config_groups():
+    if key in groups:
         raise UsageError(missing_message([key]))
     if "=" in override:
         raise UsageError(f"'{override}' has a value, and ~ takes a key alone; write ~{key}")

@@ -330,7 +330,7 @@ def _check_reference_cycles(file: OwnFile) -> None:
 
 
 class RefusedYAMLError(MarkedYAMLError):  # type: ignore[misc]
-    """Error of a YAML text that is none of those that lsgd reads."""
+    """Error of valid YAML that lsgd does not accept, such as an anchor, a tag or deep nesting."""
 
 
 def check_events(text: str) -> None:

@@ -201,7 +201,7 @@ def _dimension(search: str, key: str, given: Any) -> Dimension:
 
 def _number(where: str, value: Any) -> int | float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and abs(value) <= sys.float_info.max):
+    if not is_number or not abs(value) <= sys.float_info.max:
         shown = "missing" if value is None else f"{value!r}, which is not a number"
         raise UsageError(f"{where} is {shown}; write one, such as 0.01")
     number: int | float = value

@@ -23,7 +23,7 @@ def start_file(start: str) -> Path:
 
 
 def file_of_weights(path: Path, what: str) -> Path:
-    """Return the file of weights at a path: the path itself, or in the folder that it is.
+    """Return the file of weights at a path: the path itself, or the file in it if it is a folder.
 
     Raises UsageError, which begins with `what`, if the folder has none.
     """

@@ -94,8 +94,7 @@ class Study:
     file: str | None = None
     """The path of the file if the study is a user's own; lsgd sets it, no study file does."""
     claim_seeds: int = 0
-    """The number that `needed_seeds` is, if not that of `seeds`; lsgd sets it, no study file does.
-    """
+    """The number of seeds that claims need, set by lsgd alone; 0 means the number of `seeds`."""
 
     @property
     def needed_seeds(self) -> int:

@@ -24,7 +24,7 @@ class SampleStats:
 
 
 def sample_stats(values: list[float], metric: Metric = TOP1) -> SampleStats:
-    """Return number, mean and standard deviation of at least one value of a metric.
+    """Return the number, mean and standard deviation of a metric's values, such as one per seed.
 
     >>> sample_stats([8.0, 9.0, 10.0])
     SampleStats(n=3, mean=9.0, std=1.0)

@@ -16,7 +16,7 @@ OWN_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 MAIN_SET = "val"
 """The evaluation set from which the final metric of a run is computed."""
 SMALL, LARGE = 0.1, 1e9
-"""The sizes below and from which two decimals do not show a value well."""
+"""The value below which two decimals are too few, and that from which an exponent is shown."""
 
 
 def format_decimal(value: float, decimals: int = 2, sign: str = "") -> str:
@@ -379,30 +379,6 @@ def named_metric(name: str) -> Metric:
     if is_error:
         return Metric(name, label, plural, chance_level=_worst_error, unit="%")
     return Metric(name, label, plural, chance_level=_infinite_chance_level)
-
-
-HIGHER_IS_BETTER = re.compile(
-    "acc|accuracy|au(c|prc|roc)|bleu|dice|f1|m?iou|kappa|likelihood|mcc|mrr|ndcg|precision|"
-    "psnr|r2|recall|rouge|sensitivity|specificity|ssim"
-)
-"""Words for metrics whose highest value is the best."""
-TURNED = re.compile(
-    "brier|complement|cost|deficit|distance|divergence|drop|ece|eer|err|error|fnr|fpr|gap|inv|"
-    "inverse|kl|loss|mae|minus|miss|mse|neg|negative|nll|rmse|std"
-)
-"""Words that make the lowest value of such a metric the best."""
-
-
-def is_higher_better(name: str) -> bool:
-    """Return whether the name of a metric is known to be one whose highest value is the best.
-
-    >>> [is_higher_better(name) for name in ("accuracy", "macro_f1", "io_u", "r2_score")]
-    [True, True, True, True]
-    >>> [is_higher_better(name) for name in ("f1_error", "rmse", "map_mse", "fpr_at_recall")]
-    [False, False, False, False]
-    """
-    words = [*name.split("_"), name.replace("_", "")]
-    return any(map(HIGHER_IS_BETTER.fullmatch, words)) and not any(map(TURNED.fullmatch, words))
 
 
 def _worst_error(classes: int) -> float:

@@ -27,7 +27,7 @@ NP, HOSTS = "{np}", "{hosts}"
 SSH, FAILED_SSH = 22, 255
 """The default port of ssh, and its exit code where it could not run the command."""
 OUTAGE, PAUSE = 600.0, 5.0
-"""The seconds in which hosts that have worked may answer again, and those between attempts."""
+"""The seconds for which a supervisor waits for hosts that do not answer, and between tries."""
 
 
 def supervise_job(options: argparse.Namespace) -> int:
@@ -48,15 +48,7 @@ def supervise_job(options: argparse.Namespace) -> int:
         deaths = restarts = lost = 0
         last = None
         while True:
-            patience = 0 if last is None else OUTAGE
-            try:
-                command, size = _next_command(options, lost, logbook, patience, signals)
-            except UsageError as error:
-                if last is None:
-                    raise
-                logbook.log_event("given up", "stopped" if signals else f"not restarted: {error}")
-                preempted = last == PreemptedError.exit_code
-                return 128 + signals[-1] if signals and not preempted else last
+            command, size = _next_command(options, lost, logbook)
             before = newest_checkpoint(folder)
             ending = run_job(
                 command, logbook, signals, stall_timeout=options.stall_timeout, grace=options.grace
@@ -78,14 +70,16 @@ def supervise_job(options: argparse.Namespace) -> int:
                 )
                 return 1
             preempted = ending.code == PreemptedError.exit_code
-            if signals:
-                return ending.code if preempted else 128 + signals[-1]
             deaths = 0 if saved or preempted else deaths + 1
             reason = restart_obstacle(
                 ending, deaths, same_failure=ending.code == last and not saved
             )
             if not reason and restarts == options.restarts:
                 reason = f"--restarts {restarts} is reached"
+            if not reason and not signals:
+                reason = _wait_for_hosts(options, logbook, signals)
+            if signals:
+                return ending.code if preempted else 128 + signals[-1]
             if reason:
                 logbook.log_event("given up", f"not restarted: {reason}")
                 return ending.code
@@ -96,37 +90,59 @@ def supervise_job(options: argparse.Namespace) -> int:
 
 
 def _next_command(
-    options: argparse.Namespace, lost: int, logbook: Logbook, patience: float, signals: list[int]
+    options: argparse.Namespace, lost: int, logbook: Logbook
 ) -> tuple[list[str], int | None]:
     """Return the next command to start and its number of processes, if known; log both.
 
-    They are those of the hosts that answer now, less the processes that were lost. While these
-    hosts have too few processes, they are asked again for `patience` seconds or until a signal.
-    Raises UsageError if they still have fewer processes than --min-processes.
+    They are those of the hosts that answer now, less the processes that were lost. Raises
+    UsageError if these hosts are too few.
     """
-    deadline, told = time.monotonic() + patience, ""
-    while True:
-        hosts = reachable_hosts(options.hosts)
-        slots = options.processes or sum(hosts.values())
-        silent = ", ".join(host for host in options.hosts if host not in hosts)
-        if silent != told:
-            told = silent
-            logbook.log_event("hosts", f"no answer from {silent}" if silent else "all answer")
-        if not silent or (hosts and slots >= options.min_processes):
-            break
-        if time.monotonic() >= deadline or signals:
-            raise UsageError(
-                f"--min-processes {options.min_processes} is more than the {slots} of the hosts "
-                f"that answer; start sshd on {silent}, or write {slots} or less"
-                if hosts
-                else "no host of --hosts answers at its ssh port; start sshd there, or write other "
-                "hosts"
-            )
-        time.sleep(PAUSE)
+    hosts = reachable_hosts(options.hosts)
+    if silent := _silent(options, hosts):
+        logbook.log_event("hosts", f"no answer from {silent}")
+    if why := _host_shortage(options, hosts):
+        raise UsageError(why)
+    slots = options.processes or sum(hosts.values())
     size = max(slots - lost, options.min_processes) if slots else None
     command = fill_placeholders(options.command, size, hosts)
     logbook.log_event("start", f"starts {' '.join(command)}", processes=size, command=command)
     return command, size
+
+
+def _wait_for_hosts(options: argparse.Namespace, logbook: Logbook, signals: Sequence[int]) -> str:
+    """Wait until enough hosts answer; return why too few do after OUTAGE seconds or at a signal.
+
+    The outage of a network, of which a job has died, ends all answers for a while.
+    """
+    deadline, is_told = time.monotonic() + OUTAGE, False
+    hosts = reachable_hosts(options.hosts)
+    while why := _host_shortage(options, hosts):
+        if signals or time.monotonic() >= deadline:
+            return why
+        if not is_told:
+            logbook.log_event("hosts", f"no answer from {_silent(options, hosts)}; asking again")
+            is_told = True
+        time.sleep(PAUSE)
+        hosts = reachable_hosts(options.hosts)
+    return ""
+
+
+def _host_shortage(options: argparse.Namespace, hosts: Mapping[str, int]) -> str:
+    """Return why the hosts that answer are too few for a job; empty if they are not."""
+    if options.hosts and not hosts:
+        return "no host of --hosts answers at its ssh port; start sshd there, or write other hosts"
+    slots = options.processes or sum(hosts.values())
+    if (silent := _silent(options, hosts)) and slots < options.min_processes:
+        return (
+            f"--min-processes {options.min_processes} is more than the {slots} of the hosts that "
+            f"answer; start sshd on {silent}, or write {slots} or less"
+        )
+    return ""
+
+
+def _silent(options: argparse.Namespace, hosts: Mapping[str, int]) -> str:
+    """Return the names of the hosts of --hosts that do not answer, as text."""
+    return ", ".join(host for host in options.hosts if host not in hosts)
 
 
 def fill_placeholders(

@@ -76,9 +76,8 @@ from lsgd.verify.evidence import (
     UNRESOLVED,
     Evidence,
 )
-from lsgd.verify.progress import EXECUTIONS, Progress, Work, work_of_place
+from lsgd.verify.progress import DIRECTIONS, EXECUTIONS, Progress, Work, work_of_place
 from lsgd.verify.reexecution import (
-    DIRECTIONS,
     ExecutedSteps,
     Execution,
     compare_steps,
@@ -306,7 +305,8 @@ class _CheckedRun:
             f"allowed: a relative difference of {evidence.tolerance:g} ({recipe.precision}) in "
             f"losses, norms and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or "
             f"{COUNTED_LEAST}; in addition {ROUNDING_FACTOR:g} times what rounding changes, "
-            "measured by two more executions whose parameters differ in their last bits"
+            f"measured by {len(DIRECTIONS)} more executions whose parameters differ in their "
+            "last bits"
         )
         if evidence.norm_rounding:
             text += (

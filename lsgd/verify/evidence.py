@@ -139,7 +139,10 @@ class Evidence:
         copies: Sequence[Any],
         key: str = "",
     ) -> None:
-        """Compare the tensors and numbers of nested dicts and lists, also of the perturbed copies.
+        """Record where a checkpoint's state differs from the recomputed one by more than rounding.
+
+        `written` and `computed` are nested dicts and lists of tensors and numbers, and `copies` the
+        states recomputed with perturbed weights, which show what rounding changes.
 
         The difference of two tensors is relative to the larger norm.
         """

@@ -9,7 +9,9 @@ from lsgd.recipe import Recipe
 from lsgd.run.console import QUIET, WORTH_SAYING
 from lsgd.run.remaining import RemainingTime, duration
 
-EXECUTIONS = 3
+DIRECTIONS = (1, -1)
+"""The factors of the perturbation, by perturbed copy."""
+EXECUTIONS = len(DIRECTIONS) + 1
 """The executions of the steps of a place: one as they are, two with perturbed parameters."""
 
 

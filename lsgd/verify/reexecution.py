@@ -49,10 +49,8 @@ PERTURBATIONS = {
 It is a multiple of what another order of sums changes, so that a ReLU's input that this takes
 across 0 is taken across it by one of two opposite perturbations.
 """
-DIRECTIONS = (1, -1)
-"""The factors of the perturbation, by perturbed copy."""
 NORM_MARGIN = 4.0
-"""The multiple of the rounding of a gradient norm, of one sample of numbers, that is its effect."""
+"""The factor by which a gradient norm's rounding may exceed that of one random sample of it."""
 HARDWARE_SETTINGS = {"fused", "foreach", "capturable", "differentiable"}
 """The settings of torch's optimizers that choose kernels; the others decide what is computed."""
 

@@ -17,7 +17,7 @@ MAKE_ANOTHER = "since virtual(…); call close(), and make another step"
 
 
 class ModelRecord:
-    """A record of a model's layers and parameters, with which each step compares the model."""
+    """A snapshot of a model's layers and parameters, with which each step compares the model."""
 
     def __init__(self, model: nn.Module, layers: Sequence[WorkerBatchNorm]) -> None:
         self.model, self.layers = model, layers
@@ -71,13 +71,13 @@ class ModelRecord:
 
 def _acts_on_steps(module: nn.Module) -> bool:
     """Return whether a layer, even without parameters, is one that `virtual` replaces or checks."""
-    kinds = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, CounterBasedDropout)
+    kinds = (nn.modules.batchnorm._NormBase, CounterBasedDropout)
     is_of_kind = isinstance(module, kinds) or dropout_rate(module) is not None
     return is_of_kind or may_draw(module) or isinstance(module, nn.RReLU)
 
 
 class GradientRecord:
-    """A record of the gradients as the last backward pass of a step has left them."""
+    """A snapshot of each .grad after a backward pass, by which a change by other code is found."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], reducer: Reducer) -> None:
         self.parameters, self.reducer = parameters, reducer

@@ -196,14 +196,16 @@ def check_loss(loss: Loss) -> None:
     )
 
 
-def check_mean(loss: Loss, value: object, arguments: tuple[Any, ...], each: MicroBatch) -> None:
+def check_mean(
+    loss: Loss, value: object, arguments: tuple[Any, ...], micro_batch: MicroBatch
+) -> None:
     """Raise UsageError if the loss of several workers is not the mean of the losses of each.
 
     `value` is the loss of the arguments, those of a micro-batch. A loss that may keep a state, that
     draws random numbers, or whose arguments cannot be split into those of the workers, is not
     checked.
     """
-    workers, images = len(each.workers), len(each.examples)
+    workers, images = len(micro_batch.workers), len(micro_batch.examples)
     leaves = tree_leaves(arguments)
     is_split = all(isinstance(leaf, Tensor) and leaf.shape[:1] == (images,) for leaf in leaves)
     if workers == 1 or not is_split or not isinstance(value, Tensor) or value.dim():

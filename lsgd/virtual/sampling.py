@@ -77,7 +77,10 @@ class VirtualSampler(Sampler[list[int]]):
 
 
 def hosted_workers(comm: Comm, workers: int, worker_batch: int) -> range:
-    """Return the workers of this process; raises UsageError if there is none for some process."""
+    """Return the numbers of the virtual workers that this process hosts.
+
+    Raises UsageError if there are fewer workers than processes.
+    """
     check_number("workers", workers, 1)
     check_number("worker_batch", worker_batch, 1)
     if comm.world_size > workers:

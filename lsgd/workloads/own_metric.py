@@ -1,5 +1,6 @@
 """Metrics of images of one's own: whole counts that are added up, and one number of them."""
 
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from lsgd.errors import UsageError
 from lsgd.own_parts import METRIC, imported_part, refusing_errors
 from lsgd.recipe import Recipe
-from lsgd.rules.metric import Metric, is_higher_better
+from lsgd.rules.metric import Metric
 
 PROBE_IMAGES, FIRST = 12, 5
 """The number of made-up images with which a metric is tried, and of those in the first part."""
@@ -34,6 +35,32 @@ class ImageMetric(Protocol):
 
     def value(self, counts: list[int]) -> float:
         """Return the metric of summed counts, a finite number."""
+
+
+HIGHER_IS_BETTER = re.compile(
+    "acc|accuracy|au(c|prc|roc)|bleu|dice|f1|m?iou|kappa|likelihood|mcc|mrr|ndcg|precision|"
+    "psnr|r2|recall|rouge|sensitivity|specificity|ssim"
+)
+"""Words for metrics whose highest value is the best."""
+LOWER_IS_BETTER = re.compile(
+    "brier|complement|cost|deficit|distance|divergence|drop|ece|eer|err|error|fnr|fpr|gap|inv|"
+    "inverse|kl|loss|mae|minus|miss|mse|neg|negative|nll|rmse|std"
+)
+"""Words that make the lowest value of such a metric the best."""
+
+
+def is_higher_better(name: str) -> bool:
+    """Return whether the name of a metric is known to be one whose highest value is the best.
+
+    >>> [is_higher_better(name) for name in ("accuracy", "macro_f1", "io_u", "r2_score")]
+    [True, True, True, True]
+    >>> [is_higher_better(name) for name in ("f1_error", "rmse", "map_mse", "fpr_at_recall")]
+    [False, False, False, False]
+    """
+    words = [*name.split("_"), name.replace("_", "")]
+    return any(map(HIGHER_IS_BETTER.fullmatch, words)) and not any(
+        map(LOWER_IS_BETTER.fullmatch, words)
+    )
 
 
 def check_direction(recipe: Recipe, metric: Metric, part: str) -> None:

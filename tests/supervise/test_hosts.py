@@ -47,7 +47,7 @@ def test_an_outage_of_the_network_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is what ended the job, so that no machine may answer at first."""
-    answers = iter([{"a": 2}, {}, {}, {"a": 2}])
+    answers = iter([{"a": 2}, {}, {}, {"a": 2}, {"a": 2}])
     monkeypatch.setattr(machines, "reachable_hosts", lambda _: next(answers))
     monkeypatch.setattr(machines, "PAUSE", 0)
     monkeypatch.setattr("lsgd.supervise.loop.catch_stop_signals", list)
@@ -55,7 +55,7 @@ def test_an_outage_of_the_network_is_waited_for(
     command = ["bash", "-c", "echo {np} {hosts}; exit 5", f"run_dir={tmp_path / 'run'}"]
     assert supervise_job(read([*options, *command])) == 1
     said = (tmp_path / "run" / "supervise.log").read_text()
-    assert (said.count("no answer from a"), said.count("all answer")) == (1, 1)
+    assert said.count("no answer from a; asking again") == 1
     assert "--restarts 1 is reached" in said
     answers = iter([{"a": 2}, {}])
     monkeypatch.setattr(machines, "OUTAGE", 0)

@@ -20,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 from .record import Record, is_call_of_library, place
 
 MAX_EXAMPLES = 2_000_000
-"""The examples of an epoch whose order is recorded, and those of a Subset."""
+"""The most examples of which an epoch's order, or the indices of a Subset, are recorded."""
 MAX_DEPTH, MAX_ITEMS = 6, 64
 """The nesting and length of attributes up to which random generators of a dataset are found."""
 

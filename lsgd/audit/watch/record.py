@@ -161,7 +161,7 @@ class Record:
         self.pending: list[Pass] = []
         """Forward passes with gradients whose backward pass has not been seen yet."""
         self.backwards = 0
-        """The number of backward passes so far."""
+        """The number of backward passes that the audited script has made so far."""
         self.passes: list[Pass] = []
         """Forward and backward passes since the last update."""
         self.begin_after_other: Callable[[], None] | None = None
@@ -215,9 +215,10 @@ class Record:
         others = [
             each
             for each, iterator in self.given.values()
-            if iterator() is not None and (each.trained or not each.evaluated)
+            if iterator() is not None
+            and (each.trained or not each.evaluated)
+            and each is not seen.loader
         ]
-        others = [each for each in others if each is not seen.loader]
         if seen.loader is not None and others:
             seen.is_of_several = True
             seen.batch_images += sum(each.last for each in others)
