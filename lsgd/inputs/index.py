@@ -25,6 +25,7 @@ from lsgd.recipe import Data
 from lsgd.recipe.image_folder import SPLITS as SPLITS
 from lsgd.recipe.image_folder import index_file as index_file
 from lsgd.recipe.image_folder import prepare_command as prepare_command
+from lsgd.recipe.image_folder import rows_of
 from lsgd.untrusted_files import open_regular, parse_json, read_bounded
 
 IndexRow = tuple[bytes, bytes, int, int, int, int, int]
@@ -117,8 +118,7 @@ class ImageIndex:
         self.root, self.file, self.skip = root, file, tuple(skip)
         self.rows = np.load(file, mmap_mode="r")
         _check_fields(self.rows)
-        skipped = [os.fsencode(path) for path in skip]
-        gone = np.flatnonzero(np.isin(self.rows["path"], np.array(skipped, "S")))
+        gone = rows_of(self.rows["path"], skip)
         self.skipped = len(gone)
         # The rows stay mapped, so an id is shifted by the number of skipped rows before it.
         self._gaps = gone - np.arange(len(gone))
