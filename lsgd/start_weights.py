@@ -8,6 +8,7 @@ import hashlib
 import platform
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -138,6 +139,7 @@ def _bare_state_dict(
             loaded, removed = loaded[key], f"{removed} of {key}"
     if not isinstance(loaded, dict) or not loaded or not all(isinstance(n, str) for n in loaded):
         raise ValueError("it has no tensors by name")
+    own = cache(own)  # which makes the network
     for prefix in ("module.", "_orig_mod.", "module."):
         plain = {name.removeprefix(prefix): value for name, value in loaded.items()}
         others = {name for name in loaded if not name.startswith(prefix)}

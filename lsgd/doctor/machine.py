@@ -316,7 +316,7 @@ def run_folder(runs: Path = Path("runs")) -> list[CheckItem]:
 
 
 def staging_folder(stage: str) -> CheckItem:
-    """Check that the folder of `data.stage` is writable; its variables are those of this machine.
+    """Check that the folder of `data.stage` is writable, with this machine's variables in its path.
 
     The space for the copy is checked when it is made.
     """

@@ -117,16 +117,13 @@ def horovodrun(request: Request) -> LaunchCommand:
         _check_hostname(request)
     # Horovod 0.28.1 cannot name the files of a single process, whose output is visible anyway.
     logs = _log_folder(request) if processes > 1 else ""
+    # It caches checks of other hosts, for which the home folder has to be writable.
+    can_cache = bool(hosts) and os.access(os.path.expanduser("~"), os.W_OK)
     command = [
         # Without --gloo it would call mpirun where it can, which is a launcher of its own here.
         *[program, "--gloo", "-np", str(processes)],
-        # It caches checks of other hosts, for which the home folder has to be writable.
         *(["-H", hosts] if hosts else []),
-        *(
-            ["--disable-cache"]
-            if not (hosts and os.access(os.path.expanduser("~"), os.W_OK))
-            else []
-        ),
+        *([] if can_cache else ["--disable-cache"]),
         *(["--output-filename", logs] if logs else []),
         *[python, *request.train_arguments],
     ]

@@ -116,7 +116,7 @@ def _resources(options: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def _amount(quantity: str) -> Fraction:
-    """Return an amount of Kubernetes as a number.
+    """Convert a Kubernetes quantity, such as 500m or 2Ki, to a number.
 
     >>> _amount("500m") == Fraction("0.5"), _amount("2Ki"), _amount("1.5k")
     (True, Fraction(2048, 1), Fraction(1500, 1))

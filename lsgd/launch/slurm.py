@@ -73,8 +73,8 @@ PATTERNS = {
     "%a": "$SLURM_ARRAY_TASK_ID",
 }
 """The patterns in the names of Slurm's log files, and the shell variables of the same value."""
-JOB_ID = "$SLURM_JOB_ID"
-ARRAY_TASK_ID = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+JOB_ID = PATTERNS["%j"]
+ARRAY_TASK_ID = f"{PATTERNS['%A']}_{PATTERNS['%a']}"
 """The id of a job of an array, for a shell.
 
 For one of them SLURM_JOB_ID is the array's, by which scontrol would requeue all jobs of the array.

@@ -258,7 +258,7 @@ def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProbl
 
 
 def _lost_classes(root: Path, splits: Sequence[str]) -> list[str]:
-    """Return a list with one sentence on links that lead nowhere where classes are, or none.
+    """Report broken symbolic links among the class folders, in a list of at most one sentence.
 
     Without the class of such a link the others would have other numbers.
     """

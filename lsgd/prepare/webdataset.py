@@ -57,6 +57,7 @@ IMAGE_NAMES = ("image", "img", "input", "rgb", "color", "photo")
 
 A kind without a name, such as jpg, comes first.
 """
+NAME_RANKS = {name: rank for rank, name in enumerate(("", *IMAGE_NAMES))}
 CLASS_KEYS = ("label", "cls")
 """The keys of an example's JSON file that may hold its class number."""
 WITHOUT_IMAGE = "an example without an image"
@@ -279,7 +280,7 @@ def _examples(tar: tarfile.TarFile, shard: Path, max_pixels: int) -> Iterator[Sh
             name, _, ending = kind.rpartition(".")
             if f".{ending}" in IMAGE_SUFFIXES:
                 # An only picture is the image, whatever its name.
-                own = ["", *IMAGE_NAMES].index(name) if name in ("", *IMAGE_NAMES) else 9
+                own = NAME_RANKS.get(name, len(NAME_RANKS))
                 if image is None or own < rank:
                     rank, pictures = own, []
                     image = member, _content(tar, member, MAX_FILE_BYTES)

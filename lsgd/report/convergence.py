@@ -60,9 +60,10 @@ def judge_as_mlperf(findings: Findings) -> list[Block]:
         if not group.runs:
             continue
         points = points_for(group.recipe, metric.name, metric.target)
-        if points not in [known for known, _ in by_points]:
-            by_points.append((points, []))
-        next(runs for known, runs in by_points if known == points).append(
+        same = next((runs for known, runs in by_points if known == points), None)
+        if same is None:
+            by_points.append((points, same := []))
+        same.append(
             ConvergedRuns(
                 group.label,
                 group.recipe.batch_size,

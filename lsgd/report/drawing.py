@@ -75,7 +75,7 @@ STYLE: dict[Any, Any] = {
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """Return a different file name for each of these names, by dashes for characters and numbers.
+    """Convert names to distinct file names, dashes for other characters, numbers for equals.
 
     A drive may not distinguish upper and lower case.
 

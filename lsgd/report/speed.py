@@ -67,7 +67,7 @@ def examples_per_second(
 
 
 def _share_of_threads(hardware: str, threads: int | None) -> float:
-    """Return the share of the threads per process of some hardware that this number is.
+    """Return the ratio of `threads` to the threads per process that runs had on this hardware.
 
     >>> cpu = "Xeon, 8 cores, threads per process: 8; in memory"
     >>> [_share_of_threads(cpu, threads) for threads in (2, 16, None)]

@@ -37,7 +37,7 @@ def sample_stats(values: list[float], metric: Metric = TOP1) -> SampleStats:
 
 
 def _power_of_2(*values: float) -> float:
-    """Return the power of 2 by which the largest value is divided to one from 1 to 2.
+    """Return the largest power of 2 that is not above the largest absolute value.
 
     It is exact, and sums and squares of the quotients do not overflow or underflow.
 

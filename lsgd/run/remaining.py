@@ -56,7 +56,7 @@ class RemainingTime:
 
 
 def equal_steps_left(recipe: Recipe, step: int) -> float:
-    """Return how many steps as long as this one the rest of a run is worth, by examples and pixels.
+    """Estimate the training left in a run, as a number of steps with this step's batch and images.
 
     The work of a convolutional network is in proportion to them. Later epochs may have another
     minibatch or image size; without that it is the number of steps.

@@ -60,7 +60,7 @@ def equivalence_margin(seeds: int, level: float = 0.90, share: float = 0.5) -> f
 def _solve(
     seeds: int, level: float, share: float, decided: "Callable[[np.ndarray], np.ndarray]"
 ) -> float:
-    """Return the effect that is decided with the power POWER, in standard deviations over seeds.
+    """Solve for the effect that is decided with the power POWER, in standard deviations over seeds.
 
     `decided` is the probability of a decision by the effect less half of an interval, in standard
     errors of the difference. It is averaged over both recipes' estimated variances, on which the

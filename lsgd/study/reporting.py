@@ -2,8 +2,8 @@
 
 import hashlib
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,12 +44,13 @@ def study_findings(
     return compute_findings(runs, left_out, study, overrides, looks)
 
 
-@contextmanager
-def locked_report(out: Path) -> Iterator[None]:
-    """Hold the lock of a report's folder and record: two processes of one study may write both."""
+def locked_report(out: Path) -> AbstractContextManager[None]:
+    """Return the lock of a report's folder, held while the report or its record is written.
+
+    Two processes of one study may write both.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
-    with locked(out.with_name(f".{out.name}.lock")):
-        yield
+    return locked(out.with_name(f".{out.name}.lock"))
 
 
 def write_report(study: Study, overrides: Sequence[str], all_runs: Sequence[PlannedRun]) -> None:

@@ -114,14 +114,14 @@ def _wait_for_hosts(options: argparse.Namespace, logbook: Logbook, signals: Sequ
 
     The outage of a network, of which a job has died, ends all answers for a while.
     """
-    deadline, is_told = time.monotonic() + OUTAGE, False
+    deadline, is_logged = time.monotonic() + OUTAGE, False
     hosts = reachable_hosts(options.hosts)
     while why := _host_shortage(options, hosts):
         if signals or time.monotonic() >= deadline:
             return why
-        if not is_told:
+        if not is_logged:
             logbook.log_event("hosts", f"no answer from {_silent(options, hosts)}; asking again")
-            is_told = True
+            is_logged = True
         time.sleep(PAUSE)
         hosts = reachable_hosts(options.hosts)
     return ""
@@ -166,6 +166,7 @@ def reachable_hosts(hosts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _answers(host: str) -> bool:
+    """Return whether a host accepts ssh connections, directly or through its proxy."""
     address = _ssh_address(host)
     try:
         if address:
