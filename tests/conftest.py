@@ -95,6 +95,15 @@ def servers() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let a pytest that a test starts have its folders in this run's.
+
+    Otherwise it would delete those of earlier runs in its end, which takes minutes on a slow disk.
+    """
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(tmp_path_factory.getbasetemp())
+
+
 @pytest.fixture
 def composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands that run in a test compose recipes by helpers.composed, in a third of the time.

@@ -278,6 +278,7 @@ def test_of_one_process(mistake: str, rules: dict[str, str], says: str) -> None:
     assert_named(IMAGENET, mistake, rules, says, processes=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mistake", "rules", "says"), TWO, ids=lambda each: str(each)[:20])
 def test_of_two_processes(mistake: str, rules: dict[str, str], says: str) -> None:
     assert_named(IMAGENET, mistake, rules, says, processes=2)

@@ -90,6 +90,7 @@ def test_the_copy_on_this_machine_is_read(root: Path, tmp_path: Path) -> None:
     assert (common.index.root, common.recipe.data.root) == (common.root, str(common.root))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "size", "side"),
     [

@@ -52,6 +52,7 @@ def state(learner: Learner | BareLoop) -> list[Tensor]:
     return [*learner.model.parameters(), running.share, *momentum]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -122,6 +123,7 @@ def test_the_scripts_train_as_they_are(library: str) -> None:
         assert torch.allclose(theirs, ours, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("main", "compared", "words"),
     [

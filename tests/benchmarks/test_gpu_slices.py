@@ -195,6 +195,7 @@ def recipe_words(each: Slice) -> list[str]:
     return [word for word in each.arguments if "=" in word and not word.startswith("-")]
 
 
+@pytest.mark.slow
 def test_the_ladder_trains_what_is_published(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

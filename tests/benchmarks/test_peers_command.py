@@ -126,6 +126,7 @@ def checkout(folder: Path, peer: peer_scripts.PeerScript, program: str) -> Path:
 PRINTS = "import time\nfor step in range(99):\n    print({line})\ntime.sleep(60)"
 
 
+@pytest.mark.slow
 def test_the_whole_command(
     images: Path,
     tmp_path: Path,

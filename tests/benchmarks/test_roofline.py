@@ -61,6 +61,7 @@ def test_a_copy_is_grouped_by_what_it_changes() -> None:
     assert operator_group("an_operator_of_another_torch", (), None) == OTHER
 
 
+@pytest.mark.slow
 def test_the_whole_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def python(program: str, *words: str) -> tuple[list[str], Mapping[str, str]]:
     return [sys.executable, "-c", program, *words], {}
 
 
+@pytest.mark.slow
 def test_rows_and_their_cpu_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second process, which would go on, ends with the first."""
     file, seen = tmp_path / "rows.jsonl", tmp_path / "seen"

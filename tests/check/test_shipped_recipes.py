@@ -148,6 +148,7 @@ def test_rules_about_layers_that_a_network_lacks_are_left_out() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_declarations_are_the_papers_variants() -> None:
     """What the rows of the tables change, and not the base that they share."""
     own = {"resize", "colour"}

@@ -48,6 +48,7 @@ comm.close()
 """
 
 
+@pytest.mark.slow
 def test_who_looks_for_others_does_not_abort_the_process_in_its_end() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=1200

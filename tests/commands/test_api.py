@@ -85,6 +85,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_row_is_heard_once_as_it_is_written(tmp_path: Path) -> None:
     """And nobody hears the next run."""
     file, heard = tmp_path / "run" / "metrics.jsonl", []
@@ -102,6 +103,7 @@ def test_every_row_is_heard_once_as_it_is_written(tmp_path: Path) -> None:
     assert len(heard) == count
 
 
+@pytest.mark.slow
 def test_a_listener_may_end_a_run_which_goes_on_where_it_was_saved(
     tmp_path: Path, finished: Path
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_listener_may_end_a_run_which_goes_on_where_it_was_saved(
     assert again[0]["kind"] == "start"
 
 
+@pytest.mark.slow
 def test_the_process_is_left_as_it_was(tmp_path: Path, finished: Path) -> None:
     """A program goes on with its own threads, random numbers, kernels and signals."""
 
@@ -144,6 +147,7 @@ def test_the_process_is_left_as_it_was(tmp_path: Path, finished: Path) -> None:
         torch.backends.cudnn.benchmark = benchmark
 
 
+@pytest.mark.slow
 def test_threads_load_recipes_at_once() -> None:
     """Hydra's state belongs to the whole process."""
     names, interval = ["digits", "bs256", "bs8k"] * 4, sys.getswitchinterval()
@@ -162,6 +166,7 @@ def test_threads_load_recipes_at_once() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_how_a_run_ends_is_raised(tmp_path: Path, finished: Path) -> None:
     with pytest.raises(api.UsageError, match="there is no key 'worker'"):
         api.load_recipe("+recipe=digits", "worker=3")

@@ -63,6 +63,7 @@ def test_all_its_options_are_completed(
     assert {*OPTIONS[name], "--help"} == options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "completed"),
     [

@@ -90,6 +90,7 @@ def imported(*lines: str) -> set[str]:
     return set(done.stderr.splitlines())
 
 
+@pytest.mark.slow
 def test_help_needs_torch_and_hydra_alone() -> None:
     modules = imported("--help", "+recipe=bs8k --cfg")
     assert {"torch", "hydra"} <= modules

@@ -99,6 +99,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [["-m", "lsgd", "train"], ["bin/lsgd", "train"]])
 def test_a_command_runs_as_if_python_had_started_it(tmp_path: Path, start: list[str]) -> None:
     """Its words, its exit code, and processes of its own that look for what it defines."""

@@ -10,6 +10,7 @@ from helpers.broken_machine import broken_environment, remaining_processes
 from lsgd.doctor import run_probe
 
 
+@pytest.mark.slow
 def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
     faults = broken_environment(tmp_path, horovod="import time; time.sleep(600)")
     answer = run_probe("horovod", limit=1, environment=faults)
@@ -17,6 +18,7 @@ def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert remaining_processes(faults) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "why"),
     [
@@ -37,6 +39,7 @@ def test_an_import_that_kills_the_process_is_named(tmp_path: Path, program: str,
     assert (answer.facts, answer.failure_reason) == ({}, why)
 
 
+@pytest.mark.slow
 def test_a_doctor_that_was_killed_leaves_no_probe_for_long(tmp_path: Path) -> None:
     """Its own alarm comes 5 s after the limit, here a second from the start."""
     faults = broken_environment(tmp_path, horovod="import time; time.sleep(600)")

@@ -79,6 +79,7 @@ def test_faults_that_a_run_can_do_without_are_named_with_their_fix(tmp_path: Pat
     assert first_missing_line(shown_in_docs()[1:], "\n".join(printed)) is None
 
 
+@pytest.mark.slow
 def test_without_torch_and_a_place_to_write_no_run_is_possible(tmp_path: Path) -> None:
     """And Hydra, so that nothing which the doctor itself imports needs more than Python."""
     faults = broken_environment(tmp_path) | {"TEST_BLOCKED": "torch,hydra,numpy,horovod,nvidia"}
@@ -105,6 +106,7 @@ def test_without_torch_and_a_place_to_write_no_run_is_possible(tmp_path: Path) -
     )
 
 
+@pytest.mark.slow
 def test_terminated_it_leaves_nothing_running(tmp_path: Path) -> None:
     """Also a process that ignores the polite signal."""
     ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN); open('deaf', 'w'); time.sleep(600)"

@@ -82,6 +82,7 @@ print(facts)
 """
 
 
+@pytest.mark.slow
 def test_the_probe_sees_a_wrong_sum(tmp_path: Path) -> None:
     """One process of one, whose library adds 1 to an element."""
     one = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -74,6 +74,7 @@ def check_detection_page(file: Path, theirs: nn.Module, batch: Tensor) -> None:
     assert torch.equal(convolution.double(), theirs.layer2[0].downsample[0].weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["small_resnet", "timm/test_convnext"])
 def test_a_network_of_our_own_says_so(name: str, tmp_path: Path) -> None:
     learner = trained_learner(name, tmp_path / "run", "averaging=ema", "averaging.half_life=1")
@@ -88,6 +89,7 @@ def test_a_network_of_our_own_says_so(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(ours(batch), logits(learner, batch), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -59,6 +59,7 @@ def test_an_average_is_not_the_weights(tmp_path: Path) -> None:
     assert exported.evaluated_as == f"{words} with them"
 
 
+@pytest.mark.slow
 def test_data_is_needed_only_where_statistics_are_measured(tmp_path: Path) -> None:
     """LeNet-5 has none, so that its averages need no images either."""
     runs = {

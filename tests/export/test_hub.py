@@ -52,6 +52,7 @@ def test_the_code_of_the_card_loads_the_network(
     torch.testing.assert_close(said, logits(learner, batch), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_code_of_the_card_loads_a_network_of_one_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

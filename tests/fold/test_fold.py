@@ -159,6 +159,7 @@ def close(found: Tensor, expected: Tensor, within: float) -> None:
 
 
 # Not shrunk: a batch is small as it is, and to make it smaller takes minutes.
+@pytest.mark.slow
 @settings(max_examples=50, phases=(Phase.reuse, Phase.generate))
 @given(st.lists(programs, min_size=1, max_size=5))
 def test_folded_is_single(batch: list[Program]) -> None:

@@ -64,6 +64,7 @@ def encode(f: Any, tree: Tree, letters: bool, logits: bool) -> list[Any]:
     return [f.add("logits", node) for node in nodes] if logits else nodes
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(("letters", "logits"), [(False, True), (True, True)])
 def test_launches_on_trees_of_sentences(test_data: Path, letters: bool, logits: bool) -> None:

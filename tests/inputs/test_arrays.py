@@ -103,6 +103,7 @@ def make_npz(path: Path, images: list[Image.Image], labels: list[int]) -> None:
 # --- What is read ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_shipped_digits_are_scikit_learns() -> None:
     """Value by value, in the same order."""
     sklearn = pytest.importorskip("sklearn.datasets")
@@ -158,6 +159,7 @@ def test_packed_cifar_files(tmp_path: Path) -> None:
     assert val.labels.tolist() == [5, 6, 7, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_fashion_mnist(test_data: Path) -> None:
     train, val = load_arrays(data("fashion-mnist", 60_000, 10_000), test_data / "fashion-mnist")

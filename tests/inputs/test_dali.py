@@ -65,6 +65,7 @@ def test_decodes_windows_of_all_real_files_exactly_as_pil(test_data: Path) -> No
         assert np.array_equal(pixels, image.crop((left, top, left + width, top + height)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency")
 def test_decodes_odd_images_exactly_as_pil() -> None:
     """Whole and in windows, or but for one level, where PIL has more digits: CMYK, and what TIFF
@@ -131,6 +132,7 @@ def test_says_what_it_is(tmp_path: Path) -> None:
     assert open_folder_inputs(tmp_path / "root", "auto").name == inputs.name
 
 
+@pytest.mark.slow
 def test_a_cut_that_no_window_needs_is_found(tmp_path: Path) -> None:
     """DALI decodes no further than the window goes, and would train on what is left."""
     root = make_numbered(tmp_path / "root", 3, (200, 200))

@@ -55,6 +55,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Data, dict[str,
     return root, plain, {name: example for example, name in enumerate(paths)}
 
 
+@pytest.mark.slow
 @pytest.mark.dali
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency")
 def test_odd_images_are_read_alike(odd: tuple[Path, Data, dict[str, int]]) -> None:
@@ -164,6 +165,7 @@ def test_the_evaluated_part_alone_is_within_two_levels(
     assert abs(part - whole).max() <= 2
 
 
+@pytest.mark.slow
 def test_pil_s_own_limit_neither_warns_nor_refuses(tmp_path: Path) -> None:
     """Of 90 million pixels it warns; a window of an image is checked too, as it is cut out.
 

@@ -99,6 +99,7 @@ def test_one_channel_is_grey_with_all_its_bits(root: Path, loader: str) -> None:
             assert len(np.unique(image.numpy().round(4))) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.dali
 def test_loaders_agree_on_augmented_grey_images(root: Path) -> None:
     """Crops and flips of one channel, decoded in another process too, are within the bounds."""

@@ -69,6 +69,7 @@ def test_a_window_is_erased_after_the_loader(root: Path, loader: str) -> None:
     torch.testing.assert_close(images, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", augmentation.POLICIES)
 def test_a_policy_is_torchvisions_from_a_seed_for_each_example(root: Path, policy: str) -> None:
     """Neither the order nor the process that decodes changes an image, nor an image the state."""
@@ -95,6 +96,7 @@ def test_a_policy_is_torchvisions_from_a_seed_for_each_example(root: Path, polic
             torch.testing.assert_close(image, expected)
 
 
+@pytest.mark.slow
 def test_operations_are_as_frequent_as_torchvision_draws_them() -> None:
     """A brightness of a grey image is a number, so its distribution is that of the policy."""
     grey = torch.full((3, 1, 1), 100, dtype=torch.uint8)

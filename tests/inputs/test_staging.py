@@ -332,6 +332,7 @@ def test_what_is_refused_before_and_after_a_copy(
             config.load_recipe([*words, *["data.stage=/nvme"] * ("stage" not in words[-1])])
 
 
+@pytest.mark.slow
 def test_it_changes_no_result(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

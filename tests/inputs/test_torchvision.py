@@ -57,6 +57,7 @@ def decoders() -> set[int]:
     return {child.pid for child in children if "lsgd.inputs.decoder" in child.cmdline()}
 
 
+@pytest.mark.slow
 def test_processes_change_nothing_and_live_on(root: Path) -> None:
     """The same images in the same order, in the next epoch and in evaluations; starting processes
     anew for each costs seconds every time."""
@@ -92,6 +93,7 @@ def test_a_pass_of_any_size_follows_any_other(root: Path) -> None:
         assert torch.equal(labels, their_labels)
 
 
+@pytest.mark.slow
 def test_a_round_that_is_given_up_is_not_in_the_next(root: Path) -> None:
     """Nor does a round ask for more passes than it says, or later than it may."""
     asked = []
@@ -148,6 +150,7 @@ def test_a_killed_process_ends_the_run_at_once(root: Path, killed: int) -> None:
     killer.cancel()
 
 
+@pytest.mark.slow
 def test_a_pipe_is_no_image(tmp_path: Path) -> None:
     """Nobody waits for what somebody may write into it."""
     root = make_folder(tmp_path / "copy")
@@ -198,6 +201,7 @@ def test_nothing_outlives_a_killed_trainer(root: Path) -> None:
         end_tagged(tag, 0)
 
 
+@pytest.mark.slow
 def test_a_decoder_has_no_torch_and_blocks_signals(root: Path) -> None:
     """Nor more threads than the one that decodes and the one that listens. Signals are those of a
     launcher that signals every process there is, and Ctrl-C."""

@@ -37,6 +37,7 @@ def started(tmp_path: Path, *words: str, **environment: str) -> tuple[str, str]:
     return done.stdout.strip(), said.decode().removesuffix("END").replace("\r", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["-m", "lsgd.train"], ["-m", "lsgd", "train"]])
 def test_threads_sleep_soon_and_a_line_is_there_at_once(words: list[str], tmp_path: Path) -> None:
     words = [*words, "+recipe=digits"]
@@ -45,16 +46,19 @@ def test_threads_sleep_soon_and_a_line_is_there_at_once(words: list[str], tmp_pa
     assert said == "lsgd: loading torch\n"
 
 
+@pytest.mark.slow
 def test_how_threads_wait_is_the_users(tmp_path: Path) -> None:
     words = ["-m", "lsgd.train", "+recipe=digits"]
     assert started(tmp_path, *words, GOMP_SPINCOUNT="9")[0] == "9 None"
     assert started(tmp_path, *words, OMP_WAIT_POLICY="active")[0] == "None None"
 
 
+@pytest.mark.slow
 def test_a_program_that_imports_lsgd_is_left_alone(tmp_path: Path) -> None:
     assert started(tmp_path, "-c", "import lsgd.train") == ("None None", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "environment"),
     [(["--help"], {}), (["+recipe=digits"], {"RANK": "1", "WORLD_SIZE": "2"})],
@@ -66,6 +70,7 @@ def test_an_answer_stands_alone_and_one_process_speaks(
     assert started(tmp_path, "-m", "lsgd.train", *words, **environment, **job)[1] == ""
 
 
+@pytest.mark.slow
 def test_a_wrong_variable_of_a_launcher_is_left_to_the_command(tmp_path: Path) -> None:
     """An import of torch is no place for its sentence, which would end in a traceback."""
     waits, said = started(tmp_path, "-m", "lsgd.train", SLURM_CPUS_ON_NODE="all")

@@ -145,6 +145,7 @@ def test_ctrl_c_at_a_question_ends_the_job() -> None:
     assert "Traceback" not in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "forwarded"), [("mpirun", "SIGUSR1"), ("horovodrun", "SIGTERM")])
 def test_processes_on_other_machines_save(name: str, forwarded: str, tmp_path: Path) -> None:
     launcher, saved = tmp_path / name, tmp_path / "saved"
@@ -159,6 +160,7 @@ def test_processes_on_other_machines_save(name: str, forwarded: str, tmp_path: P
     assert seen.endswith("\nlsgd: interrupted\n")
 
 
+@pytest.mark.slow
 def test_an_end_of_its_own_keeps_its_exit_code() -> None:
     for words, code in ((["sh", "-c", "exit 3"], 3), (["sh", "-c", "kill -9 $$"], 137)):
         seen = at_a_terminal([sys.executable, "-c", ATTENDED, *words])

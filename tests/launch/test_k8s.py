@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "launch"
 
 
+@pytest.mark.slow
 @pytest.mark.kubeflow
 @pytest.mark.parametrize("name", ["mpijob", "pytorchjob"])
 def test_kubeflow_knows_every_field(name: str) -> None:

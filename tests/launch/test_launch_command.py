@@ -165,6 +165,7 @@ def test_every_launcher_has_a_line(words: list[str], capsys: pytest.CaptureFixtu
     assert re.findall("^  ([a-z0-9]+) ", listed, re.M) == sorted(LAUNCHERS)
 
 
+@pytest.mark.slow
 def test_showing_needs_no_torch() -> None:
     """A login node without torch answers too."""
     program = (

@@ -29,6 +29,7 @@ def launched(folder: Path, *words: str, **env: str) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_becomes_the_launcher(tmp_path: Path) -> None:
     """Under the words as they were, with an exit code of its own, and deaf to no signal."""
     program(tmp_path, "mpirun", "printf '<%s>' \"$@\"; grep SigIgn /proc/$$/status; exit 9")
@@ -56,6 +57,7 @@ def test_torchrun_waits_for_machines_that_it_names(
     assert "waiting at a:29500 for this command on 2 machines" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_hands_the_text_to_the_queue(tmp_path: Path) -> None:
     """After making the folder of the job's own log, and ends as the queue has answered."""
     program(tmp_path, "sbatch", "ls -d runs/a; cat; exit 3")
@@ -65,6 +67,7 @@ def test_it_hands_the_text_to_the_queue(tmp_path: Path) -> None:
     assert done.stdout == "runs/a\n" + shown.stdout
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     program(tmp_path, "sbatch", "echo never")
     (tmp_path / "file").touch()
@@ -105,6 +108,7 @@ def test_an_image_may_have_recipes_of_its_own(
     assert end.value.code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shows", [["--print"], []])
 def test_a_mistake_is_found_before_the_queue(shows: list[str], tmp_path: Path) -> None:
     """Also where the job is only shown: who submits that later would learn of it late."""
@@ -117,6 +121,7 @@ def test_a_mistake_is_found_before_the_queue(shows: list[str], tmp_path: Path) -
     assert "24 processes cannot share workers=16" in many.stderr
 
 
+@pytest.mark.slow
 def test_of_an_image_it_is_only_said(tmp_path: Path) -> None:
     """The lsgd in it may be another, which knows the word."""
     program(tmp_path, "kubectl", "cat; exit 3")

@@ -2,6 +2,7 @@
 
 from itertools import pairwise, product
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ def scores(crf: CRF, emissions: Tensor) -> dict[tuple[int, ...], Tensor]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.integers(1, 4),

@@ -42,6 +42,7 @@ def trained(made: Recipe, images: torch.Tensor, ids: list[int], workers: range) 
     return network, network(images), parts
 
 
+@pytest.mark.slow
 def test_without_what_ours_are_it_is_the_library_s() -> None:
     """Names, weights by its own start, and the logits of an evaluation."""
     torch.manual_seed(3)
@@ -55,6 +56,7 @@ def test_without_what_ours_are_it_is_the_library_s() -> None:
     assert torch.equal(ours.eval()(images), theirs.eval()(images))
 
 
+@pytest.mark.slow
 def test_the_seed_alone_starts_it_and_torch_s_generator_stays() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -66,6 +68,7 @@ def test_the_seed_alone_starts_it_and_torch_s_generator_stays() -> None:
     assert not torch.equal(one["fc.weight"], other["fc.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "gamma", "blocks"),
     [
@@ -83,12 +86,14 @@ def test_last_gammas(network: str, gamma: float, blocks: int) -> None:
     assert sorted(gammas) == [gamma] * blocks + [1.0] * (len(gammas) - blocks)
 
 
+@pytest.mark.slow
 def test_last_gammas_of_norms_that_are_no_bn() -> None:
     made = make_network(of("torchvision/swin_v2_t", "model.last_gamma=0.25"))
     gammas = [m.weight[0].item() for m in made.modules() if isinstance(m, nn.LayerNorm)]
     assert gammas.count(0.25) == 2 * sum((2, 2, 6, 2))
 
 
+@pytest.mark.slow
 def test_blocks_that_end_in_a_convolution_start_as_their_library_has_them() -> None:
     made = make_network(of("timm/resnetv2_18"))
     assert all(m.weight.any() for m in made.modules() if isinstance(m, nn.Conv2d))
@@ -96,6 +101,7 @@ def test_blocks_that_end_in_a_convolution_start_as_their_library_has_them() -> N
         make_network(of("timm/resnetv2_18", "model.last_gamma=0.5"))
 
 
+@pytest.mark.slow
 def test_every_norm_is_a_worker_s_also_with_an_activation_and_of_one_dimension() -> None:
     made = make_network(of("timm/efficientnet_b0"))
     norms = [m for m in made.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -113,6 +119,7 @@ def test_every_norm_is_a_worker_s_also_with_an_activation_and_of_one_dimension()
     assert any(isinstance(m, nn.BatchNorm1d) for m in worker_batch_norms(flat))
 
 
+@pytest.mark.slow
 def test_two_workers_in_a_pass_are_those_of_two_passes() -> None:
     """BN, dropout and skipped blocks: the logits of each image, in float64."""
     made = of("timm/efficientnet_b0", "precision=float64", "worker_batch=4", "workers=2",
@@ -142,6 +149,7 @@ def test_norms_and_layer_scales_do_not_decay() -> None:
     assert not any("conv" in name for name in names)
 
 
+@pytest.mark.slow
 def test_position_embeddings_and_tokens_do_not_decay() -> None:
     names = undecayed("torchvision/vit_b_16")
     assert {"class_token", "encoder.pos_embedding"} <= names
@@ -170,6 +178,7 @@ def test_two_workers_of_tokens_in_a_pass_are_those_of_two_passes() -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network",
     ["torchvision/resnet18", "torchvision/squeezenet1_1", "timm/vit_tiny_patch16_224"],

@@ -232,6 +232,7 @@ def test_state_loads_into_torchvisions_network() -> None:
         assert torch.equal(model(images), plain.eval()(images))
 
 
+@pytest.mark.slow
 @pytest.mark.timm
 def test_the_preactivation_network_is_timms() -> None:
     """Its logits; the classes of timm's are a convolution of 1 x 1."""

@@ -48,6 +48,7 @@ def results(model: Tagger, given: TaggedBatch) -> tuple[Tensor, Tensor, list[Ten
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crf", [False, True])
 @settings(max_examples=20)
 @given(LENGTHS, st.integers(0, 3))

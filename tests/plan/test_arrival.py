@@ -84,6 +84,7 @@ def test_first_and_cheapest_differ() -> None:
     assert fastest([slow, soon]) is cheapest([slow, soon]) is soon
 
 
+@pytest.mark.slow
 def test_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PLAN, "--price", "2.5"]) == 0
     text = capsys.readouterr().out

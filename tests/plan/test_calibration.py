@@ -26,12 +26,14 @@ def fit() -> ModuleType:
     del sys.modules["calibrate"]
 
 
+@pytest.mark.slow
 def test_the_constants_are_those_of_the_fit(fit: ModuleType) -> None:
     fitted = fit.calibrated(by_latency=True, by_spread=True).hardware
     assert PAPER.network_latency.value == pytest.approx(fitted.network_latency.value, rel=1e-5)
     assert PAPER.spread.value == pytest.approx(fitted.spread.value, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_hour_is_predicted(fit: ModuleType) -> None:
     """What is fitted fits; without stragglers the model is too fast by a tenth."""
     found = {each.name: each for each in fit.predictions()}

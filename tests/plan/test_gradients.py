@@ -89,6 +89,7 @@ def test_bytes_on_the_wire(word: str, width: int) -> None:
     assert sum(piece.size for piece in gradient_buckets(recipe, fused=True)) == width * (19_890 + 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "numbers"),
     [

@@ -24,6 +24,7 @@ def osdi16() -> Iterator[ModuleType]:
     del sys.modules["osdi16"]
 
 
+@pytest.mark.slow
 def test_steps_that_compute_nothing(osdi16: ModuleType) -> None:
     off = {
         key: abs(osdi16.null_step(*key).quantile(0.5) / published - 1)

@@ -41,6 +41,7 @@ def counted_once(
         monkeypatch.setattr("lsgd.plan.memory.memory_line", lambda *_: "")
 
 
+@pytest.mark.slow
 def test_the_cluster_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(PLAN) == 0
     text = capsys.readouterr().out
@@ -54,6 +55,7 @@ def test_the_cluster_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n| {constant} " in text
 
 
+@pytest.mark.slow
 def test_a_run_by_phases(capsys: pytest.CaptureFixture[str]) -> None:
     """A step of half the side takes a quarter of the time; the steps are those of each phase."""
     words = [*PLAN[:1], "nodes=1", "gpus=8", "--preset", "h200", "--images-per-second", "1000"]
@@ -81,6 +83,7 @@ def test_a_step_on_a_p100_fits_its_memory(capsys: pytest.CaptureFixture[str]) ->
     assert re.search(STEP, capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     """The ring on 256 GPUs waits for its 2 x 255 messages, 1 Gbit/s for the bytes of any sum."""
     assert main([*PLAN, "--allreduce", "ring"]) == 0
@@ -126,6 +129,7 @@ def test_a_run_says_how_fast_and_how_long_it_waited(
     assert "How far the model is off" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "is_paper"),
     [
@@ -197,6 +201,7 @@ def test_a_run_with_auto_has_the_layout_of_its_log(tmp_path: Path, layout: str) 
     assert measured_step.run_layout(run) == layout
 
 
+@pytest.mark.slow
 def test_without_matplotlib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +216,7 @@ def test_without_matplotlib(
     assert not (tmp_path / "plan").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_that_fails_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +228,7 @@ def test_a_plan_that_fails_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_table_and_plot_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     folder = tmp_path / "plan"

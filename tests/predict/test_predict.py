@@ -57,6 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_worst_images_of_rectangles_are_those_that_were_predicted(trained: Path) -> None:
     """They are evaluated in the order of their aspect ratios, not in that of the folder."""
     classifier = load_classifier(trained / "run", [*HERE, "val_batch=2"])

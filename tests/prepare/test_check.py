@@ -94,6 +94,7 @@ def test_kinds(tmp_path: Path) -> None:
     assert {path: image_problems(path) for path in expected} == expected
 
 
+@pytest.mark.slow
 def test_what_no_loader_or_not_every_one_reads_is_unusable(tmp_path: Path) -> None:
     """That those left are read alike is in inputs/test_decoding.py; some are told why."""
     path = tmp_path / "odd.JPEG"
@@ -166,6 +167,7 @@ def test_without_dali_it_is_said_what_was_not_asked(
         assert image_problems(save(tmp_path / f"a.{kind.lower()}", kind=kind)) == found
 
 
+@pytest.mark.slow
 def test_an_image_above_the_limit_is_named_and_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

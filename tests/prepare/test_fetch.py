@@ -208,6 +208,7 @@ def test_without_internet_it_says_what_to_put_where(
         download("set", files, Path(), [nobody])
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_no_failure_of_the_mirror(site: FaultySite, tmp_path: Path) -> None:
     script = (
         "import sys; from dataclasses import replace\n"

@@ -180,6 +180,7 @@ def test_bad_images_fail_unless_checked(tmp_path: Path, capsys: pytest.CaptureFi
     )
 
 
+@pytest.mark.slow
 def test_all_of_imagenet(tmp_path: Path) -> None:
     root = images(tmp_path, list(imagenet_classes()), each=1)
     assert verify(root, 1000, 1000).overrides == []
@@ -243,6 +244,7 @@ def test_refusals(
     assert tree(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_the_command_imports_no_torch() -> None:
     """On whose import a help would wait for seconds."""
     loaded = "import sys, lsgd.prepare.__main__; print(*sys.modules)"

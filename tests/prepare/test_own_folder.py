@@ -64,6 +64,7 @@ def words(root: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_steps")
 def test_three_commands_from_a_folder_to_an_error(
     root: Path, capsys: pytest.CaptureFixture[str]
@@ -88,6 +89,7 @@ def test_three_commands_from_a_folder_to_an_error(
     assert told.startswith(f"8 images: top-1 error {run.epochs[2]['val_top1_error']:.2f} %, loss ")
 
 
+@pytest.mark.slow
 def test_further_evaluation_sets(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A copy of val has its metrics; a set may lack a class, and the fingerprint stays.
 
@@ -247,6 +249,7 @@ def test_names_that_are_no_utf_8(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert os.fsencode(f"train/{odd}/") + b"\xe9.png" in paths
 
 
+@pytest.mark.slow
 def test_what_is_printed_to_go_on_with_is_accepted(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -331,6 +334,7 @@ def test_a_run_keeps_its_own_numbers(root: Path) -> None:
     assert config.load_recipe([*words(root), *numbers]) == recipe
 
 
+@pytest.mark.slow
 def test_images_left_out_are_taken_off(root: Path) -> None:
     assert prepare(["folder", str(root)]) == 0
     skip = root.parent / "skip.txt"
@@ -360,6 +364,7 @@ def test_a_skip_list_of_a_further_set_leaves_the_numbers(root: Path) -> None:
         open_indexes(data, root)
 
 
+@pytest.mark.slow
 def test_a_check_of_a_folder_lists_what_to_skip(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -462,6 +467,7 @@ def test_all_that_a_run_would_stumble_over_is_said_at_once(
     assert not (root / "train.index.npy").exists()
 
 
+@pytest.mark.slow
 def test_classes_without_an_image_to_evaluate_are_allowed_by_an_option(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -547,6 +553,7 @@ def test_a_class_that_is_a_link_to_nowhere_is_refused(
 HIDDEN = [".ipynb_checkpoints", "@eaDir", "lost+found", "__MACOSX", "Thumbs.db", ".git"]
 
 
+@pytest.mark.slow
 def test_hidden_folders_are_no_classes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nor are hidden files images: all labels stay, and what is left out is named."""
     assert prepare(["folder", str(root)]) == 0

@@ -111,6 +111,7 @@ def test_copies_are_on_one_side(photos: Path, capsys: pytest.CaptureFixture[str]
     assert all(found[f"cat/{n}.png"] == found[f"cat/copy-{n}.png"] for n in range(EACH))
 
 
+@pytest.mark.slow
 def test_a_class_may_be_called_train(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Among vehicles, a flat folder has images of trains in it; images alone are no classes."""
     (photos / "cat").rename(photos / "train")
@@ -222,6 +223,7 @@ def test_a_division_changes_nothing_that_it_did_not_write(
     assert sides(divided) == before
 
 
+@pytest.mark.slow
 def test_a_division_that_was_checked_is_made_again(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +234,7 @@ def test_a_division_that_was_checked_is_made_again(
     assert "data.skip_list=" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_division_beside_evaluation_sets_is_made_again(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -400,6 +400,7 @@ def test_an_unreadable_image_names_the_command_of_these_shards(tmp_path: Path) -
     assert f"`python -m lsgd.prepare index {folder}`" in str(error)
 
 
+@pytest.mark.slow
 def test_a_run_on_shards_of_another_tool(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

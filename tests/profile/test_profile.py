@@ -48,6 +48,7 @@ def run(folder: Path, *words: str) -> list[dict]:
     ]
 
 
+@pytest.mark.slow
 def test_a_profiled_run_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     profiled, plain = run(tmp_path / "p", "profile=true"), run(tmp_path / "q")
     assert profiled == plain
@@ -81,6 +82,7 @@ def test_a_profiled_run_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert not list(path.parent.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_run_too_short_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """In an epoch of 22 steps some are timed; in 4 none is."""
     run(tmp_path / "some", "profile=true", "epochs=1")
@@ -194,6 +196,7 @@ class Said(Log):
         self.warnings.append(text)
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_trace_and_not_the_run(small_disk: Path) -> None:
     log = Said()
     trace = Trace(small_disk / "trace-0.json.gz", torch.device("cpu"), log)

@@ -63,6 +63,7 @@ def test_it_is_what_a_real_step_holds(words: list[str]) -> None:
     assert counted == pytest.approx(real, rel=0.01 if made.precision == "bfloat16" else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", choices("optim"))
 def test_no_operator_computes_with_real_tensors(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
@@ -73,6 +74,7 @@ def test_no_operator_computes_with_real_tensors(
     assert count_step(recipe(f"optim={optimizer}"), [1])
 
 
+@pytest.mark.slow
 def test_of_what_they_are() -> None:
     """Of one pass on one process autograd's gradients stay where they are; on several, and with
     several passes, they are in the buckets, which have two flags."""
@@ -96,6 +98,7 @@ def test_of_what_they_are() -> None:
     assert halved.activations < 0.75 * counted[4].activations
 
 
+@pytest.mark.slow
 def test_a_tensor_that_a_step_keeps_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     before = count_step(recipe(), [4])[4]
     kept: list[Any] = []
@@ -107,6 +110,7 @@ def test_a_tensor_that_a_step_keeps_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     assert after.parameters == before.parameters
 
 
+@pytest.mark.slow
 def test_what_is_set_for_the_count_is_given_back() -> None:
     apply, threads = nn.Module._apply, torch.get_num_threads()
     count_step(recipe(), [4])

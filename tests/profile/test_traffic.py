@@ -64,6 +64,7 @@ def test_what_is_written_over_is_written_once() -> None:
     assert joined.bytes_moved == 4 * 8
 
 
+@pytest.mark.slow
 def test_passes_and_types_differ_as_they_should() -> None:
     recipe = compose_recipe("+recipe=digits", "workers=4", "worker_batch=8")
     one, two = count_traffic(recipe, 4).eager, count_traffic(recipe, 2).eager
@@ -74,6 +75,7 @@ def test_passes_and_types_differ_as_they_should() -> None:
     assert not any(call.is_bfloat16 for call in one)
 
 
+@pytest.mark.slow
 def test_passes_between_the_first_and_the_last_are_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

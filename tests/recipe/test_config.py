@@ -483,6 +483,7 @@ def test_quotes_around_a_value_that_may_be_a_word() -> None:
     assert recipe.evaluation.every == "5 steps"
 
 
+@pytest.mark.slow
 def test_a_published_number_goes_with_the_run_that_was_published_alone() -> None:
     """Whatever the seed, and wherever it runs."""
     for words in (

@@ -68,6 +68,7 @@ def test_by_value() -> None:
     assert recipe.examples(4871 + 3) == 5 * 937 * 64 + 2 * 93 * 640 + 3 * 6400
 
 
+@pytest.mark.slow
 @given(st.one_of(growing(), phased()))
 def test_steps_make_up_the_epochs(recipe: Recipe) -> None:
     """Each step has its place, in order, and the examples are those that the steps have."""

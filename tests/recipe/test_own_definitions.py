@@ -76,6 +76,7 @@ def test_a_study_names_recipes_as_they_are_written() -> None:
     assert (study.claims[0].recipe, study.title) == ("2026_11", "1e3")
 
 
+@pytest.mark.slow
 def test_a_search_has_a_recipe_beside_its_file() -> None:
     Path("all/mine.yaml").write_text(SEARCH)
     request = request_of("search=./all/mine.yaml")

@@ -56,6 +56,7 @@ def test_options_and_source_are_in_the_fingerprint(
     assert changed_parts(recipe, recipe) == []
 
 
+@pytest.mark.slow
 def test_an_installed_part_is_its_import_path(module: Path) -> None:
     info = module.parent / "own_parts_of_a_test-1.0.dist-info"
     info.mkdir()

@@ -76,6 +76,7 @@ def test_every_published_recipe_takes_the_words() -> None:
             check_recipe(with_fields(recipe, **values))
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(st.sampled_from(sorted_recipe_names()), st.integers(1, 200))
 def test_what_is_printed_is_accepted(name: str, epochs: int) -> None:

@@ -119,6 +119,7 @@ def test_the_runs_in_results_keep_their_fingerprints(archive: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_no_run_in_results_is_missing() -> None:
     known = {key for archive in ARCHIVES for key in configs(archive)}
     assert known == {*json.loads(GOLDEN.read_text())}
@@ -219,6 +220,7 @@ def test_a_killed_run_resumes_and_ends_as_if_undisturbed(tmp_path: Path) -> None
     assert again.metrics["top1_error"] == pytest.approx(17.4648, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_rehearsal_resumes(tmp_path: Path) -> None:
     """Of epochs 1, 3, 6, 10 and 11, the first two are evaluated and not again."""
     run = copied("rehearsed", tmp_path)

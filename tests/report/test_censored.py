@@ -67,6 +67,7 @@ def test_never_supports_worse_and_not_as_good(
     assert judged(tmp_path, relation, ours, other) == outcome
 
 
+@pytest.mark.slow
 def test_the_elbow_is_none_of_those_that_never_arrive(tmp_path: Path) -> None:
     """Even where the reference takes as long as they last; and three states have three words."""
     for name in SIZES:

@@ -329,6 +329,7 @@ def names(groups: list[RecipeRuns]) -> list[str]:
     return [each.recipe.name for each in groups]
 
 
+@pytest.mark.slow
 def test_the_elbow_is_the_largest_minibatch_shown_to_be_no_worse(tmp_path: Path) -> None:
     # Intervals are +-0.23: 8.4 against 8.0 is open, 9 is worse, 8.1 is no worse.
     up = ladder(tmp_path, 8.0, 8.4, 8.1, 9.0, 10.0)

@@ -21,6 +21,7 @@ def test_numbers_as_the_table_has_them() -> None:
     assert made("a_bs8", 8, 60, 60, 63).text == "61.00 epochs to 24.1 %: 60 60 63"
 
 
+@pytest.mark.slow
 def test_families_have_a_line_and_other_recipes_do_not() -> None:
     results = [made("a_bs256", 256, 23.5), made("a_bs8k", 8192, 24.0), made("a_bs8k_x", 8192, 90)]
     assert [each.family for each in results] == ["a_bs…", "a_bs…", ""]

@@ -40,6 +40,7 @@ def share_decided(relation: str, gap: float, level: float, *, spread: float = 0.
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", ["no_worse_than", "as_good_as"])
 @pytest.mark.parametrize("spread", [0.2, 0.6])
 def test_added_seeds_decide_wrongly_no_more_often_than_5_percent(
@@ -51,6 +52,7 @@ def test_added_seeds_decide_wrongly_no_more_often_than_5_percent(
     assert max(said[HOLDS], said[FAILS]) <= 400 * (0.05 + 3 * 0.011)
 
 
+@pytest.mark.slow
 def test_the_same_level_at_every_look_decides_wrongly_far_more_often() -> None:
     assert share_decided("as_good_as", WITHIN, 0.90)[HOLDS] > 400 * 0.083
 

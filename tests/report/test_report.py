@@ -98,6 +98,7 @@ def test_the_numbers_are_the_same_in_all_three_forms(made: Path) -> None:
     assert (diverged["mean"], diverged["errors"]) == (None, {"0": None, "1": None})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_real_runs_give_the_numbers_that_were_written_down_by_hand(tmp_path: Path) -> None:
     kept = unpack(DIGITS / FILE)
@@ -334,6 +335,7 @@ def test_figures_are_there_and_show_something(made: Path) -> None:
         assert f"({name}.svg)" in (made / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_recipe_without_a_finished_epoch_has_no_curves(tmp_path: Path) -> None:
     """And a single epoch is a dot, since a line of one point is invisible."""
     trials = tmp_path / "trials"
@@ -420,6 +422,7 @@ def test_a_report_overwrites_nothing_but_a_report(tmp_path: Path) -> None:
     assert content(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_that_was_killed_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

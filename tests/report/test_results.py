@@ -60,6 +60,7 @@ def test_a_partial_study_says_so_in_its_row(tmp_path: Path) -> None:
     assert readme.read_text(encoding="utf-8") == text
 
 
+@pytest.mark.slow
 def test_runs_of_another_metric_have_a_table_of_their_own(tmp_path: Path) -> None:
     write_finished_run(tmp_path / "a", "fashion_bs64", 0, 8.0)
     words = "+recipe=fashion_bs64"

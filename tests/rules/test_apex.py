@@ -161,6 +161,7 @@ def recipe(folder: Path, *words: str) -> Recipe:
     return compose_recipe("+recipe=digits", *short, *size, f"run_dir={folder}", *words)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_other(device: torch.device, tmp_path: Path) -> None:
     """From a checkpoint in mid-epoch, by the same words but one."""
     words = [f"device={device.type if device.type == 'cuda' else 'auto'}"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import hypothesis
 import numpy as np
+import pytest
 import torch
 from helpers.colours import ORDERS, STEPS, colour_jitter
 from helpers.distributions import assert_same_distribution
@@ -232,6 +233,7 @@ def test_the_draws_are_those_of_all_earlier_versions() -> None:
     )
 
 
+@pytest.mark.slow
 def test_erased_windows_are_distributed_as_in_torchvision() -> None:
     """An image of 32 pixels, of which tall and wide windows do not fit at the first try."""
     torch.manual_seed(0)

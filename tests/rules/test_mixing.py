@@ -29,6 +29,7 @@ def test_lambda_is_distributed_as_in_torchvision(alpha: float) -> None:
     assert_same_distribution(drawn(alpha, 0)[:, 0], beta.sample((DRAWS,)).numpy()[:, 0])
 
 
+@pytest.mark.slow
 def test_windows_are_distributed_as_in_torchvision() -> None:
     torch.manual_seed(0)
     theirs = v2.CutMix(alpha=1.0, num_classes=2)
@@ -54,6 +55,7 @@ def test_of_both_methods_each_is_drawn_half_of_the_time() -> None:
     np.testing.assert_array_equal(table[~cuts, 0], table[~cuts, 1])
 
 
+@pytest.mark.slow
 def test_a_draw_is_a_function_of_seed_epoch_and_worker() -> None:
     whole = drawn(0.4, 1.0)
     np.testing.assert_array_equal(whole[:100], drawn(0.4, 1.0, 100))

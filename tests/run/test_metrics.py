@@ -466,6 +466,7 @@ def test_waits_for_other_processes_are_a_share_of_the_time_between_readings(
     assert "communication_wait" not in meter.read_epoch(seen)
 
 
+@pytest.mark.slow
 def test_the_share_of_the_peak_follows_from_the_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

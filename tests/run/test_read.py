@@ -269,6 +269,7 @@ def test_the_folder_of_a_trial_is_that_of_its_recipe_and_seed(tmp_path: Path) ->
     assert planned_run_folder(replace(recipe, epochs=10)) != folder
 
 
+@pytest.mark.slow
 def test_without_train_rows_all_is_said_that_is_said_with_them(tmp_path: Path) -> None:
     """Wherever the run ends, and of rows in any number only a few are kept."""
     folder = write_run(tmp_path / "a", "+recipe=digits", errors=[30.0, 20.0])

@@ -129,6 +129,7 @@ def quick(composed_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "OTHERS", 0.01)
 
 
+@pytest.mark.slow
 def test_as_many_points_as_asked_for_each_with_every_seed() -> None:
     work = Work(search(seeds=[3, 4], trials=3))
 
@@ -147,6 +148,7 @@ def test_as_many_points_as_asked_for_each_with_every_seed() -> None:
     assert len(more.run(train).trained) == 4
 
 
+@pytest.mark.slow
 def test_one_ends_and_one_begins() -> None:
     """A slow point delays nobody: with two jobs all others are done beside it."""
     work = Work(search())
@@ -545,6 +547,7 @@ def with_invalid_inside() -> Search:
     return Search("one", "One", "digits", space, **fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_trial_that_the_recipe_refuses_fails_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """The others are trained, and the command goes on to retry and to print their state."""
     work = Work(with_invalid_inside())

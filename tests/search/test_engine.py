@@ -71,6 +71,7 @@ def test_a_grid_has_every_point_once(tmp_path: Path) -> None:
     assert {values["workers"] for values in points} == {1, 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
 def test_a_sampler_looks_at_what_came_of_the_points(sampler: str, tmp_path: Path) -> None:
     """With the same draws at the beginning, other values lead elsewhere."""
@@ -157,6 +158,7 @@ def test_who_was_better_once_is_given_up_all_the_same(tmp_path: Path) -> None:
     assert engine.should_prune(number)
 
 
+@pytest.mark.slow
 def test_a_database_keeps_the_points_instead(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/points.db"
     engine = OptunaStudy(SEARCH, tmp_path, url)
@@ -250,6 +252,7 @@ def test_a_database_has_one_definition_of_a_search(tmp_path: Path) -> None:
         load_trials(SEARCH, tmp_path, url, definition="b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "refused"), [("lr", False), ("optim.momentum", True)])
 def test_of_points_from_before_there_was_a_hash_the_fields_are_compared(
     key: str, refused: bool, tmp_path: Path

@@ -32,6 +32,7 @@ def test_the_best_is_one_that_arrives() -> None:
     assert best_trial([POINTS[0]]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [POINTS, POINTS[:1]])
 def test_the_page_says_who_never_arrived(points: list[Trial], tmp_path: Path) -> None:
     record = replace(

@@ -218,6 +218,7 @@ def test_what_makes_no_sense_is_said_in_a_sentence(
     assert not list(inside.iterdir())
 
 
+@pytest.mark.slow
 def test_a_search_that_was_changed_since_is_told_from_the_old(
     installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -234,6 +235,7 @@ def test_a_search_that_was_changed_since_is_told_from_the_old(
     )
 
 
+@pytest.mark.slow
 def test_what_is_printed_leaves_nothing(
     inside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

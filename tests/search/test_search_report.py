@@ -113,6 +113,7 @@ def test_a_pause_within_a_trial_is_no_work(
     assert make_record(space, [trial], "one", "").busy_seconds == 1203 * 60
 
 
+@pytest.mark.slow
 def test_the_page_says_what_was_found(tmp_path: Path) -> None:
     write_page([RECORD], tmp_path, "the command")
     page = (tmp_path / "README.md").read_text()
@@ -131,6 +132,7 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
     assert "hidden 30" in (tmp_path / "values.svg").read_text()
 
 
+@pytest.mark.slow
 def test_several_searches_make_one_page(tmp_path: Path) -> None:
     for name, sampler in (("a", "tpe"), ("b", "tpe"), ("c", "random")):
         (tmp_path / name).mkdir()
@@ -149,6 +151,7 @@ def test_a_search_that_has_found_little_has_a_page_too(points: list[Trial], tmp_
     assert page.find(".//h1") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowest", [0.0, -3.0])
 def test_a_value_of_0_or_less_has_a_page_and_no_share(lowest: float, tmp_path: Path) -> None:
     points = [point(n, value) for n, value in enumerate((9.0, lowest, 2.0, lowest, 5.0, 4.0))]
@@ -160,6 +163,7 @@ def test_a_value_of_0_or_less_has_a_page_and_no_share(lowest: float, tmp_path: P
         assert (tmp_path / f"{figure}.svg").stat().st_size > 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "why"),
     [

@@ -180,6 +180,7 @@ train(pickle.load(sys.stdin.buffer), Tasks("", "4321"))
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_does_not_outlive_its_task(sent: SparkRunSpec, tmp_path: Path) -> None:
     """Though the first is on another machine, and does not know."""
     (tmp_path / "python").write_text(

@@ -170,6 +170,7 @@ def machine(tmp_path: Path, venv: Path) -> Machine:
     return Machine(tmp_path / "a machine", venv)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["horovod.sh", "apex.sh"])
 def test_a_toolkit_of_pypi_gets_what_a_linker_looks_for(machine: Machine, script: str) -> None:
     """lib64 with names that have no version; the toolkit itself stays as it is.
@@ -202,6 +203,7 @@ def test_a_whole_toolkit_is_taken_as_it_is(machine: Machine, script: str) -> Non
     assert machine.seen()["environment"]["CUDA_HOME"] == f"{machine.folder}/whole"
 
 
+@pytest.mark.slow
 def test_without_a_gpu_in_sight_apex_says_how_to_compile_for_one(machine: Machine) -> None:
     """As on a login node; what is built so has the name of what a node with that GPU builds."""
     machine.toolkit()
@@ -219,6 +221,7 @@ def logs(machine: Machine) -> list[str]:
     return sorted(each[each.index("-cc-") + 1 :].rsplit(".", 2)[0] for each in names)
 
 
+@pytest.mark.slow
 def test_horovod_is_built_for_the_gpus_in_sight(machine: Machine) -> None:
     """Without one for CPU tensors, which takes a fraction of the time, unless it is asked for."""
     machine.toolkit()
@@ -263,6 +266,7 @@ def test_a_horovod_in_place_stays_where_it_serves_the_gpus(
     assert (machine.folder / "seen.json").exists() != stays
 
 
+@pytest.mark.slow
 def test_setuptools_is_one_that_torch_takes(machine: Machine) -> None:
     """The pinned one is too new for torch 2.11, and the other packages are as pinned."""
     metadata = "Name: torch\nVersion: 2.11.0\nRequires-Dist: jinja2\nRequires-Dist: setuptools<82\n"
@@ -418,6 +422,7 @@ def test_a_cache_that_cannot_be_written_is_named(machine: Machine) -> None:
         assert started.returncode == code
 
 
+@pytest.mark.slow
 def test_apex_is_built_once_and_then_installed_from_the_cache(machine: Machine) -> None:
     machine.toolkit()
     assert "installed from" in (done := machine.run("apex.sh", BUILDS="1")).stdout, done.stderr
@@ -434,6 +439,7 @@ def test_apex_is_built_once_and_then_installed_from_the_cache(machine: Machine) 
     assert not (machine.folder / "seen.json").exists()
 
 
+@pytest.mark.slow
 def test_apex_is_built_with_its_extension_amp_c_alone(tmp_path: Path) -> None:
     """By apex's own setup.py, run as by pip, with what else this adds; packages stay all."""
     (tmp_path / "setup.py").write_text((ROOT / "setup/amp_c.py").read_text())
@@ -509,6 +515,7 @@ def test_nothing_is_said_of_what_is_no_toolkit(machine: Machine) -> None:
     assert f"{machine.folder} lacks" not in done.stderr
 
 
+@pytest.mark.slow
 def test_apex_needs_an_nvcc_of_the_cuda_of_torch(machine: Machine) -> None:
     """And Horovod one of the same major version."""
     nowhere = machine.folder / "nowhere"
@@ -565,6 +572,7 @@ def test_apex_is_not_put_over_another_package(machine: Machine) -> None:
     assert "that lsgd did not build is installed" in done.stdout
 
 
+@pytest.mark.slow
 def test_apex_that_cannot_be_fetched_or_does_not_build(machine: Machine) -> None:
     machine.toolkit()
     assert "error: as the test has it" in (done := machine.run("apex.sh")).stderr

@@ -148,6 +148,7 @@ def texts(file: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_messages_name_nothing_that_a_wheel_lacks() -> None:
     """But by lsgd.installation, whose `script` gets the bare name, or saying that it is there."""
     wrong = {

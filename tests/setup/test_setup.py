@@ -169,6 +169,7 @@ def packages() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_each_way_to_configure_pip_counts(
     tmp_path: Path, packages: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def ends_by_small_steps(arrivals: Sequence[tuple[float, float]], step: float) ->
     return done
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 2)), min_size=1, max_size=6))
 def test_a_link_is_what_small_steps_make_of_it(arrivals: list[tuple[float, float]]) -> None:
@@ -262,6 +263,7 @@ clusters = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data(), clusters, st.integers(1, 7), st.integers(1, 5), st.integers(1, 60))
 def test_an_epoch_ends_and_plays(

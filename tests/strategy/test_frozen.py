@@ -146,6 +146,7 @@ def test_any_processes_and_restarts_leave_frozen_tensors_as_they_are(kind: str) 
         assert torch.equal(theirs.model[name], value), name
 
 
+@pytest.mark.slow
 def test_servers_use_the_lr_of_the_last_layer() -> None:
     """Not for the updates by pseudo-gradients, whose local steps have had it."""
     ours, theirs = (
@@ -160,6 +161,7 @@ def test_servers_use_the_lr_of_the_last_layer() -> None:
     assert not any(LR_FACTOR in group for group in pushed)
 
 
+@pytest.mark.slow
 def test_one_process_takes_over_and_it_is_evaluated() -> None:
     cut = run_on_threads(3, lambda comm: make_steps(learner(comm, "averaged"), CUT))[0]
     resumed = learner(SingleComm(), "averaged")
@@ -173,6 +175,7 @@ def test_one_process_takes_over_and_it_is_evaluated() -> None:
     assert evaluate(trained, inputs)["val"].metrics == pytest.approx(scores, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_workers_that_share_memory_share_no_frozen_tensor() -> None:
     words = ["workers=1", "strategy=hogwild", "optim.momentum=0", "optim.nesterov=false"]
     words += ["schedule.warmup=none"]

@@ -104,6 +104,7 @@ def test_rows_are_due_after_updates_of_others_too() -> None:
     assert [step for step, _ in second] == [2, 3, 6, 8, 9, 12, 14, 15]
 
 
+@pytest.mark.slow
 def test_running_statistics_are_the_mean_of_those_of_all_workers() -> None:
     """40 batches of 4, of which the last has 2."""
     words = [

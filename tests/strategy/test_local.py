@@ -79,6 +79,7 @@ ANY = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "words"),
     [
@@ -103,6 +104,7 @@ def test_one_local_step_and_their_mean_is_synchronous_sgd(
     assert largest_difference(one.model.state_dict(), other.model.state_dict()) < 1e-12
 
 
+@pytest.mark.slow
 def test_outer_sgd_of_lr_1_without_momentum_is_the_mean() -> None:
     outer = alone("strategy.outer=sgd")
     assert largest_difference(outer.model, alone().model) < 1e-13
@@ -178,6 +180,7 @@ def by_hand(made: Recipe) -> dict[str, list[Tensor]]:
     return {"parameters": x, "running": running}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
@@ -218,6 +221,7 @@ def test_the_same_run_on_any_number_of_processes(rule: str) -> None:
     assert difference(ends[0][1], alone(*RULES[rule], until=CUT)) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "before", "after"), [("nesterov", 3, 1), ("elastic", 3, 1), ("elastic", 2, 3)]
 )
@@ -280,6 +284,7 @@ def test_a_row_says_what_the_last_gradients_were_and_what_travels() -> None:
     assert row["gradient_norm"] == pytest.approx(mean**0.5, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_channels_last_run_is_taken_up_by_one_that_is_not() -> None:
     other = train(recipe("channels_last=true"), SingleComm(), until=CUT).checkpoint()
     for begin, words in ((other, ()), (alone(until=CUT), ("channels_last=true",))):

@@ -95,6 +95,7 @@ def test_what_is_lost_on_the_wire_in_fp16_is_kept_by_the_scale() -> None:
         assert not reducer.found_inf
 
 
+@pytest.mark.slow
 def test_an_overflow_on_one_process_skips_the_step_on_all() -> None:
     """The schedule, the order of examples and BN's statistics go on."""
     made = recipe(*FLOAT16, "workers_per_pass=1")
@@ -126,6 +127,7 @@ def test_an_overflow_on_one_process_skips_the_step_on_all() -> None:
     assert all(map(torch.equal, found[0], process(SingleComm())))
 
 
+@pytest.mark.slow
 def test_it_goes_on_bit_by_bit_after_a_skipped_step(tmp_path) -> None:
     """With its scale, its growth counter and its number of skipped steps."""
     made = recipe(*FLOAT16)
@@ -158,6 +160,7 @@ def test_what_no_scale_can_mend_ends_the_run(bad: str) -> None:
     assert all(map(torch.equal, learner.model.parameters(), before))
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_float32() -> None:
     words = ["optim=lars", "optim.trust=1.0", "workers_per_pass=2", "tail=keep"]
     words += ["schedule.warmup_epochs=0.25", "epochs=1", "schedule.milestones=[]"]

@@ -175,6 +175,7 @@ def calls(*words: str) -> Counter[str]:
     return Counter({event.key: event.count for event in profiled.key_averages()})
 
 
+@pytest.mark.slow
 def test_it_costs_a_norm_of_each_parameter_in_each_pass() -> None:
     """And a few operators of numbers in each pass and step, however large the model is."""
     without, with_ = calls(), calls(ON)

@@ -59,6 +59,7 @@ def interrupted(ahead: int, left: list[int], seed: int) -> tuple[list[np.ndarray
     return [np.array(desk.order, np.int16)], batches
 
 
+@pytest.mark.slow
 def test_an_epoch_that_is_resumed_with_another_prefetch_replays_each_order_with_its_own(
     tmp_path: Path,
 ) -> None:
@@ -139,6 +140,7 @@ def test_the_fingerprint_is_of_what_is_in_the_file(tmp_path: Path) -> None:
     assert a == b != c
 
 
+@pytest.mark.slow
 def test_a_damaged_archive_and_one_that_unpacks_without_end_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "orders.npz"
     some().save(path)

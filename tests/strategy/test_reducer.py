@@ -254,6 +254,7 @@ def test_a_gradient_that_someone_else_has_set_is_not_lost_silently() -> None:
         step(model, reducer, 2 * [torch.randn(4, 6, dtype=torch.float64)], examples=4)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(1, 200))
 def test_buckets_hold_every_gradient_once_and_no_more_than_they_may(
     sizes: list[int], limit: int

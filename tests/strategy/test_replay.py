@@ -109,6 +109,7 @@ def test_no_backup_is_the_synchronous_run(optimizer: tuple[str, ...]) -> None:
     assert norms[0] == pytest.approx(norms[1], rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [(), ("optim=adagrad",), ("optim=adam", "optim.clip_norm=0.5"), ("data.train_examples=4",)],
@@ -208,6 +209,7 @@ WARMUP = ["schedule.reference_batch=1", "schedule.reference_lr=0.01"]
 """An lr that rises with every local step of the first half epoch."""
 
 
+@pytest.mark.slow
 def test_one_local_step_whose_whole_way_is_gone_is_asynchronous_sgd() -> None:
     """Of plain SGD, whose way is lr times its gradient; decay would be of what was read."""
     plain = [
@@ -220,6 +222,7 @@ def test_one_local_step_whose_whole_way_is_gone_is_asynchronous_sgd() -> None:
         assert largest_difference(one.model.state_dict(), other.model.state_dict()) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [(), ("optim=adam",), ("optim.clip_norm=0.5",)])
 def test_local_steps_of_one_worker_are_the_plain_optimizer(optimizer: tuple[str, ...]) -> None:
     """With the same lr in every step; the statistics move once in three."""
@@ -231,6 +234,7 @@ def test_local_steps_of_one_worker_are_the_plain_optimizer(optimizer: tuple[str,
     assert largest_difference(ours, theirs) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_local_step_is_divided_by_what_its_own_examples_weigh() -> None:
     """Sentences weigh as many tokens as they have; the last push is of 3 + 2 of them."""
     words = [
@@ -299,6 +303,7 @@ def local_steps_by_hand(made: Recipe) -> list[Tensor]:
     return [*x, *running]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -361,6 +366,7 @@ def test_a_run_goes_on_in_mid_epoch(kind: str, cut: int) -> None:
     goes_on(kind, cut, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [("optim=adam",), ("optim=adam", "optim.clip_norm=0.5")])
 def test_servers_that_are_ahead_of_others_go_on_in_mid_epoch(
     optimizer: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -386,6 +392,7 @@ def test_a_run_goes_on_from_any_update_with_what_was_under_way(
     goes_on(kind, cut, processes)
 
 
+@pytest.mark.slow
 def test_something_was_under_way() -> None:
     """Or the tests above would show little."""
     made = recipe(*KINDS["async beside workers"], *UNEVEN)
@@ -417,6 +424,7 @@ def test_a_loss_that_is_no_number_ends_all_processes_after_the_same_step(
         assert all(each.strategy.arrived == each.strategy.given for each in learners)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["async on servers", "backup"])
 def test_who_is_told_to_leave_tells_all(kind: str) -> None:
     words = [*KINDS[kind], *UNEVEN, "data.train_examples=78"]  # steps enough for all to hear
@@ -444,6 +452,7 @@ def test_a_rehearsal_makes_its_six_steps(kind: str) -> None:
     assert [made.lr(step) for step in steps] == pytest.approx([whole.lr(step) for step in steps])
 
 
+@pytest.mark.slow
 def test_a_row_says_what_its_pushes_were(monkeypatch: pytest.MonkeyPatch) -> None:
     made = recipe("strategy=async", *UNEVEN)
     learner = train(made, SingleComm(), until=8)

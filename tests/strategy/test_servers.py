@@ -41,6 +41,7 @@ def test_on_one_process_they_are_all_reduce(case: str) -> None:
     assert difference_from_allreduce(SingleComm(), CASES[case]) < 1e-10
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_with_what_another_strategy_has_saved() -> None:
     assert max(resumed_differences(SingleComm(), sync_servers()).values()) < 1e-10
 

@@ -89,6 +89,7 @@ def test_a_model_without_such_a_table_is_refused(model) -> None:
         sparse_tables(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "case", "processes"),
     [
@@ -118,6 +119,7 @@ class TwoTables(Tagger):
         return super().forward(batch) + self.likely(batch.tokens)
 
 
+@pytest.mark.slow
 def test_a_model_with_two_tables(monkeypatch) -> None:
     """Of rows of different widths."""
     monkeypatch.setattr("lsgd.workloads.tagging.Tagger", TwoTables)
@@ -141,6 +143,7 @@ def test_a_run_changes_between_rows_and_whole_gradients() -> None:
         assert max(distances.values()) < 1e-10
 
 
+@pytest.mark.slow
 def test_half_precision_is_on_the_wire_of_rows_too() -> None:
     word = "gradient_compression=fp16"
     sparse_row_runs.recipe("tagging", word)

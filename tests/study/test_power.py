@@ -41,6 +41,7 @@ def test_the_difference_found_is_that_of_cohens_table(seeds: int, effect: float)
     assert detectable_difference(seeds) <= effect < detectable_difference(seeds - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "looks", "share"),
     [(2, Looks(2, 2), 0.5), (3, Looks(3, 3), 0.5), (3, Looks(3, 10), 0.5), (3, Looks(3, 3), 0.9),
@@ -79,6 +80,7 @@ def test_the_lines_say_what_the_seeds_resolve_and_by_which_spread() -> None:
     assert "write seeds=3" in power_lines(STUDY, groups, Looks(1, 1))[0]
 
 
+@pytest.mark.slow
 def test_the_planned_looks_are_of_the_seeds_asked_for_and_of_those_that_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +101,7 @@ def test_the_planned_looks_are_of_the_seeds_asked_for_and_of_those_that_have_end
     assert looks("seeds=4", "--until-decided", "--max-seeds", "6") == Looks(4, 6)
 
 
+@pytest.mark.slow
 def test_seeds_that_are_added_by_hand_are_further_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +141,7 @@ def trained(name: str, *seeds: int) -> None:
             write_run(trial.folder, f"+recipe={name}", seed=seed, errors=[2.0 + 0.1 * seed] * 30)
 
 
+@pytest.mark.slow
 def test_claims_are_tested_with_other_seeds_as_many_as_the_studys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +178,7 @@ def test_a_part_of_the_seeds_is_said_to_test_no_claim(
         ]
 
 
+@pytest.mark.slow
 def test_a_look_has_the_seeds_of_the_recipe_with_fewer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_report_without_any_run_is_refused(
     assert not list(inside.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_in_another_process_has_failed(inside: Path) -> None:
     """It was in the queue of this one, which would else report that all runs are finished."""
     diverged, finished = planned_runs(replace(config.load_study("digits"), seeds=[0]), [])[:2]

@@ -41,6 +41,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_recipe_is_trained_with_what_its_search_has_found(searched: Path) -> None:
     study = apply_search_results(STUDY)
     tuned, _, other, _ = planned_runs(study, ["epochs=31"])

@@ -100,6 +100,7 @@ def osv() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_pip_audit_renews_the_file_and_what_was_written_by_hand_stays(
     root: Path, osv: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +119,7 @@ def test_pip_audit_renews_the_file_and_what_was_written_by_hand_stays(
     assert advisories.read_advisories() == accepted
 
 
+@pytest.mark.slow
 def test_a_source_that_does_not_answer_leaves_the_file_alone(root: Path) -> None:
     write_project(root, "tqdm>=4.66")
     advisories.write_advisories([TQDM])

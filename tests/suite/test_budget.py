@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BUDGETS = """
 work = 1e9
 one_test = 0
@@ -37,6 +39,7 @@ def test_that_may_be_long(): pass
 """
 
 
+@pytest.mark.slow
 def test_a_suite_above_its_budget_is_reported_and_does_not_fail(tmp_path: Path) -> None:
     """In one process and in several; a second counts by the machine's speed: here for centuries."""
     for name, text in ("budgets.toml", BUDGETS), ("conftest.py", CONFTEST), ("test_some.py", TESTS):

@@ -50,6 +50,7 @@ def cells(table: str) -> list[list[str]]:
     return [[*row[2:5], row[6]] for row in rows]
 
 
+@pytest.mark.slow
 def test_what_failed_is_told_and_ends_with_1(
     made: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -69,6 +70,7 @@ def test_what_failed_is_told_and_ends_with_1(
     assert cells(capsys.readouterr().out) == [row]
 
 
+@pytest.mark.slow
 def test_one_torch_that_fails_is_enough(
     made: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,

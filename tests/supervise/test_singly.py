@@ -49,6 +49,7 @@ def lives(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("[0-9].[0-9]"))
 
 
+@pytest.mark.slow
 def test_who_is_killed_is_back_and_nothing_stays(tmp_path: Path, start) -> None:
     """Neither of the job, nor of the life before."""
     program = start(*job(tmp_path, "1.0=child-killed", "2.0=raises", "until=over"))
@@ -64,6 +65,7 @@ def test_who_is_killed_is_back_and_nothing_stays(tmp_path: Path, start) -> None:
     wait_until(lambda: has_ended(child))
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_them_save(tmp_path: Path, start) -> None:
     program = start(*job(tmp_path, "until=never", "all=saves"))
     wait_until(lambda: len(lives(tmp_path)) == 3)

@@ -95,6 +95,7 @@ def test_files_of_two_corpora_are_not_mixed(tmp_path: Path) -> None:
         read_tagged_corpus(tmp_path, lowercase=False)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_conll_2003_has_its_published_counts(test_data: Path) -> None:
     """Tjong Kim Sang and De Meulder 2003, tables 1 and 2."""

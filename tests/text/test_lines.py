@@ -117,6 +117,7 @@ def test_an_empty_text_is_named(
         read(tmp_path)
 
 
+@pytest.mark.slow
 def test_only_the_published_corpora_are_fetched(tmp_path: Path) -> None:
     """And none into a folder with texts."""
     assert {*FETCHED} == {each.name for each in PUBLISHED} - {*IN_MEMORY_DATASETS}

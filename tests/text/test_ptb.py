@@ -64,6 +64,7 @@ def test_what_cannot_be_read(own: Data) -> None:
         open_texts(own)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_penn_treebank(test_data: Path) -> None:
     recipe = compose_recipe("+recipe=ptb_small", f"data.root={test_data / 'ptb'}")

@@ -114,6 +114,7 @@ def test_only_a_test_set_may_be_missing(tmp_path: Path) -> None:
         read_tree_corpus(tmp_path, lowercase=False)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_sst_has_its_published_counts(test_data: Path) -> None:
     """Socher et al. 2013, section 5, and the classes that are not neutral: 6920, 872 and 1821."""

@@ -122,6 +122,7 @@ def by_command(*words: str, program: str = "lsgd.train") -> dict[str, Any]:
     return {name: getattr(made, name) for name in TIMED}
 
 
+@pytest.mark.slow
 def test_training_times_what_nobody_has_given() -> None:
     """Neither a word of the command line nor one of the recipe changes, nor another command."""
     assert by_command("+recipe=bs256") == dict.fromkeys(TIMED, AUTO)
@@ -178,6 +179,7 @@ def test_a_run_of_seconds_keeps_the_defaults_for_good(monkeypatch: pytest.Monkey
     assert choose(*LONG)[0] == DEFAULTS
 
 
+@pytest.mark.slow
 def test_nothing_is_timed_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each worker pushes, of texts a memory format, and of trees a compiled network."""
     for words, fields in (
@@ -339,6 +341,7 @@ def test_a_noise_scale_gets_steps_of_two_micro_batches(monkeypatch: pytest.Monke
         resolve_auto_fields(made, {"workers_per_pass": 8}, SingleComm(), CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [["workers=7"], ["workers=4", "strategy=sync", "strategy.servers=2"]],
@@ -370,6 +373,7 @@ def test_all_processes_take_one_setting(words: list[str], monkeypatch: pytest.Mo
 # --- The same choice again -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_command_makes_the_same_choice(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -543,6 +547,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune, "MAX_SECONDS", 0.2)
 
 
+@pytest.mark.slow
 def test_auto_is_the_same_run(
     tmp_path: Path, timed: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -576,6 +581,7 @@ def test_only_the_pass_itself_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timer._time(recipe(), 2, 4, 3, lambda: clock.now) == pytest.approx(0.25)
 
 
+@pytest.mark.slow
 def test_each_choice_is_the_same_run_and_a_resume_keeps_it(
     tmp_path: Path, timed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -607,6 +613,7 @@ def test_each_choice_is_the_same_run_and_a_resume_keeps_it(
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.dali
 def test_a_loader_that_is_there_before_the_timing_takes_any_pass(tmp_path: Path) -> None:
     """DALI's pipeline is built for a largest batch, and which that is has not been found yet."""

@@ -41,6 +41,7 @@ def test_the_mean_is_taken_in_float64_and_counts_are_the_newest() -> None:
     assert mean["w"].dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoints_are_averaged(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def _planned_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "evaluate", evaluate)
 
 
+@pytest.mark.slow
 def test_it_stops_and_says_so_wherever_it_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +60,7 @@ def test_it_stops_and_says_so_wherever_it_was_killed(
     assert (run.finished, run.state, run.final_metric) == (True, why, 25.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "trained"), [(2, [3]), (3, [])])
 def test_a_run_that_goes_on_to_more_epochs_stops_as_a_longer_one(
     epochs: int, trained: list[int], tmp_path: Path

@@ -55,6 +55,7 @@ def words(root: Path, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("loader", LOADERS)
 def test_published_weights_give_what_torchvision_says_of_them(
@@ -89,6 +90,7 @@ def test_published_weights_give_what_torchvision_says_of_them(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_command_says_the_error(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -101,6 +103,7 @@ def test_the_command_says_the_error(
     assert "does not have the weights of resnet50 for 3 classes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_other_sizes_than_the_run_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
     """The short side is resized in proportion, as in training's own evaluation; by hand with PIL.
 
@@ -167,6 +170,7 @@ def test_a_checkpoint_of_an_unknown_kind_is_of_a_newer_lsgd(
         evaluate_path(tmp_path / checkpoint.FILE)
 
 
+@pytest.mark.slow
 def test_weights_as_other_scripts_save_them(tmp_path: Path) -> None:
     """With what DistributedDataParallel and torch.compile put before names, within a checkpoint."""
     recipe = ["+recipe=digits", "device=cpu"]
@@ -223,6 +227,7 @@ def test_a_folder_of_weights_and_one_of_a_run(tmp_path: Path) -> None:
         evaluate_path(tmp_path / "empty", recipe)
 
 
+@pytest.mark.slow
 def test_statistics_are_measured_on_images_as_the_run_trained_on(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -268,6 +268,7 @@ def test_a_recipe_that_was_saved_is_read_without_the_file(tmp_path: Path) -> Non
 # --- Runs ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_resumes_from_the_same_file_only(tmp_path: Path) -> None:
     """It is evaluated, too, where the file is gone."""
     (start := tmp_path / "start.pt").write_bytes((FINISHED / "checkpoint-20.pt").read_bytes())
@@ -479,6 +480,7 @@ def test_pretrained_weights_are_downloaded_once_and_recorded_as_start(
         pretrained("torchvision/squeezenet1_1", f"model.start={FINISHED}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -528,6 +530,7 @@ def test_a_check_finds_weights_that_are_not_those_of_the_paper() -> None:
     assert [rule.holds((0.1, 256, *head)) for head in ((), (0.5,))] == [True, False]
 
 
+@pytest.mark.slow
 def test_a_run_stopped_at_once_begins_from_the_file_again(tmp_path: Path) -> None:
     """Before its first checkpoint a run has nothing but its recipe."""
     made = recipe(f"model.start={FINISHED}", "model.new_head=true")

@@ -182,6 +182,7 @@ def test_the_curves_of_runs_of_any_batch_size_overlay(tmp_path: Path) -> None:
         assert [value for _, value in drawn["4_more_by_examples/lr"]] == pytest.approx(lr)
 
 
+@pytest.mark.slow
 def test_a_diverged_run_stops_with_its_own_code_and_keeps_its_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +207,7 @@ def test_a_diverged_run_stops_with_its_own_code_and_keeps_its_checkpoint(
     assert (tmp_path / "longer" / "checkpoint.pt").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_rehearsal(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Six steps of the paper's run with its own lr, and every replacement is printed."""
     words = ["rehearse=true", f"run_dir={tmp_path}", "log_steps=1", "workers_per_pass=64"]
@@ -241,6 +243,7 @@ def test_a_checkpoint_of_resnet50_is_torchvisions(tmp_path: Path) -> None:
     assert torch.equal(ours.eval()(images), theirs.eval()(images))
 
 
+@pytest.mark.slow
 def test_bfloat16_and_channels_last_train_alike(tmp_path: Path) -> None:
     """Autocast is for the forward pass; parameters and gradients stay float32."""
     train(recipe(tmp_path / "run", "precision=bfloat16", "channels_last=true"))

@@ -52,6 +52,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_they_change_no_result(whole: Path, tmp_path: Path) -> None:
     """Catches a loader, a mean of losses or BN statistics that an evaluation disturbs."""
     run(tmp_path / "run")
@@ -63,6 +64,7 @@ def test_they_change_no_result(whole: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(ours.parts, theirs.parts, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", LOADERS)
 def test_they_change_no_image(loader: str, tmp_path: Path) -> None:
     """Catches a loader of files that gives other images in the rest of an epoch."""
@@ -92,6 +94,7 @@ def test_rows_and_checkpoints_have_them(whole: Path, capsys: pytest.CaptureFixtu
         assert values.keys() == {"val_loss", "val_top1_error", "val_top5_error"}
 
 
+@pytest.mark.slow
 def test_the_speed_of_an_epoch_leaves_them_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +123,7 @@ class Killed(BaseException):
     """Ends a run where it is raised, as a kill does."""
 
 
+@pytest.mark.slow
 def test_a_run_that_is_ended_in_or_after_one_makes_each_once(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +175,7 @@ def test_a_run_may_be_resumed_with_others(whole: Path, tmp_path: Path) -> None:
     assert [row["step"] for row in rows(tmp_path / "run", "evaluation")] == PLACES
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_to_more_epochs_has_those_of_a_longer_one(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +189,7 @@ def test_a_run_that_goes_on_to_more_epochs_has_those_of_a_longer_one(
     assert os.readlink(tmp_path / checkpoint.BEST) == f"checkpoint-{min(losses, key=losses.get)}.pt"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_them_is_as_before(tmp_path: Path) -> None:
     """Earlier versions refuse a checkpoint with fields that they do not have."""
     run(tmp_path, "epochs=1")

@@ -200,6 +200,7 @@ def test_a_run_that_went_on_to_more_epochs_is_confirmed(tmp_path: Path) -> None:
     assert "checkpoint-10.pt was saved while the run had epochs=1" in verification.notes
 
 
+@pytest.mark.slow
 def test_rounding_is_measured_where_no_fixed_tolerance_holds(tmp_path: Path) -> None:
     """Other micro-batches change the last bits; float32 at a high lr makes more of them."""
     folder = made_short_run(tmp_path / "run", "precision=float32", "schedule.reference_lr=0.2")
@@ -208,6 +209,7 @@ def test_rounding_is_measured_where_no_fixed_tolerance_holds(tmp_path: Path) -> 
     assert 0 < found.largest_difference < 0.2
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_before_its_first_row_is_confirmed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,6 +303,7 @@ def test_a_checkpoint_that_was_deleted_meanwhile_is_noted(tmp_path: Path) -> Non
         list(checkpoints.read_checkpoints([tmp_path / "checkpoint-5.pt"], evidence))
 
 
+@pytest.mark.slow
 def test_images_are_read_by_the_loader_of_the_run(tmp_path: Path) -> None:
     """DALI, which is chosen where it is installed, resizes to other pixels than torchvision."""
     old = Path(__file__).parent.parent / "fixtures/0.1"
@@ -419,6 +422,7 @@ def test_rows_that_say_nothing_confirm_nothing(
     assert "no value of" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_steps_to_the_next_row_are_named_before_any_is_executed(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -606,6 +610,7 @@ def test_an_edited_run_is_not_confirmed(
         assert any(each in mismatch for mismatch in found.mismatches), (each, found.mismatches)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_not_confirmed(
     copied: Path, of_another_seed: Path, honest: Path, tmp_path: Path
 ) -> None:
@@ -617,6 +622,7 @@ def test_a_checkpoint_of_another_run_is_not_confirmed(
     assert found.mismatches[0].startswith("checkpoint-2.pt: model ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "first"),
     [
@@ -694,6 +700,7 @@ def test_an_override_before_the_run_is_refused(
     assert "write RUN before overrides" in error
 
 
+@pytest.mark.slow
 def test_other_data_and_other_kinds_of_runs_are_refused(
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

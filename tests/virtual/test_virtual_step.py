@@ -137,6 +137,7 @@ def images_and_labels(processes: int = 1, rank: int = 0) -> tuple[Tensor, Tensor
     return images[share], (torch.arange(12) % 5)[share]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "workers_per_pass", "resumed_on", "then"),
     [(1, 1, 3, 2), (1, 8, 4, 1), (2, 3, 1, 8), (4, 2, 2, 4)],
@@ -414,6 +415,7 @@ def test_a_closed_step_leaves_the_model_as_it_was() -> None:
     virtual(step.model, again, workers=4, worker_batch=3)(*images_and_labels())
 
 
+@pytest.mark.slow
 @pytest.mark.timm
 def test_layers_of_timm_keep_their_activation() -> None:
     import lsgd.vision  # noqa: F401 - timm's own import of torchvision fails beside a CPU torch

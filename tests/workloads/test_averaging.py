@@ -54,6 +54,7 @@ def scores(learner: Learner) -> Scores:
     return evaluate(learner, learner.workload.inputs())["val"]
 
 
+@pytest.mark.slow
 def test_an_ema_may_move_every_few_updates() -> None:
     """After each second update by the share of two: the half-life of two makes that a half."""
     learner = Learner(recipe(*EMA, "averaging.every=2"), SingleComm(), CPU)
@@ -65,6 +66,7 @@ def test_an_ema_may_move_every_few_updates() -> None:
         torch.testing.assert_close(evaluated(learner), expected, **EXACT)
 
 
+@pytest.mark.slow
 def test_ema_by_hand() -> None:
     """It begins at the first weights; after two updates, here, one counts half of what it did."""
     learner = Learner(recipe(*EMA), SingleComm(), CPU)

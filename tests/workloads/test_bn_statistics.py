@@ -96,6 +96,7 @@ def test_a_tail_counts_as_the_workers_it_has() -> None:
     torch.testing.assert_close(measured(learner), plain(learner, 14), **EXACT)
 
 
+@pytest.mark.slow
 def test_they_follow_from_the_weights_alone_and_change_no_step() -> None:
     """Neither the epoch nor what was evaluated before."""
     precise, moving = recipe("bn_statistics=precise"), recipe()

@@ -80,6 +80,7 @@ def test_a_worker_reads_its_streams_window_after_window(
     assert made.train_examples == made.steps_per_epoch * streams
 
 
+@pytest.mark.slow
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 9), st.integers(1, 5))
 def test_every_token_behind_another_is_guessed_once(
     tokens: int, streams: int, window: int, processes: int

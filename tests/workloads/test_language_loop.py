@@ -55,6 +55,7 @@ def made_by_hand(workload: LanguageModeling, made: Recipe) -> tuple[nn.Module, l
     return model, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers_per_pass", [1, 3, 8])
 def test_it_is_that_of_a_plain_loop(tmp_path: Path, workers_per_pass: int) -> None:
     """Weights, hidden state and both perplexities, of every token of a set but its first."""

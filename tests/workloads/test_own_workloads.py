@@ -573,6 +573,7 @@ def test_a_metric_of_ones_own_judges_the_run() -> None:
     assert workload.metric.format_labelled(25) == "wrong error 25.00 %"
 
 
+@pytest.mark.slow
 def test_the_code_that_an_export_prints_loads_the_network(tmp_path: Path) -> None:
     """In a fork that has not imported the workload, which that code does."""
     pytest.importorskip("safetensors")

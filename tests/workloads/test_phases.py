@@ -91,6 +91,7 @@ def test_each_epoch_has_its_minibatch_size_and_lr() -> None:
     assert whole.shape[-1] == made.data.image_size == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "workers_per_pass", "edge"), [
     (1, 3, 8), (2, 1, 12), (2, 2, 11), (3, 2, 18), (3, 5, 17),
 ])  # fmt: skip
@@ -121,6 +122,7 @@ def alone() -> Checkpoint:
     return trained(SingleComm(), together())
 
 
+@pytest.mark.slow
 def test_the_sizes_make_a_difference(alone: Checkpoint) -> None:
     other = trained(SingleComm(), together("image_sizes.points=[[0,12]]"))
     assert largest_difference(other.model, alone.model) > 1e-3

@@ -95,6 +95,7 @@ def test_a_step_is_the_mean_over_its_trees_of_all_their_nodes(
         assert counted.metrics["loss"] == pytest.approx(losses.sum().item() / nodes, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["treelstm", "childsum"])
 def test_a_recursion_in_bfloat16_adds_up_its_gradients_in_float32(root: Path, model: str) -> None:
     """Each node's gradient is rounded, and not their sum, which would be 2 % off."""
