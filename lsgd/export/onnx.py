@@ -11,6 +11,8 @@ from lsgd.own_parts import first_line
 
 OPSET = 20
 """The version of the ONNX operator set."""
+LARGEST = 2**31
+"""The bytes that a protobuf message, as which the graph and its weights are stored, stays below."""
 
 
 def write_onnx(exported: ExportedNetwork, file: BinaryIO) -> str:
@@ -20,6 +22,12 @@ def write_onnx(exported: ExportedNetwork, file: BinaryIO) -> str:
     float32.
     """
     data, network = exported.recipe.data, exported.network.float()
+    size = sum(each.nbytes for each in network.state_dict().values())
+    if size >= LARGEST:
+        raise UsageError(
+            f"the network of model={exported.recipe.model.name} has {size / 2**30:.1f} GiB in "
+            "float32, and a file of --to onnx holds less than 2; write --to safetensors"
+        )
     # Two images, as torch.export treats a dimension of size 1 as constant.
     images = torch.zeros(2, data.channels, data.image_size, data.image_size)
     try:

@@ -297,8 +297,8 @@ class VirtualStep:
     def _start(self, *tensors: Any) -> Iterator[tuple[Any, ...]]:
         self._core.reducer.reclaim_gradients()
         self._set_stale(True)
-        if self._left is not None and self._statistics:  # an error has ended the step before
-            self._statistics.discard()
+        if self._statistics:
+            self._statistics.discard()  # those of a step before that an error has ended
         self._left, self._losses = len(self._micro_batches), []
         self._core.reducer.start(self.workers * self.worker_batch, self._left)
         self._gradients.update(is_last=False)
@@ -374,8 +374,6 @@ class VirtualStep:
         self._gradients.check(is_last=True)
         self._gradients.clear()
         self._left = None
-        for summed, count in self._losses:
-            self._sums.add(summed, count)
         self._core.step(
             StepTask(
                 step=self.steps,
@@ -384,6 +382,10 @@ class VirtualStep:
                 micro_batches=self._micro_batches,
             )
         )
+        for summed, count in self._losses:
+            self._sums.add(summed, count)
+        # An autocast around the loop would compute further steps with its copies of these weights.
+        torch.clear_autocast_cache()
 
     def synchronize(self) -> None:
         """Write the running BN statistics into the model; all processes call it.
@@ -444,6 +446,7 @@ class VirtualStep:
                 f"the state has {shares.shape[-1]} running BN statistics, and the model {size}; "
                 "load the state of the same model"
             )
+        self._left = self._current = None  # an error may have ended a step before its update
         self._core.next_step = state["steps"]
         # A training that has diverged goes on from an earlier state.
         self._core.reducer.flags.zero_()

@@ -9,6 +9,7 @@ import torch
 from helpers.exported import images, logits, read, trained_learner
 
 from lsgd.errors import UsageError
+from lsgd.export import onnx
 from lsgd.export.__main__ import write
 from lsgd.export.onnx import OPSET
 from lsgd.run.class_names import write_class_names
@@ -31,6 +32,18 @@ def test_a_network_that_cannot_be_traced_is_one_sentence(tmp_path: Path) -> None
     ) as error:
         write(exported, "onnx", tmp_path / "a.onnx")
     assert "\n" not in str(error.value)
+    assert not (tmp_path / "a.onnx").exists()
+
+
+def test_a_network_of_2_gib_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is traced, which takes minutes."""
+    trained_learner("lenet5", tmp_path / "run")
+    exported = read(tmp_path / "run", "onnx")
+    monkeypatch.setattr(onnx, "LARGEST", 4 * sum(p.numel() for p in exported.network.parameters()))
+    with pytest.raises(UsageError, match=r"has 0\.0 GiB .*; write --to safetensors$"):
+        write(exported, "onnx", tmp_path / "a.onnx")
     assert not (tmp_path / "a.onnx").exists()
 
 

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import cache, partial
 from threading import Lock
 from types import SimpleNamespace
@@ -521,6 +521,59 @@ def test_a_step_that_an_error_has_ended_leaves_nothing_behind() -> None:
         each.synchronize()
     torch.testing.assert_close(step.model.state_dict(), other.model.state_dict(), **CLOSE)
     assert step.mean_loss() == other.mean_loss()
+
+
+def test_a_step_whose_update_was_interrupted_counts_once() -> None:
+    """Neither its statistics nor its loss are those of the next step too."""
+    step, other = small(), small()
+    batch = images_and_labels()
+    interrupted = True
+
+    def interrupt(*_: object) -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    step._core.optimizer.register_step_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        step(*batch)
+    interrupted = False
+    for each in (step, other):
+        each(*batch)
+        each.synchronize()
+    torch.testing.assert_close(step.model.state_dict(), other.model.state_dict(), **CLOSE)
+    assert step.mean_loss() == other.mean_loss()
+
+
+def test_a_state_ends_a_step_that_was_not_updated() -> None:
+    """Otherwise its gradients would be applied to the weights that were loaded."""
+    step = small()
+    batch = images_and_labels()
+    saved = copy.deepcopy((step.state_dict(), step.model.state_dict()))
+    for images, labels in step.micro_batches(*batch):
+        step.backward(F.cross_entropy(step.model(images), labels))
+    step.load_state_dict(saved[0])
+    step.model.load_state_dict(saved[1])
+    with pytest.raises(UsageError, match="had their backward pass"):
+        step.update()
+    step(*batch)
+    assert step.steps == 1
+
+
+def test_an_autocast_around_the_loop_computes_with_the_new_weights() -> None:
+    trained = []
+    for around in (torch.autocast("cpu", torch.bfloat16), nullcontext()):
+        layer = nn.Linear(6, 3)
+        nn.init.normal_(layer.weight, generator=seeded(0))
+        nn.init.zeros_(layer.bias)
+        step = of(layer)
+        step._core.optimizer.param_groups[0]["lr"] = 1.0
+        batch = (torch.randn(12, 6, generator=seeded(1)), torch.arange(12) % 3)
+        with around:
+            for _ in range(4):
+                with torch.autocast("cpu", torch.bfloat16):
+                    step(*batch)
+        trained.append(step.model.state_dict())
+    torch.testing.assert_close(*trained, rtol=0, atol=0)
 
 
 CHANGES: dict[str, Callable[[nn.Module], object]] = {
