@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -27,6 +27,7 @@ from lsgd.launch.sbatch_options import with_gres_gpus
 from lsgd.launch.status import QueuedRun, job_table, last_line
 from lsgd.launch.submission import is_active, job_path, planned_job
 from lsgd.override_syntax import expand_override_home, format_override
+from lsgd.paths import checkpoint_steps
 from lsgd.recipe import Recipe
 from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
 from lsgd.suggestions import did_you_mean
@@ -90,7 +91,12 @@ class PlannedRun:
             run = read_run(self.folder, train_rows=False)
         except NotARunError:
             return None
-        return run if run.recipe.fingerprint == self.recipe.fingerprint else None
+        model, theirs = self.recipe.model, run.recipe.model
+        if model.starts_pretrained and theirs.start_sha256:
+            # The run has recorded the file of these weights in place of the option.
+            model = replace(model.started_from(theirs.start), start_sha256=theirs.start_sha256)
+        planned = replace(self.recipe, model=model)
+        return run if run.recipe.fingerprint == planned.fingerprint else None
 
     @property
     def epochs_done(self) -> int:
@@ -157,8 +163,16 @@ def print_jobs(
 
 
 def has_ended(run: Run | None) -> bool:
-    """Return whether a run has finished or diverged; a diverged run would diverge again."""
-    return run is not None and (run.finished or run.diverged is not None)
+    """Return whether a run has finished or diverged; a diverged run would diverge again.
+
+    A run whose checkpoints lack the last epoch was killed while it saved that, and can resume. A
+    folder without checkpoints, as published ones are, has what its rows say.
+    """
+    if run is None:
+        return False
+    steps = checkpoint_steps(run.path, milestones=False).values() if run.finished else ()
+    is_saved = not steps or max(steps) >= run.recipe.first_step(run.epoch)
+    return run.diverged is not None or (run.finished and is_saved)
 
 
 @dataclass(frozen=True)

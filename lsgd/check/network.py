@@ -13,6 +13,7 @@ from lsgd.check.observation import Observation
 from lsgd.learner import Learner
 from lsgd.models.blurpool import BlurredConv2d, BlurredMaxPool2d
 from lsgd.models.preactivation_resnet import PreActivationBottleneck
+from lsgd.rules.counter_dropout import counter_dropout_layers
 from lsgd.tables import format_count
 from lsgd.vision import models
 
@@ -26,6 +27,7 @@ def observe(learner: Learner) -> list[Observation]:
         _model(learner),
         *([_stride(model)] if _blocks(model) else []),
         _blurpool(model),
+        *_dropout(model),
         *observe_weights(_initial_weights(model, nn.Conv2d), _initial_weights(model, nn.Linear)),
         *([_last_gamma(model)] if _last_norms(model) else []),
         *([_other_gammas(model), _batchnorm_eps(model)] if norms_of(model.modules()) else []),
@@ -74,6 +76,16 @@ def _blurpool(model: nn.Module) -> Observation:
     convs, pools = kinds.count(BlurredConv2d), kinds.count(BlurredMaxPool2d)
     run = f"{convs} convolutions and {pools} max-pools" if convs or pools else "none"
     return Observation("blurpool", run, (convs, pools))
+
+
+def _dropout(model: nn.Module) -> list[Observation]:
+    """Observe the rates of dropout and stochastic depth, if any layer has one."""
+    rates = sorted(layer.rate for layer in counter_dropout_layers(model) if layer.rate)
+    if not rates:
+        return []
+    ends = " to ".join(f"{rate:g}" for rate in dict.fromkeys((rates[0], rates[-1])))
+    run = f"dropout or stochastic depth of {ends} in {format_count(len(rates), 'layer')}"
+    return [Observation("dropout", run, rates)]
 
 
 @dataclass(frozen=True)

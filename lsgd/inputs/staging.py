@@ -294,13 +294,14 @@ class _Copying:
                 if self.stop.is_set():
                     return
                 if not _has_equal_blocks(source.path(name), folder / name, size, drawn):
-                    raise ValueError(f"{name} differs from its copy, so that all were removed")
+                    raise ValueError(f"{name} differs from its copy")
 
         try:
             return self._in_threads(verify_share)
-        except ValueError:
-            shutil.rmtree(folder)  # others may differ too
-            raise
+        except ValueError as error:
+            if _remove_unless_used(folder):  # others may differ too
+                raise ValueError(f"{error}, so that all were removed") from None
+            raise ValueError(f"{error}, which another run reads until it ends") from None
 
     def _in_threads(self, work: Callable[[int], None]) -> bool:
         """Call work(share) in each thread; return False if it was stopped, and raise its error."""
@@ -352,12 +353,17 @@ def _copies(place: Path) -> list[Path]:
 def _remove_unused(place: Path, kept: Path) -> None:
     """Remove the copies of a dataset's earlier states that no process reads."""
     for folder in _copies(place):
-        if folder == kept:
-            continue
-        with (folder / USED).open("a+b") as used:
-            if not files.lock(used, wait=False):
-                continue
-        shutil.rmtree(folder)
+        if folder != kept:
+            _remove_unless_used(folder)
+
+
+def _remove_unless_used(folder: Path) -> bool:
+    """Remove a copy that no process reads; return whether it was removed."""
+    with (folder / USED).open("a+b") as used:
+        is_unused = files.lock(used, wait=False)
+        if is_unused:
+            shutil.rmtree(folder)
+    return is_unused
 
 
 def _size(path: Path) -> int:

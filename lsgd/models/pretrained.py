@@ -59,9 +59,7 @@ def _resolve(recipe: Recipe) -> Recipe:
             f"model.options.pretrained=true asks for trained weights, and {library} has none of "
             f"model={recipe.model.name}; leave it out, or write model.start=PATH of your own"
         )
-    options = {key: each for key, each in recipe.model.options.items() if key != "pretrained"}
-    model = replace(recipe.model, options=options, start=str(file))
-    return replace(recipe, model=with_start_hash(model))
+    return replace(recipe, model=with_start_hash(recipe.model.started_from(str(file))))
 
 
 def _normalisation_advice(recipe: Recipe) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import Field, fields, is_dataclass
 from functools import cache, lru_cache
@@ -31,6 +32,8 @@ from lsgd.rules.metric import OWN_NAME, named_metric
 
 MOST_WORKERS = 2**14
 """The largest number of workers whose events fit into the 16-bit codes of lsgd.strategy.order."""
+MOST_SKIPPED = 49_000
+"""The most images that data.skip may list: a recipe with more would have too many values to read."""
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -478,9 +481,14 @@ def _check_images(recipe: Recipe) -> None:
     data, model = recipe.data, recipe.model.name
     if recipe.worker_batch < 2:
         raise UsageError(f"worker_batch={recipe.worker_batch} is not possible; write 2 or more")
-    for image in data.skip:
+    if len(data.skip) > MOST_SKIPPED:
+        raise UsageError(
+            f"data.skip has {len(data.skip)} images, and a saved recipe lists {MOST_SKIPPED} at "
+            "most; make a folder with links to the images to train on, and index that"
+        )
+    for image, count in Counter(data.skip).items():
         # The folder of an evaluation set other than val is named like train and val.
-        if not re.match("[A-Za-z0-9][A-Za-z0-9.-]*/.", image) or data.skip.count(image) > 1:
+        if not re.match("[A-Za-z0-9][A-Za-z0-9.-]*/.", image) or count > 1:
             raise UsageError(
                 f"data.skip has {image!r}; name each image once, by its path below the root, such "
                 "as train/n01440764/n01440764_10026.JPEG"

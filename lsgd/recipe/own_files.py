@@ -20,13 +20,14 @@ from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.override_syntax import ALIASES, format_override, key_and_value, parse_text
 from lsgd.recipe import Recipe
+from lsgd.recipe.checks import MOST_SKIPPED
 from lsgd.recipe.fields import all_fields, group_of
 from lsgd.suggestions import did_you_mean
 from lsgd.untrusted_files import read_bounded
 
 MAX_FILE_BYTES = 2**22
 """The maximum size in bytes of a configuration file."""
-MAX_DEPTH, MAX_VALUES = 20, 50_000
+MAX_DEPTH, MAX_VALUES = 20, MOST_SKIPPED + 1_000
 """The maximum nesting depth and number of values of a configuration, with its skip list."""
 MAX_FILES = 100
 """The most files that a recipe may be made of, each as often as `defaults` name it."""

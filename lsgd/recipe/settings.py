@@ -309,6 +309,11 @@ class Model:
         """Whether a run starts from its library's own trained weights, by the option pretrained."""
         return self.is_from_library and self.options.get("pretrained") is True
 
+    def started_from(self, start: str | None) -> "Model":
+        """Return the model with a start file in place of the option pretrained."""
+        options = {key: each for key, each in self.options.items() if key != "pretrained"}
+        return replace(self, options=options, start=start)
+
     @property
     def uses_parameter_roles(self) -> bool:
         """Whether parameter roles change how this network is initialised, decayed and normalised.

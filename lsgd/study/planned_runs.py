@@ -78,7 +78,7 @@ def check_sources(study: Study, seeds: Collection[int]) -> None:
     for entry in study.entries:
         for seed in seeds if entry.start else ():
             run = _source(entry.start or "", seed).saved_run
-            if run is None or not run.finished:
+            if run is None or not (run.finished and has_ended(run)):
                 raise UsageError(
                     f"study {study.name} starts {entry.recipe} from the run of {entry.start} with "
                     f"seed {seed}, which {f'is at: {run.state}' if run else 'does not exist'}; "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from lsgd.errors import NotSavedError, UsageError
-from lsgd.planned import PlannedRun, RunLauncher, attempt_run, failure_reason
+from lsgd.planned import PlannedRun, RunLauncher, attempt_run, failure_reason, has_ended
 from lsgd.run.remaining import duration
 from lsgd.supervise.logbook import SupervisorLockedError
 
@@ -107,7 +107,7 @@ class RunQueue:
             if run and not run.finished:
                 self.failed[str(trial)] = run.state
             return
-        if run and run.finished:
+        if run and run.finished and has_ended(run):
             outcome = run.metric.format_labelled(run.final_metric)
             taken = duration(time.monotonic() - began)
             self.print_progress(number, trial, f"{outcome}, {taken}{self.remaining_time()}")

@@ -315,6 +315,20 @@ def test_what_is_refused_before_and_after_a_copy(
 
         changing.setattr(staging, "_copy_file", changed)
         assert "its files have changed while they were copied" in refusal(made)
+    # The copy that another run reads has all but the images which that run leaves out.
+    left_out = next(root.glob("train/n01/gray.*"))
+    fewer = replace(made.data, skip=[str(left_out.relative_to(root))], train_examples=11)
+    skipping = replace(made, data=fewer)
+    shutil.rmtree(stage)
+    with monkeypatch.context() as broken:
+        stage_data(skipping, SingleComm())
+        [copied] = copies(stage)
+        before = contents(copied)
+        _, held = staging._in_use.popitem()
+        broken.setattr(staging, "_has_equal_blocks", lambda *_: False)
+        assert "which another run reads until it ends); rerun" in refusal(made)
+        assert before.items() <= contents(copied).items()
+        held.used.close()
     assert "inside of the dataset" in refusal(recipe(root, root / "stage"))
     assert "has a variable that" in refusal(recipe(root, "$LSGD_NO_SUCH/stage"))
     (tmp_path / "file").touch()

@@ -13,7 +13,7 @@ from helpers.composed import compose_recipe
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
-from lsgd.recipe import Recipe, Schedule
+from lsgd.recipe import Recipe, Schedule, checks, own_files
 from lsgd.typed import make_typed
 
 NAMED_BY = {
@@ -177,6 +177,20 @@ def test_a_skip_list_that_is_none_is_refused(tmp_path: Path) -> None:
     file.write_text("/data/train/n1/b.JPEG\n")
     with pytest.raises(UsageError, match=r"has '/data/train/n1/b.JPEG'; name each image once"):
         config.load_recipe(["+recipe=bs256", f"data.skip_list={file}"])
+    with pytest.raises(UsageError, match=r"has 'train/n1/b.JPEG'; name each image once"):
+        config.load_recipe(["+recipe=bs256", "data.skip=[train/n1/b.JPEG,train/n1/b.JPEG]"])
+
+
+def test_a_skip_list_is_no_longer_than_a_saved_recipe_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = asdict(load("+recipe=bs256", "data.skip=[]"))
+    assert config._check_saved_values(values) + checks.MOST_SKIPPED < own_files.MAX_VALUES
+    monkeypatch.setattr(checks, "MOST_SKIPPED", 2)
+    with pytest.raises(
+        UsageError, match=r"has 3 images.* lists 2 at most; make a folder with link"
+    ):
+        load("+recipe=bs256", "data.skip=[train/a/1,train/a/2,train/a/3]")
 
 
 def load(*words: str) -> Recipe:

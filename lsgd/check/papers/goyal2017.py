@@ -41,7 +41,7 @@ def rules_of_extras(recipe: Recipe) -> dict[str, Rule]:
 EXTRAS = frozenset(
     (
         "mixing", "batch_growth", "image_sizes", "loss", "blurpool", "mirror", "label_smoothing",
-        "running_average", "clip_norm", "head_lr",
+        "running_average", "clip_norm", "head_lr", "dropout",
     )
 )  # fmt: skip
 """The rules against changes of loss, network, images, minibatch or update that few sources have."""
@@ -61,6 +61,7 @@ def _used_extras(recipe: Recipe) -> set[str]:
         # The clipping of momentum SGD is in the rule for momentum, which all its sources have.
         "clip_norm": recipe.optim.name != "sgd" and recipe.optim.clip_norm is not None,
         "head_lr": recipe.optim.head_lr is not None,
+        "dropout": True,  # only networks with such layers have an observation of it
     }
     return {name for name, is_used in uses.items() if is_used}
 
@@ -155,6 +156,7 @@ RULES = {
     "image_sizes": Rule.equals("5.1", "224 x 224 in all epochs", [(0, 224)]),
     "loss": Rule.equals("5.1", "cross-entropy", ("cross_entropy", "")),
     "blurpool": Rule.equals("5.1", "none", (0, 0)),
+    "dropout": Rule("5.1", "none, nor stochastic depth", lambda rates: not rates),
     "mirror": Rule("5.1", "none: one evaluation of each image", lambda mirrors: not mirrors),
     "metric": Rule.equals(
         "5.1", "median top-1 error of the last 5 epochs", "median top-1 error of the last 5 epochs"
