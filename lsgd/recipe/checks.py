@@ -33,7 +33,7 @@ from lsgd.rules.metric import OWN_NAME, named_metric
 MOST_WORKERS = 2**14
 """The largest number of workers whose events fit into the 16-bit codes of lsgd.strategy.order."""
 MOST_SKIPPED = 49_000
-"""The most images that data.skip may list: a recipe with more would have too many values to read."""
+"""The most images that data.skip may list: with more, a recipe has too many values to be read."""
 
 
 def check_recipe(recipe: Recipe) -> None:
