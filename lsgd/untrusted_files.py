@@ -9,7 +9,6 @@ import io
 import json
 import os
 import stat
-import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,6 +58,8 @@ def parse_json(content: bytes | str) -> Any:
 
 def check_unzipped_size(archive: bytes, most: int) -> None:
     """Raise ValueError if a zip archive unpacks to more than `most` bytes, or cannot be listed."""
+    import zipfile  # with all its decompressors, which `lsgd --help` would wait for
+
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as members:
             size = sum(member.file_size for member in members.infolist())
