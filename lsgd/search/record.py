@@ -203,12 +203,12 @@ def load_record(folder: Path) -> SearchRecord:
 def _check_alike(record: SearchRecord) -> None:
     """Raise ValueError unless the trials and comparison metrics of a search record are consistent.
 
-    All finished trials must have the same fields with values of the same kind, and the best trial
-    as many final metrics as the unchanged recipe, where both have any.
+    All finished trials must have the same fields, and the best trial as many final metrics as the
+    unchanged recipe, where both have any.
     """
-    kinds = _searched_fields(record)
+    fields = {frozenset(p.values) for p in record.points if p.state == FINISHED}
     numbers = {len(each) for each in (record.best, record.default) if each}
-    if len(kinds) > 1 or len(numbers) > 1:
+    if len(fields) > 1 or len(numbers) > 1:
         raise ValueError("its trials are not of one search")
 
 
@@ -221,28 +221,29 @@ def check_comparable(folders: Sequence[Path], records: Sequence[SearchRecord]) -
     for folder, record in known[1:]:
         first, other = known[0]
         metrics = [each.metric.full_name for each in (other, record)]
-        fields = [_searched_fields(each) for each in (other, record)]
+        theirs, ours = (_searched_fields(each) for each in (other, record))
         if metrics[0] != metrics[1]:
             why = f"the first minimises {metrics[0]} and the second {metrics[1]}"
-        elif fields[0] != fields[1]:
-            names = [", ".join(key for key, _ in next(iter(each))) for each in fields]
-            kinds = "values of other kinds" if names[0] == names[1] else names[1]
-            why = f"the first varies {names[0]} and the second {kinds}"
+        elif theirs.keys() != ours.keys():
+            why = f"the first varies {', '.join(theirs)} and the second {', '.join(ours)}"
+        elif any(theirs[key].isdisjoint(ours[key]) for key in ours):
+            why = f"the first varies {', '.join(theirs)} and the second values of other kinds"
         else:
             continue
         raise UsageError(f"{first} and {folder} do not fit on one page: {why}; make a page of each")
 
 
-def _searched_fields(record: SearchRecord) -> set[tuple[tuple[str, bool], ...]]:
+def _searched_fields(record: SearchRecord) -> dict[str, set[bool]]:
     """Return the fields of a record's finished trials, and whether their values are text.
 
-    It is one element if all trials are of one search, and empty without a finished trial.
+    A field of numbers and texts has both; without a finished trial there is no field.
     """
-    return {
-        tuple((key, isinstance(value, str)) for key, value in sorted(point.values.items()))
-        for point in record.points
-        if point.state == FINISHED
-    }
+    fields = dict[str, set[bool]]()
+    for point in record.points:
+        if point.state == FINISHED:
+            for key, value in sorted(point.values.items()):
+                fields.setdefault(key, set()).add(isinstance(value, str))
+    return fields
 
 
 def _finite(number: float | None) -> float | None:
