@@ -314,10 +314,13 @@ class Controller:
 
     def _prune_if_due(self, job: RunningTrial) -> None:
         """Prune a trial if Optuna's pruner asks for it and the trial has epochs left to train."""
-        last = len(job.runs) * job.runs[0].recipe.epochs
+        planned, run = job.runs[-1], job.runs[-1].saved_run
+        most = len(job.runs) * planned.recipe.epochs
+        # The last run may have stopped early.
+        last = most - planned.recipe.epochs + run.epoch if run and run.finished else most
         if job.reported_epochs < last and self.engine.should_prune(job.number):
             # Recorded before the run exits, so that a kill between the two loses nothing.
-            self._record_state(job, PRUNED, f"pruned after {job.reported_epochs} of {last} epochs")
+            self._record_state(job, PRUNED, f"pruned after {job.reported_epochs} of {most} epochs")
             job.stop.prune()
 
     def _end(self, job: RunningTrial, future: "Future[str]") -> None:

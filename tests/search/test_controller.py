@@ -388,6 +388,20 @@ def test_nobody_is_given_up_at_the_end() -> None:
     assert work.states == [FINISHED] * 4
 
 
+@pytest.mark.parametrize(("last", "state"), [([9.0, 50.0], FINISHED), ([50.0, 60.0], PRUNED)])
+def test_a_trial_whose_patience_has_ended_is_not_given_up(last: list[float], state: str) -> None:
+    """But by an earlier epoch, even if its run was faster than the search."""
+    prune = Pruning("median", after_trials=3, after_epochs=1)
+    work = Work(search(prune=prune), ["stop.patience=1", "stop.metric=top1_error"])
+
+    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        write(trial, *([10.0, 9.0, 8.0, 7.0] if len(work.trained) < 4 else last))
+        return DONE
+
+    work.run(train)
+    assert work.states == [FINISHED] * 3 + [state]
+
+
 def test_a_search_that_was_killed_gives_up_whom_it_would_have_given_up() -> None:
     """It had read the row, and was killed before it asked what follows."""
     prune = Pruning("median", after_trials=3, after_epochs=1)
