@@ -133,7 +133,7 @@ class OptunaStudy:
             return {each.key: _suggest(trial, each) for each in self.dimensions}
 
     def report(self, number: int, step: int, value: float) -> None:
-        """Report a trial's intermediate value to Optuna; `step` counts the epochs of all seeds."""
+        """Report a trial's intermediate value to Optuna; `step` stands for its seed and epoch."""
         with self._storage_errors():
             self._trial(number).report(value, step)
 

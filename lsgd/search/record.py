@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class SearchRecord:
     budget: int
     """The number of trials that the search is to make."""
     epochs: int
-    """The epochs that a finished trial trains, summed over its seeds."""
+    """The epochs that the unchanged recipe trains, summed over the seeds of a trial."""
     metric: Metric
     points: list[Trial]
     best: list[float]
@@ -58,9 +58,13 @@ class SearchRecord:
     @property
     def saved_share(self) -> float:
         """The fraction of the epochs of all trials that pruning has saved."""
-        given_up = [point for point in self.points if point.state == PRUNED]
-        epochs = sum(self.epochs - max(point.reported, default=0) for point in given_up)
-        return epochs / (len(self.points) * self.epochs) if self.points else 0.0
+        total = saved = 0
+        for point in self.points:
+            epochs = self.epochs if point.epochs is None else point.epochs
+            total += epochs
+            if point.state == PRUNED:
+                saved += epochs - max(point.reported, default=0)
+        return saved / total if total else 0.0
 
     @property
     def busy_seconds(self) -> float:
@@ -104,12 +108,26 @@ def make_record(
         search.trial_count,
         space.recipe({}).epochs * len(search.seeds),
         run.metric if run else TOP1,
-        list(points),
+        [_with_epochs(space, point) for point in points],
         numbers(best.values) if best else [],
         numbers({}),
         run.start if run else {},
         [span for point in points for span in _work_spans(space, point)],
     )
+
+
+def _with_epochs(space: SearchSpace, trial: Trial) -> Trial:
+    """Return a trial with its number of epochs and its reports by epoch, if `epochs` is searched.
+
+    Optuna has them by steps, of which a short trial leaves some out between its seeds.
+    """
+    varies = "epochs" in space.search.space
+    runs = space.valid_runs(trial.values, space.search.seeds) if varies else []
+    if not runs:
+        return trial
+    epochs = runs[0].recipe.epochs
+    reported = {space.epochs_until(step, epochs): v for step, v in trial.reported.items()}
+    return replace(trial, epochs=len(runs) * epochs, reported=reported)
 
 
 def _work_spans(space: SearchSpace, trial: Trial) -> list[Span]:

@@ -22,6 +22,7 @@ from lsgd.search.__main__ import final_code
 from lsgd.search.controller import Controller, comparison_runs, crashed_trials
 from lsgd.search.folder import acquire_lock, check_folder, folder_id, hold_lock, open_folder
 from lsgd.search.optuna_study import OptunaStudy
+from lsgd.search.record import make_record
 from lsgd.search.space import SearchSpace
 from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest
 from lsgd.supervise.logbook import SupervisorLockedError
@@ -34,8 +35,8 @@ DONE = ExitSummary(0, "done")
 
 def search(**changed: object) -> Search:
     space = {LR: {"from": 0.001, "to": 1.0, "scale": "log", "steps": 6}}
-    fields = {"trials": 4, "sampler": "random", "words": WORDS} | changed
-    return Search("one", "One", "digits", space, **fields)  # type: ignore[arg-type]
+    fields = {"space": space, "trials": 4, "sampler": "random", "words": WORDS} | changed
+    return Search("one", "One", "digits", **fields)  # type: ignore[arg-type]
 
 
 def write(trial: PlannedRun, *errors: float, diverges: bool = False) -> None:
@@ -358,6 +359,30 @@ def test_a_good_first_seed_does_not_keep_a_bad_second_one() -> None:
     work.run(train)
     assert work.states == [FINISHED] * 3 + [PRUNED]
     assert max(work.engine.all_trials()[3].reported) == 5
+
+
+@pytest.mark.parametrize(("second", "state"), [(35.0, FINISHED), (45.0, PRUNED)])
+def test_trials_of_other_lengths_are_compared_by_epoch_and_seed(
+    second: float, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second seed of a short trial begins where a long one is in the midst of its first."""
+    prune, words = Pruning("median", after_trials=1), ["schedule.milestones=[]", *WORDS[1:2]]
+    space = {"epochs": {"choices": [2, 4]}}
+    work = Work(search(prune=prune, words=words, space=space, sampler="grid", seeds=[0, 1]))
+
+    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        short = [[35.0, second][trial.recipe.seed], 25.0]
+        write(trial, *([40.0, 30.0, 20.0, 10.0] if trial.recipe.epochs == 4 else short))
+        return DONE
+
+    work.run(train)
+    assert [point.values["epochs"] for point in work.engine.all_trials()] == [4, 2]
+    assert work.states == [FINISHED, state]
+    steps = [1, 2, 5, 6] if state == FINISHED else [1, 2, 5]
+    assert [*work.engine.all_trials()[1].reported] == steps
+    assert ("pruned after 3 of 4 epochs" in capsys.readouterr().out) == (state == PRUNED)
+    record = make_record(work.space, work.engine.all_trials(), "one", "")
+    assert record.saved_share == ((4 - 3) / (8 + 4) if state == PRUNED else 0)
 
 
 def test_a_run_that_was_faster_than_the_search_is_given_up_all_the_same() -> None:
