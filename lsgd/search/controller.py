@@ -60,8 +60,8 @@ class RunningTrial:
     lock: IO[str]
     """The lock on the trial, held for as long as this process trains it."""
     began: float = field(default_factory=time.monotonic)
-    reported_epochs: int = 0
-    """The epochs reported to Optuna, summed over the trial's runs."""
+    reported_step: int = 0
+    """The step of the last epoch reported to Optuna; `most_epochs` lie between two seeds."""
     is_recorded: bool = False
 
 
@@ -227,7 +227,7 @@ class Controller:
             held.close()
             return None
         job = RunningTrial(
-            number, values, trials, StopRequest(self.signals), held, reported_epochs=step
+            number, values, trials, StopRequest(self.signals), held, reported_step=step
         )
         if number in self.engine.unstarted_trials():
             self.engine.note_unstarted(number, "")  # it may end in another way now
@@ -305,19 +305,25 @@ class Controller:
         """
         for place, trial in enumerate(job.runs):
             for epoch, value in sorted(_epochs(trial).items()):
-                step = place * trial.recipe.epochs + epoch
-                if step > job.reported_epochs and not job.is_recorded:
+                step = place * self.space.most_epochs + epoch
+                if step > job.reported_step and not job.is_recorded:
                     self._note_first_step()
-                    job.reported_epochs = step
+                    job.reported_step = step
                     self.engine.report(job.number, step, value)
                     self._prune_if_due(job)
 
     def _prune_if_due(self, job: RunningTrial) -> None:
         """Prune a trial if Optuna's pruner asks for it and the trial has epochs left to train."""
-        last = len(job.runs) * job.runs[0].recipe.epochs
-        if job.reported_epochs < last and self.engine.should_prune(job.number):
+        epochs, run = job.runs[-1].recipe.epochs, job.runs[-1].saved_run
+        # The last run may have stopped early.
+        last_epoch = run.epoch if run and run.finished else epochs
+        last_step = (len(job.runs) - 1) * self.space.most_epochs + last_epoch
+        if job.reported_step < last_step and self.engine.should_prune(job.number):
+            trained = self.space.epochs_until(job.reported_step, epochs)
             # Recorded before the run exits, so that a kill between the two loses nothing.
-            self._record_state(job, PRUNED, f"pruned after {job.reported_epochs} of {last} epochs")
+            self._record_state(
+                job, PRUNED, f"pruned after {trained} of {len(job.runs) * epochs} epochs"
+            )
             job.stop.prune()
 
     def _end(self, job: RunningTrial, future: "Future[str]") -> None:

@@ -133,7 +133,7 @@ class OptunaStudy:
             return {each.key: _suggest(trial, each) for each in self.dimensions}
 
     def report(self, number: int, step: int, value: float) -> None:
-        """Report a trial's intermediate value to Optuna; `step` counts the epochs of all seeds."""
+        """Report a trial's intermediate value to Optuna; `step` stands for its seed and epoch."""
         with self._storage_errors():
             self._trial(number).report(value, step)
 
@@ -151,8 +151,9 @@ class OptunaStudy:
         told = FINISHED if value is not None else state
         [of_optuna] = [key for key, mine in STATES.items() if mine == told]
         with self._storage_errors():
-            if why:
-                self._trial(number).set_user_attr(WHY, why)
+            trial = self._trial(number)
+            if why or WHY in trial.user_attrs:  # of a process that was killed here
+                trial.set_user_attr(WHY, why)
             self.study.tell(number, value, of_optuna)
         self.optuna_trials.pop(number, None)
 
@@ -250,10 +251,10 @@ def _state(trial: FrozenTrial) -> str:
     """Convert the state of an Optuna trial to lsgd's: running, finished, pruned or failed.
 
     The reason of a failure is written before the state: a process that is killed between the two
-    leaves a running trial, and the process that takes it over will find the same failure.
+    leaves a running trial, and the process that takes it over writes its own reason, or none.
     """
     state = STATES[trial.state]
-    return FAILED if state == FINISHED and WHY in trial.user_attrs else state
+    return FAILED if state == FINISHED and trial.user_attrs.get(WHY) else state
 
 
 def _where(storage: str | None) -> str:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class SearchRecord:
     budget: int
     """The number of trials that the search is to make."""
     epochs: int
-    """The epochs that a finished trial trains, summed over its seeds."""
+    """The epochs that the unchanged recipe trains, summed over the seeds of a trial."""
     metric: Metric
     points: list[Trial]
     best: list[float]
@@ -58,9 +58,13 @@ class SearchRecord:
     @property
     def saved_share(self) -> float:
         """The fraction of the epochs of all trials that pruning has saved."""
-        given_up = [point for point in self.points if point.state == PRUNED]
-        epochs = sum(self.epochs - max(point.reported, default=0) for point in given_up)
-        return epochs / (len(self.points) * self.epochs) if self.points else 0.0
+        total = saved = 0
+        for point in self.points:
+            epochs = self.epochs if point.epochs is None else point.epochs
+            total += epochs
+            if point.state == PRUNED:
+                saved += epochs - max(point.reported, default=0)
+        return saved / total if total else 0.0
 
     @property
     def busy_seconds(self) -> float:
@@ -104,12 +108,26 @@ def make_record(
         search.trial_count,
         space.recipe({}).epochs * len(search.seeds),
         run.metric if run else TOP1,
-        list(points),
+        [_with_epochs(space, point) for point in points],
         numbers(best.values) if best else [],
         numbers({}),
         run.start if run else {},
         [span for point in points for span in _work_spans(space, point)],
     )
+
+
+def _with_epochs(space: SearchSpace, trial: Trial) -> Trial:
+    """Return a trial with its number of epochs and its reports by epoch, if `epochs` is searched.
+
+    Optuna has them by steps, of which a short trial leaves some out between its seeds.
+    """
+    varies = "epochs" in space.search.space
+    runs = space.valid_runs(trial.values, space.search.seeds) if varies else []
+    if not runs:
+        return trial
+    epochs = runs[0].recipe.epochs
+    reported = {space.epochs_until(step, epochs): v for step, v in trial.reported.items()}
+    return replace(trial, epochs=len(runs) * epochs, reported=reported)
 
 
 def _work_spans(space: SearchSpace, trial: Trial) -> list[Span]:
@@ -203,12 +221,12 @@ def load_record(folder: Path) -> SearchRecord:
 def _check_alike(record: SearchRecord) -> None:
     """Raise ValueError unless the trials and comparison metrics of a search record are consistent.
 
-    All finished trials must have the same fields with values of the same kind, and the best trial
-    as many final metrics as the unchanged recipe, where both have any.
+    All finished trials must have the same fields, and the best trial as many final metrics as the
+    unchanged recipe, where both have any.
     """
-    kinds = _searched_fields(record)
+    fields = {frozenset(p.values) for p in record.points if p.state == FINISHED}
     numbers = {len(each) for each in (record.best, record.default) if each}
-    if len(kinds) > 1 or len(numbers) > 1:
+    if len(fields) > 1 or len(numbers) > 1:
         raise ValueError("its trials are not of one search")
 
 
@@ -221,28 +239,29 @@ def check_comparable(folders: Sequence[Path], records: Sequence[SearchRecord]) -
     for folder, record in known[1:]:
         first, other = known[0]
         metrics = [each.metric.full_name for each in (other, record)]
-        fields = [_searched_fields(each) for each in (other, record)]
+        theirs, ours = (_searched_fields(each) for each in (other, record))
         if metrics[0] != metrics[1]:
             why = f"the first minimises {metrics[0]} and the second {metrics[1]}"
-        elif fields[0] != fields[1]:
-            names = [", ".join(key for key, _ in next(iter(each))) for each in fields]
-            kinds = "values of other kinds" if names[0] == names[1] else names[1]
-            why = f"the first varies {names[0]} and the second {kinds}"
+        elif theirs.keys() != ours.keys():
+            why = f"the first varies {', '.join(theirs)} and the second {', '.join(ours)}"
+        elif any(theirs[key].isdisjoint(ours[key]) for key in ours):
+            why = f"the first varies {', '.join(theirs)} and the second values of other kinds"
         else:
             continue
         raise UsageError(f"{first} and {folder} do not fit on one page: {why}; make a page of each")
 
 
-def _searched_fields(record: SearchRecord) -> set[tuple[tuple[str, bool], ...]]:
+def _searched_fields(record: SearchRecord) -> dict[str, set[bool]]:
     """Return the fields of a record's finished trials, and whether their values are text.
 
-    It is one element if all trials are of one search, and empty without a finished trial.
+    A field of numbers and texts has both; without a finished trial there is no field.
     """
-    return {
-        tuple((key, isinstance(value, str)) for key, value in sorted(point.values.items()))
-        for point in record.points
-        if point.state == FINISHED
-    }
+    fields = dict[str, set[bool]]()
+    for point in record.points:
+        if point.state == FINISHED:
+            for key, value in sorted(point.values.items()):
+                fields.setdefault(key, set()).add(isinstance(value, str))
+    return fields
 
 
 def _finite(number: float | None) -> float | None:

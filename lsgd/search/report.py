@@ -237,7 +237,8 @@ def median_and_quartiles(
 def _against(records: Sequence[SearchRecord]) -> Figure | None:
     """Draw the trials' values against a searched float field, a line per value of another."""
     points = [p for record in records for p in record.points if has_number(p)]
-    ranged = [key for key, value in points[0].values.items() if isinstance(value, float)]
+    kinds = {key: {type(point.values[key]) for point in points} for key in points[0].values}
+    ranged = [key for key, each in kinds.items() if float in each <= {int, float}]
     if not ranged:
         return None
     key, metric = ranged[0], records[0].metric

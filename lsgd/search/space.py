@@ -90,6 +90,21 @@ class SearchSpace:
         except UsageError:
             return []
 
+    @cached_property
+    def most_epochs(self) -> int:
+        """The most epochs of a run of any trial, and the reported steps from one seed to the next.
+
+        So a step is the same epoch of the same seed in all trials, also where `epochs` is searched.
+        """
+        if "epochs" not in self.search.space:
+            return self.recipe({}).epochs
+        return max(recipe.epochs for recipe in self.corner_recipes[1:])  # without the unchanged one
+
+    def epochs_until(self, step: int, epochs: int) -> int:
+        """Return the epochs that a trial, whose runs have `epochs`, has trained at a step."""
+        seeds, epoch = divmod(step, self.most_epochs)
+        return seeds * epochs + epoch
+
     def check(self) -> None:
         """Raise UsageError if the recipe is invalid unchanged or at a corner of the space."""
         assert self.corner_recipes

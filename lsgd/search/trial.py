@@ -30,6 +30,8 @@ class Trial:
     """The reason of its failure."""
     began: datetime | None
     ended: datetime | None
+    epochs: int | None = None
+    """The epochs that its runs would train, in the record of a search that varies them."""
 
 
 def best_trial(points: Sequence[Trial]) -> Trial | None:

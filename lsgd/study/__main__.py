@@ -66,6 +66,8 @@ from lsgd.study.slurm_jobs import job_arrays, report_script, submit_arrays
 from lsgd.supervise import catch_stop_signals
 from lsgd.tables import format_count
 
+STOPPED = "stopped; rerun the same command to resume"
+
 
 def run_study(argv: Sequence[str]) -> int:
     """Train or submit the runs of a study's command line, and report; return the exit code."""
@@ -96,9 +98,15 @@ def run_study(argv: Sequence[str]) -> int:
         limit_threads(request.launcher, request.jobs)
     everything = all_runs(request)
     chosen = [trial for trial in everything if trial.recipe.seed in request.seeds]
-    if not request.max_seeds:
-        return train_or_submit(request, chosen, everything)
-    return train_until_decided(request, chosen, everything, request.max_seeds)
+    signals = catch_stop_signals()
+    if request.max_seeds:
+        code = train_until_decided(request, chosen, everything, request.max_seeds, signals)
+    else:
+        code = train_or_submit(request, chosen, everything, signals)
+    if signals and code != PreemptedError.exit_code:
+        print(STOPPED)
+        return PreemptedError.exit_code
+    return code
 
 
 def train_until_decided(
@@ -106,12 +114,13 @@ def train_until_decided(
     chosen: Sequence[PlannedRun],
     everything: Sequence[PlannedRun],
     max_seeds: int,
+    signals: Sequence[int],
 ) -> int:
     """Train or submit `chosen`, then add seeds until all claims are decided; return the exit code.
 
     The claims are tested after all runs of `chosen`, and after each round of added seeds. A round
     that was interrupted is finished first, so that a study that is resumed tests what one that is
-    not interrupted does.
+    not interrupted does. After a stop signal no round begins.
     """
     folder = report_folder(request.study, everything)
     with locked_report(folder):
@@ -119,15 +128,17 @@ def train_until_decided(
     order = seed_order(request.study, max_seeds)
     wanted = adding = read_added_seeds(folder)
     code = 0
-    while True:
+    while not signals:
         added = [t for t in everything if wanted.get(t.recipe.name) == t.recipe.seed]
         chosen = [*chosen, *(trial for trial in added if trial not in chosen)]
-        code = max(code, train_or_submit(request, chosen, everything))
-        if code == PreemptedError.exit_code:
-            return code
+        code = max(code, train_or_submit(request, chosen, everything, signals))
+        if signals or code == PreemptedError.exit_code:
+            break
         findings = study_findings(request.study, request.overrides, everything)
         wanted = next_seeds(findings, order, adding)
         if not wanted:
+            for decision in findings.decisions:
+                print(verdict_line(decision, findings, max_seeds))
             break
         adding = adding | wanted
         with locked_report(folder):
@@ -137,8 +148,6 @@ def train_until_decided(
             f"{format_count(open_claims, 'claim')} to decide: a seed more for {', '.join(wanted)}"
         )
         chosen = []
-    for decision in findings.decisions:
-        print(verdict_line(decision, findings, max_seeds))
     return code
 
 
@@ -231,7 +240,10 @@ def study_arguments(request: StudyRequest) -> list[str]:
 
 
 def train_or_submit(
-    request: StudyRequest, chosen: Sequence[PlannedRun], everything: Sequence[PlannedRun]
+    request: StudyRequest,
+    chosen: Sequence[PlannedRun],
+    everything: Sequence[PlannedRun],
+    signals: Sequence[int],
 ) -> int:
     """Train or submit the unfinished runs of `chosen`; write the report; return the exit code."""
     check_sources(request.study, {trial.recipe.seed for trial in chosen})
@@ -243,7 +255,6 @@ def train_or_submit(
     }
     count = format_count(len(chosen), "run")
     print(f"{request.study.name}: {count}, {len(todo)} to train", flush=True)
-    signals = catch_stop_signals()
     if LAUNCHERS[launcher.name].submits:
         if line := limit_line(launcher, todo):
             print(line, flush=True)
@@ -253,7 +264,7 @@ def train_or_submit(
         why = f"{launcher.name} trains the rest; rerun the same command to submit what has failed"
     else:
         failed |= RunQueue(launcher, todo, signals).train(request.jobs or 1)
-        why = "stopped; rerun the same command to resume"
+        why = STOPPED
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}")
     if not signals:

@@ -22,6 +22,7 @@ from lsgd.search.__main__ import final_code
 from lsgd.search.controller import Controller, comparison_runs, crashed_trials
 from lsgd.search.folder import acquire_lock, check_folder, folder_id, hold_lock, open_folder
 from lsgd.search.optuna_study import OptunaStudy
+from lsgd.search.record import make_record
 from lsgd.search.space import SearchSpace
 from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest
 from lsgd.supervise.logbook import SupervisorLockedError
@@ -34,8 +35,8 @@ DONE = ExitSummary(0, "done")
 
 def search(**changed: object) -> Search:
     space = {LR: {"from": 0.001, "to": 1.0, "scale": "log", "steps": 6}}
-    fields = {"trials": 4, "sampler": "random", "words": WORDS} | changed
-    return Search("one", "One", "digits", space, **fields)  # type: ignore[arg-type]
+    fields = {"space": space, "trials": 4, "sampler": "random", "words": WORDS} | changed
+    return Search("one", "One", "digits", **fields)  # type: ignore[arg-type]
 
 
 def write(trial: PlannedRun, *errors: float, diverges: bool = False) -> None:
@@ -360,6 +361,30 @@ def test_a_good_first_seed_does_not_keep_a_bad_second_one() -> None:
     assert max(work.engine.all_trials()[3].reported) == 5
 
 
+@pytest.mark.parametrize(("second", "state"), [(35.0, FINISHED), (45.0, PRUNED)])
+def test_trials_of_other_lengths_are_compared_by_epoch_and_seed(
+    second: float, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second seed of a short trial begins where a long one is in the midst of its first."""
+    prune, words = Pruning("median", after_trials=1), ["schedule.milestones=[]", *WORDS[1:2]]
+    space = {"epochs": {"choices": [2, 4]}}
+    work = Work(search(prune=prune, words=words, space=space, sampler="grid", seeds=[0, 1]))
+
+    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        short = [[35.0, second][trial.recipe.seed], 25.0]
+        write(trial, *([40.0, 30.0, 20.0, 10.0] if trial.recipe.epochs == 4 else short))
+        return DONE
+
+    work.run(train)
+    assert [point.values["epochs"] for point in work.engine.all_trials()] == [4, 2]
+    assert work.states == [FINISHED, state]
+    steps = [1, 2, 5, 6] if state == FINISHED else [1, 2, 5]
+    assert [*work.engine.all_trials()[1].reported] == steps
+    assert ("pruned after 3 of 4 epochs" in capsys.readouterr().out) == (state == PRUNED)
+    record = make_record(work.space, work.engine.all_trials(), "one", "")
+    assert record.saved_share == ((4 - 3) / (8 + 4) if state == PRUNED else 0)
+
+
 def test_a_run_that_was_faster_than_the_search_is_given_up_all_the_same() -> None:
     """What is told depends on the rows alone, not on when they were read."""
     prune = Pruning("median", after_trials=3, after_epochs=2)
@@ -386,6 +411,20 @@ def test_nobody_is_given_up_at_the_end() -> None:
 
     work.run(train)
     assert work.states == [FINISHED] * 4
+
+
+@pytest.mark.parametrize(("last", "state"), [([9.0, 50.0], FINISHED), ([50.0, 60.0], PRUNED)])
+def test_a_trial_whose_patience_has_ended_is_not_given_up(last: list[float], state: str) -> None:
+    """But by an earlier epoch, even if its run was faster than the search."""
+    prune = Pruning("median", after_trials=3, after_epochs=1)
+    work = Work(search(prune=prune), ["stop.patience=1", "stop.metric=top1_error"])
+
+    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        write(trial, *([10.0, 9.0, 8.0, 7.0] if len(work.trained) < 4 else last))
+        return DONE
+
+    work.run(train)
+    assert work.states == [FINISHED] * 3 + [state]
 
 
 def test_a_search_that_was_killed_gives_up_whom_it_would_have_given_up() -> None:

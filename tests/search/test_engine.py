@@ -223,6 +223,16 @@ def test_a_kill_between_why_a_point_failed_and_that_it_has_leaves_it_open(tmp_pa
     assert [point.state for point in again.all_trials()] == [FAILED]
 
 
+def test_a_trial_that_finishes_after_a_kill_at_its_failure_is_finished(tmp_path: Path) -> None:
+    """Such as after a crash that the rerun does not meet."""
+    engine = OptunaStudy(SEARCH, tmp_path)
+    number = engine.ask()
+    engine._trial(number).set_user_attr(WHY, "exit code 1, was killed")
+    OptunaStudy(SEARCH, tmp_path).tell(number, FINISHED, value=1.0)
+    [point] = engine.all_trials()
+    assert (point.state, point.value, point.why) == (FINISHED, 1.0, "")
+
+
 def test_a_kill_in_the_journal_stops_nobody_and_costs_no_line_but_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,14 @@ from lsgd import config
 from lsgd.recipe.search import Search
 from lsgd.rules.metric import METRICS, TOP1
 from lsgd.search.__main__ import main
-from lsgd.search.record import SearchRecord, load_record, make_record, save_record
-from lsgd.search.report import relative_improvement, write_page
+from lsgd.search.record import (
+    SearchRecord,
+    check_comparable,
+    load_record,
+    make_record,
+    save_record,
+)
+from lsgd.search.report import _against, relative_improvement, write_page
 from lsgd.search.space import SearchSpace
 from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, Trial, best_trial
 
@@ -161,6 +167,25 @@ def test_a_value_of_0_or_less_has_a_page_and_no_share(lowest: float, tmp_path: P
     assert "less by" in (tmp_path / "README.md").read_text()
     for figure in ("best", "values"):
         assert (tmp_path / f"{figure}.svg").stat().st_size > 5000
+
+
+def test_choices_of_numbers_and_text_are_drawn_and_read_as_categories(tmp_path: Path) -> None:
+    """Such as `choices: ['null', 0.5, 1.0]` of a field that may be left out."""
+    clip, lr = "optim.clip_norm", "schedule.reference_lr"
+    choices = [0.5, 1.0, "null"]
+    points = [point(n, 3.0 + n, values={clip: choices[n % 3], lr: 0.1 * n}) for n in range(6)]
+    record = replace(RECORD, points=points)
+    numbers = replace(record, points=points[:2])
+    save_record(record, tmp_path)
+    assert load_record(tmp_path) == record
+    check_comparable([tmp_path, tmp_path], [numbers, record])
+    figure = _against([record, numbers])
+    assert figure
+    assert f"against {lr}" in figure.title
+    assert f"against {lr}" in figure.title
+    assert "clip_norm null" in figure.svg
+    alone = [replace(p, values={clip: p.values[clip]}) for p in points]
+    assert _against([replace(record, points=alone)]) is None
 
 
 @pytest.mark.slow

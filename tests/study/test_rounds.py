@@ -1,5 +1,6 @@
 """The rounds in which seeds are added until claims are decided, by runs whose errors are given."""
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,8 @@ class GivenRuns:
         self.left = 100
         """The number of runs that are trained before the study is stopped."""
         self.failing: set[tuple[str, int]] = set()
+        self.signals: list[int] = []
+        """The stop signals that the command has received."""
         self.trained: list[tuple[str, int]] = []
         self.started: list[tuple[str, int]] = []
         monkeypatch.setattr(command, "report_folder", lambda *_: Path("claimed"))
@@ -57,9 +60,9 @@ class GivenRuns:
         request: Any = SimpleNamespace(study=STUDY, seeds=STUDY.seeds, overrides=[])
         everything = [run(name, seed) for name in ERRORS for seed in range(MOST)]
         chosen = [each for each in everything if each.recipe.seed in STUDY.seeds]
-        return command.train_until_decided(request, chosen, everything, MOST)
+        return command.train_until_decided(request, chosen, everything, MOST, self.signals)
 
-    def train(self, _: object, chosen: Sequence[Any], everything: object) -> int:
+    def train(self, _: object, chosen: Sequence[Any], *rest: object) -> int:
         code = 0
         for each in chosen:
             of_run = each.recipe.name, each.recipe.seed
@@ -146,3 +149,35 @@ def test_a_run_that_fails_ends_the_rounds_of_its_claims(
     given.failing = set()
     assert given.study() == 0
     assert given.started[11:] == [("b", 3), ("a", 4), ("b", 4)]
+
+
+@pytest.mark.parametrize(("step", "most"), [("train", 0), ("train", MOST), ("findings", MOST)])
+def test_a_signal_after_the_last_run_of_a_round_stops_the_study(
+    step: str,
+    most: int,
+    given: GivenRuns,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Such as Ctrl-C while the report is written: no round begins, and exit code 75 says so."""
+
+    def signalled(*args: Any) -> Any:
+        found = getattr(given, step)(*args)
+        given.signals.append(signal.SIGINT)
+        return found
+
+    request = SimpleNamespace(
+        study=STUDY, seeds=STUDY.seeds, overrides=[], max_seeds=most, jobs=None,
+        launcher=SimpleNamespace(name="local"),
+        print_only=False, cost_only=False, status_only=False, report_only=False,
+    )  # fmt: skip
+    everything = [run(name, seed) for name in ERRORS for seed in range(MOST)]
+    monkeypatch.setattr(command, "read_request", lambda *_: request)
+    monkeypatch.setattr(command, "all_runs", lambda _: everything)
+    monkeypatch.setattr(command, "check_libraries", lambda: None)
+    monkeypatch.setattr(command, "catch_stop_signals", lambda: given.signals)
+    name = {"train": "train_or_submit", "findings": "study_findings"}[step]
+    monkeypatch.setattr(command, name, signalled)
+    assert command.run_study([]) == 75
+    assert len(given.started) == 9
+    assert capsys.readouterr().out.endswith("stopped; rerun the same command to resume\n")
