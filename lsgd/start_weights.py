@@ -29,7 +29,10 @@ from lsgd.untrusted_files import open_regular
 
 MOST_NAMED = 3
 """The largest number of tensors that an error about another network names."""
-SAME_FOR_OPTIMIZER = ("optim.name", "optim.equation", "model.frozen", "data.channels")
+SAME_FOR_OPTIMIZER = (
+    "optim.name", "optim.equation", "optim.bias_correction", "optim.options", "model.frozen",
+    "data.channels",
+)  # fmt: skip
 """The fields on which the tensors of an optimizer's state depend, and their shapes."""
 
 

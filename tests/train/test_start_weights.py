@@ -237,6 +237,7 @@ def test_a_momentum_stays_that_of_its_parameter(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
+        (["optim.momentum=0", "optim.nesterov=false"], "no effect with optim.momentum=0, as"),
         (["optim=adamw"], "was trained with optim.name=sgd instead of adamw; write optim.name=sgd"),
         (["model.frozen=[conv1]"], r"with model.frozen=\[\] instead of \[conv1\]"),
         (["model.new_head=true"], "no state for the new layer"),
@@ -247,6 +248,18 @@ def test_an_optimizer_of_another_kind_is_refused(words: list[str], reason: str) 
     asked = [f"model.start={FINISHED}", "model.start_optimizer=true"]
     with pytest.raises(UsageError, match=reason):
         read_start_weights(recipe(*asked, *words), SingleComm())
+
+
+def test_an_optimizer_with_other_tensors_is_refused(tmp_path: Path) -> None:
+    """LAMB counts steps only for its bias correction."""
+    plain = recipe("optim=lamb", "optim.bias_correction=false")
+    of_lamb = replace(
+        newest_checkpoint(FINISHED), recipe=asdict(plain), fingerprint=plain.fingerprint
+    )
+    write_checkpoint(of_lamb, tmp_path)
+    asked = [f"model.start={tmp_path}", "model.start_optimizer=true", "optim=lamb"]
+    with pytest.raises(UsageError, match=r"bias_correction=false instead of .*true; write optim\."):
+        read_start_weights(recipe(*asked, "optim.bias_correction=true"), SingleComm())
 
 
 def test_the_optimizer_of_an_lsgd_with_other_groups_is_refused(tmp_path: Path) -> None:
