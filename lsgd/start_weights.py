@@ -195,9 +195,9 @@ def _load_safetensors(content: bytes, name: str) -> dict[str, Tensor]:
 def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[int, Any]:
     """Return the optimizer state of a start checkpoint as the recipe's optimizer numbers it.
 
-    Parameters are numbered by their groups, which may differ between the two runs. Raises
-    UsageError unless the checkpoint has one state for all workers, of the same rule and the same
-    parameters.
+    Parameters are numbered by their groups, which may differ between the two runs. A velocity of
+    equation 10 with momentum correction is corrected for the first lr. Raises UsageError unless the
+    checkpoint has one state for all workers, of the same rule and the same parameters.
     """
     refuse = partial(_refuse_optimizer, recipe.model)
     if saved is None:
@@ -224,6 +224,10 @@ def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[int, A
     numbers = {name: number for number, name in enumerate(factors)}
     names = list(earlier_factors)
     state = {numbers[names[number]]: each for number, each in state.items()}
+    if recipe.optim.momentum_correction and saved.lr:
+        for name, number in numbers.items():
+            ratio = recipe.lr(0) * factors[name] / (saved.lr * earlier_factors[name])
+            state[number] = {key: value * ratio for key, value in state[number].items()}
     return state
 
 

@@ -234,6 +234,30 @@ def test_a_momentum_stays_that_of_its_parameter(words: list[str]) -> None:
         assert torch.equal(momentum, theirs[name].to(momentum.dtype)), name
 
 
+def test_a_velocity_is_corrected_for_the_first_lr(tmp_path: Path) -> None:
+    """It has the lr of the last update in it, that of the last layer another one."""
+    rule = ["optim.equation=10", "optim.momentum_correction=true"]
+    before = recipe(*rule, "optim.head_lr=0.3")
+    first = Learner(before, SingleComm(), CPU)
+    velocities = {
+        number: {"velocity": torch.full_like(each, 1 + number)}
+        for number, each in enumerate(
+            each for group in first.strategy.optimizer.param_groups for each in group["params"]
+        )
+    }
+    found = first.checkpoint()
+    write_checkpoint(
+        replace(found, lr=0.05, optimizer=found.optimizer | {"state": velocities}), tmp_path
+    )
+    made = recipe(f"model.start={tmp_path}", "model.start_optimizer=true", *rule)
+    start = read_start_weights(made, SingleComm())
+    learner = Learner(made, SingleComm(), CPU, start=start.tensors, optimizer=start.optimizer)
+    theirs = by_name(first, velocities)
+    for name, velocity in by_name(learner, learner.strategy.state()["state"]).items():
+        last_lr = 0.05 * (0.3 / before.schedule.reference_lr if name in HEAD else 1)
+        torch.testing.assert_close(velocity, theirs[name] * (made.lr(0) / last_lr))
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
