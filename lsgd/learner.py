@@ -47,7 +47,7 @@ class Learner:
         device: torch.device,
         data: Digests | None = None,
         start: Mapping[str, Tensor] = MappingProxyType({}),
-        optimizer: Mapping[str, Any] | None = None,
+        optimizer: Mapping[int, Any] | None = None,
     ) -> None:
         """Create the model and strategy of a run before step 0.
 
@@ -68,7 +68,9 @@ class Learner:
         self.strategy = open_strategy(recipe, self.workload, self.model, comm, self.metric_sums)
         if optimizer is not None:
             # The settings of its parameter groups stay the recipe's own.
-            self.strategy.restore(self.strategy.state() | {"state": dict(optimizer)}, 0)
+            state = self.strategy.state() | {"state": dict(optimizer)}
+            name = f"model.start={recipe.model.start}"
+            self._restore_strategy(state, 0, name, "leave model.start_optimizer out")
         if device.type == "cpu":
             set_num_threads(cpu_threads(recipe, len(self.strategy.hosted)))
         lower = AUTOCAST_DTYPES.get(recipe.precision)
@@ -230,22 +232,27 @@ class Learner:
                 "lsgd does not make; resume with the version that wrote it"
             )
         self.model.load_state_dict(saved.model)
-        try:
-            self.strategy.restore(saved.optimizer, saved.step)
-        except ValueError as error:  # torch's, for groups of other sizes
-            if "parameter group" not in str(error):
-                raise
-            raise UsageError(
-                "the checkpoint's optimizer has other parameters than this version of lsgd trains "
-                "in the network, as one shared by layers, twice, or of a frozen batch norm; resume "
-                "with the version that wrote it, or write run_dir=PATH for a new run"
-            ) from None
+        remedy = "resume with the version that wrote it, or write run_dir=PATH for a new run"
+        self._restore_strategy(saved.optimizer, saved.step, "the checkpoint", remedy)
         for part in self.strategy.carried_states:
             part.restore(saved.parts[part.name])
         # The saved sums are those of all processes, so that only one may add to them.
         if self.comm.rank == 0:
             self.metric_sums.restore(saved.tally)
         self.epoch_metrics, self.evaluations = dict(saved.rates), dict(saved.evaluations)
+
+    def _restore_strategy(self, state: dict[str, Any], step: int, name: str, remedy: str) -> None:
+        """Restore the strategy; raise UsageError if its optimizer has other parameters."""
+        try:
+            self.strategy.restore(state, step)
+        except ValueError as error:  # of groups of other sizes, or of tensors of other shapes
+            if "parameter group" not in str(error):
+                raise
+            raise UsageError(
+                f"the optimizer of {name} has other parameters than this version of lsgd trains in "
+                "the network, as one shared by layers, twice, or of a frozen batch norm; "
+                f"{remedy}"
+            ) from None
 
 
 def _remove_gaps(model: nn.Module) -> None:

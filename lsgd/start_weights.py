@@ -7,25 +7,33 @@ another script saved by torch.save or as safetensors.
 import hashlib
 import platform
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from lsgd.comm import Comm, all_or_raise
+from lsgd.config import from_saved
 from lsgd.errors import UsageError
 from lsgd.installation import install_command, is_installed
 from lsgd.models import first_layer_parameters, head_parameters, make_network
 from lsgd.recipe import Model, Recipe
 from lsgd.recipe.fields import as_override
 from lsgd.recipe.start_file import start_file, unreadable_start
+from lsgd.rules.optim import LR_FACTOR, recipe_groups
 from lsgd.run.checkpoint import Checkpoint, DamagedCheckpointError, decode_checkpoint, load_numbers
 from lsgd.untrusted_files import open_regular
 
 MOST_NAMED = 3
 """The largest number of tensors that an error about another network names."""
+SAME_FOR_OPTIMIZER = (
+    "optim.name", "optim.equation", "optim.bias_correction", "optim.options", "model.frozen",
+    "data.channels",
+)  # fmt: skip
+"""The fields on which the tensors of an optimizer's state depend, and their shapes."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class StartWeights:
     """The tensors that replace a network's initial weights, by name; empty if the seed decides."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    optimizer: Mapping[str, Any] | None = None
+    optimizer: Mapping[int, Any] | None = None
     """The optimizer state of the checkpoint, if the recipe starts from it too."""
     notes: tuple[str, ...] = ()
     """Text for the log: the file, its hash, and how the tensors were found in it."""
@@ -92,9 +100,9 @@ def _read(recipe: Recipe) -> StartWeights:
     for name, value in tensors.items():
         if value.is_floating_point() and value.element_size() < 4:
             tensors[name] = value.float()
-    optimizer = _optimizer_state(saved, recipe) if model.start_optimizer else None
     summed = _sum_channels(tensors, recipe)
     _check_tensors(tensors, recipe)
+    optimizer = _optimizer_state(saved, recipe) if model.start_optimizer else None
     anew = ", and a new last layer" * model.new_head
     kept = ", and its optimizer state" * model.start_optimizer
     changed = f"{found}{summed}{anew}{kept}, SHA-256 {digest[:12]}…"
@@ -184,50 +192,62 @@ def _load_safetensors(content: bytes, name: str) -> dict[str, Tensor]:
         raise ValueError(f"it is a damaged safetensors file: {error}") from None
 
 
-def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[str, Any]:
-    """Return the optimizer state of a start checkpoint; raises UsageError if it is of another kind.
+def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[int, Any]:
+    """Return the optimizer state of a start checkpoint as the recipe's optimizer numbers it.
 
-    It has to be one optimizer's state for all workers, of the same rule and the same parameters.
+    Parameters are numbered by their groups, which may differ between the two runs. A velocity of
+    equation 10 with momentum correction is corrected for the first lr. Raises UsageError unless the
+    checkpoint has one state for all workers, of the same rule and the same parameters.
     """
-    model, drop = recipe.model, "leave model.start_optimizer out"
+    refuse = partial(_refuse_optimizer, recipe.model)
     if saved is None:
-        raise UsageError(
-            f"model.start_optimizer=true, and model.start={model.start} is not a checkpoint of "
-            f"lsgd with an optimizer state; {drop}"
+        refuse("is not a checkpoint of lsgd with an optimizer state")
+    earlier = from_saved(saved.recipe)
+    for key in SAME_FOR_OPTIMIZER:
+        theirs, ours = map(attrgetter(key), (earlier, recipe))
+        if theirs != ours:
+            said = f"{key}={as_override(theirs)}"
+            refuse(f"was trained with {said} instead of {as_override(ours)}", f"write {said}, or ")
+    if not earlier.strategy.is_synchronous:
+        refuse(
+            f"was trained by strategy={earlier.strategy.name}, which has an optimizer for each "
+            "worker or server"
         )
-    values = saved.recipe
-    theirs = {
-        "optim.name": values["optim"].get("name", "sgd"),
-        "optim.equation": values["optim"].get("equation", 9),
-        "model.frozen": values["model"].get("frozen", []),
-        "data.channels": values["data"].get("channels", 0),
-    }
-    ours = {
-        "optim.name": recipe.optim.name,
-        "optim.equation": recipe.optim.equation,
-        "model.frozen": recipe.model.frozen,
-        "data.channels": recipe.data.channels,
-    }
-    for key, value in theirs.items():
-        if value != ours[key]:
-            raise UsageError(
-                f"model.start_optimizer=true, and model.start={model.start} was trained with "
-                f"{key}={as_override(value)} instead of {as_override(ours[key])}; write "
-                f"{key}={as_override(value)}, or {drop}"
-            )
-    strategy = values.get("strategy", {}).get("name", "allreduce")
-    if strategy not in ("allreduce", "sync"):
-        raise UsageError(
-            f"model.start_optimizer=true, and model.start={model.start} was trained by "
-            f"strategy={strategy}, which has an optimizer for each worker or server; {drop}"
-        )
-    state: Mapping[str, Any] = saved.optimizer["state"]
+    state: Mapping[int, dict[str, Any]] = saved.optimizer["state"]
     if not state:
-        raise UsageError(
-            f"model.start_optimizer=true, and the optimizer of model.start={model.start} has no "
-            f"state; {drop}"
-        )
+        refuse("has no optimizer state")
+    if saved.fingerprint != earlier.fingerprint:
+        refuse("was trained by an lsgd that numbers the optimizer's parameters in another way")
+    earlier_factors, factors = _lr_factors(earlier), _lr_factors(recipe)
+    if earlier_factors.keys() != factors.keys():
+        refuse("has trained other parameters of the network")
+    numbers = {name: number for number, name in enumerate(factors)}
+    names = list(earlier_factors)
+    state = {numbers[names[number]]: each for number, each in state.items()}
+    if recipe.optim.momentum_correction and saved.lr:
+        for name, number in numbers.items():
+            ratio = recipe.lr(0) * factors[name] / (saved.lr * earlier_factors[name])
+            state[number] = {key: value * ratio for key, value in state[number].items()}
     return state
+
+
+def _lr_factors(recipe: Recipe) -> dict[str, float]:
+    """Return the lr factor of each trained parameter by name, in the order of the optimizer."""
+    with torch.device("meta"):
+        network = make_network(recipe)
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    return {
+        names[parameter]: group.get(LR_FACTOR, 1.0)
+        for group in recipe_groups(network, **asdict(recipe.optim))
+        for parameter in group["params"]
+    }
+
+
+def _refuse_optimizer(model: Model, why: str, fix: str = "") -> NoReturn:
+    raise UsageError(
+        f"model.start_optimizer=true, and model.start={model.start} {why}; {fix}leave "
+        "model.start_optimizer out"
+    )
 
 
 def _sum_channels(tensors: dict[str, Tensor], recipe: Recipe) -> str:

@@ -174,6 +174,11 @@ def _check_start(recipe: Recipe) -> None:
             "model.start_optimizer=true has no state for the new layer of model.new_head=true; "
             "leave one of them out"
         )
+    if model.start_optimizer and recipe.optim.name in ("sgd", "lars") and not recipe.optim.momentum:
+        raise UsageError(
+            "model.start_optimizer=true has no effect with optim.momentum=0, as there is no state "
+            "then; leave it out, or write optim.momentum=0.9"
+        )
     if model.start_optimizer and not recipe.strategy.is_synchronous:
         raise UsageError(
             "model.start_optimizer=true needs one optimizer for all workers, which "

@@ -110,35 +110,44 @@ def shared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in GROUP_SETTINGS}
 
 
-def make_optimizer(
+def recipe_groups(
     model: nn.Module,
     *,
+    name: str,
     weight_decay: float,
     decay_bias: bool,
     adapts: str,
     head_lr: float | None,
     decay_norm: bool = False,
-    decay: str = "gradient",
-    full_lr: float = 1.0,
-    **settings: Any,
-) -> torch.optim.Optimizer:
-    """Create a recipe's optimizer for a model, whose parameters are grouped by weight decay.
+    **_: Any,
+) -> list[dict[str, Any]]:
+    """Split the trained parameters of a recipe's model into the groups of its optimizer.
 
-    The settings are those of optimizer_over_groups. The lr is set before every step, with `set_lr`.
-    A decoupled decay is that at `full_lr`, and proportional to the lr. With a `head_lr` the model's
-    `lr_factors` apply, which have been computed from it. The optimizer skips an update, of
-    parameters and state, if its `found_inf` is 1; a momentum correction for a new lr is made all
-    the same. Before an update that may be skipped, and is not the last one, create_state has to be
-    called.
+    The settings are the fields of its `optim`. With a `head_lr` the model's `lr_factors` apply,
+    which have been computed from it.
     """
-    adapting = adapts if settings["name"] in ("lars", "lamb") else None
+    adapting = adapts if name in ("lars", "lamb") else None
     factors: dict[str, float] = {} if head_lr is None else model.lr_factors  # type: ignore[assignment]
-    groups = parameter_groups(model, weight_decay, decay_bias, adapting, factors, decay_norm)
+    return parameter_groups(model, weight_decay, decay_bias, adapting, factors, decay_norm)
+
+
+def make_optimizer(
+    model: nn.Module, *, decay: str = "gradient", full_lr: float = 1.0, **settings: Any
+) -> torch.optim.Optimizer:
+    """Create a recipe's optimizer for a model, over the parameter groups of recipe_groups.
+
+    The settings are those of recipe_groups and optimizer_over_groups. The lr is set before every
+    step, with `set_lr`. A decoupled decay is that at `full_lr`, and proportional to the lr. The
+    optimizer skips an update, of parameters and state, if its `found_inf` is 1; a momentum
+    correction for a new lr is made all the same. Before an update that may be skipped, and is not
+    the last one, create_state has to be called.
+    """
+    groups = recipe_groups(model, **settings)
     if decay == "decoupled":
         for group in groups:
             ratio = full_lr * group.get(LR_FACTOR, 1.0)
             group[DECOUPLED_DECAY] = group.pop("weight_decay") / ratio
-    made = optimizer_over_groups(groups, **settings)
+    made = optimizer_over_groups(groups, **shared_settings(settings))
     if decay == "decoupled":
         made.register_step_pre_hook(_decay_weights)
     return made
@@ -368,12 +377,22 @@ def create_state(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter] = state
 
 
-def copy_in_layout(parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+def copy_in_layout(
+    parameter: Tensor, state: dict[str, Any], *, any_shape: bool = False
+) -> dict[str, Any]:
     """Copy the optimizer state of a parameter into the parameter's memory format.
 
     Fused updates walk memory linearly, and a checkpoint may have another setting of channels_last.
-    What is not of the parameter's shape, as some optimizers of other packages keep, has no layout.
+    A tensor of another shape than the parameter's has no layout. They would walk beyond it, so that
+    ValueError is raised unless `any_shape` allows it, as for an optimizer of another package.
     """
+    for name, value in state.items():
+        has_shape = isinstance(value, Tensor) and name != STEP_KEY
+        if has_shape and value.shape != parameter.shape and not any_shape:
+            raise ValueError(
+                f"a parameter group has {name} of shape {tuple(value.shape)} for a parameter of "
+                f"shape {tuple(parameter.shape)}"
+            )
     return {
         name: torch.empty_like(parameter).copy_(value)
         if name != STEP_KEY and isinstance(value, Tensor) and value.shape == parameter.shape

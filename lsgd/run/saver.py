@@ -146,6 +146,8 @@ def _on_host(snapshot: Checkpoint) -> tuple[Checkpoint, Callable[[], None]]:
                 return {key: copied(entry) for key, entry in value.items()}
             case list():
                 return [copied(entry) for entry in value]
+            case tuple():
+                return tuple(copied(entry) for entry in value)
         return value
 
     copy = replace(snapshot, **{key: copied(value) for key, value in vars(snapshot).items()})

@@ -152,7 +152,8 @@ class AllReduce(AllReduceUpdate):
         if self.loss_scale:
             self.loss_scale.restore(state[STATE_KEY])
         for parameter, values in self.optimizer.state.items():
-            values |= optim.copy_in_layout(parameter, values)
+            any_shape = self.recipe.optim.is_own
+            values |= optim.copy_in_layout(parameter, values, any_shape=any_shape)
         self.next_step = step
 
     def epoch_sums(self) -> MetricSumsState:

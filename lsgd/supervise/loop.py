@@ -47,8 +47,9 @@ def supervise_job(options: argparse.Namespace) -> int:
         signals = catch_stop_signals()
         deaths = restarts = lost = 0
         last = None
+        hosts = reachable_hosts(options.hosts)
         while True:
-            command, size = _next_command(options, lost, logbook)
+            command, size = _next_command(options, hosts, lost, logbook)
             before = newest_checkpoint(folder)
             ending = run_job(
                 command, logbook, signals, stall_timeout=options.stall_timeout, grace=options.grace
@@ -77,7 +78,7 @@ def supervise_job(options: argparse.Namespace) -> int:
             if not reason and restarts == options.restarts:
                 reason = f"--restarts {restarts} is reached"
             if not reason and not signals:
-                reason = _wait_for_hosts(options, logbook, signals)
+                hosts, reason = _wait_for_hosts(options, logbook, signals)
             if signals:
                 return ending.code if preempted else 128 + signals[-1]
             if reason:
@@ -90,14 +91,13 @@ def supervise_job(options: argparse.Namespace) -> int:
 
 
 def _next_command(
-    options: argparse.Namespace, lost: int, logbook: Logbook
+    options: argparse.Namespace, hosts: Mapping[str, int], lost: int, logbook: Logbook
 ) -> tuple[list[str], int | None]:
     """Return the next command to start and its number of processes, if known; log both.
 
-    They are those of the hosts that answer now, less the processes that were lost. Raises
-    UsageError if these hosts are too few.
+    They are those of the hosts that answer, less the processes that were lost. Raises UsageError if
+    these hosts are too few.
     """
-    hosts = reachable_hosts(options.hosts)
     if silent := _silent(options, hosts):
         logbook.log_event("hosts", f"no answer from {silent}")
     if why := _host_shortage(options, hosts):
@@ -109,22 +109,25 @@ def _next_command(
     return command, size
 
 
-def _wait_for_hosts(options: argparse.Namespace, logbook: Logbook, signals: Sequence[int]) -> str:
-    """Wait until enough hosts answer; return why too few do after OUTAGE seconds or at a signal.
+def _wait_for_hosts(
+    options: argparse.Namespace, logbook: Logbook, signals: Sequence[int]
+) -> tuple[dict[str, int], str]:
+    """Wait until enough hosts answer; return them, and why too few do after OUTAGE seconds.
 
-    The outage of a network, of which a job has died, ends all answers for a while.
+    A signal ends the wait too. The outage of a network, of which a job has died, ends all answers
+    for a while.
     """
     deadline, is_logged = time.monotonic() + OUTAGE, False
     hosts = reachable_hosts(options.hosts)
     while why := _host_shortage(options, hosts):
         if signals or time.monotonic() >= deadline:
-            return why
+            return hosts, why
         if not is_logged:
             logbook.log_event("hosts", f"no answer from {_silent(options, hosts)}; asking again")
             is_logged = True
         time.sleep(PAUSE)
         hosts = reachable_hosts(options.hosts)
-    return ""
+    return hosts, ""
 
 
 def _host_shortage(options: argparse.Namespace, hosts: Mapping[str, int]) -> str:

@@ -52,7 +52,10 @@ def tiny(step: int = 3) -> Checkpoint:
         order="o",
         lr=0.1,
         model={"w": torch.full((5,), float(step)), "n": torch.tensor(3)},
-        optimizer={"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]},
+        optimizer={
+            "state": {0: {"momentum_buffer": torch.ones(2), "bounds": (torch.ones(1), 2)}},
+            "param_groups": [{"lr": 0.1}],
+        },
         parts={"batchnorm": {"shares": torch.rand(2, 4, dtype=torch.float64)}},
         tally={"counts": torch.tensor([1, 2, 3]), "loss": torch.tensor(1.0)},
         rates={1: {"val_top1_error": 10.0}},

@@ -72,6 +72,7 @@ def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -
         replace(APEX, nesterov=False, weight_decay=0.0, clip_norm=1.5),
         LARS,
         replace(LARS, adapts="all", nesterov=False),
+        replace(LARS, adapts="decayed", weight_decay=0.0),  # its first groups are empty
     ],
 )
 def test_updates_and_momenta_are_those_of_torch(device: torch.device, settings: Optim) -> None:

@@ -35,13 +35,13 @@ from lsgd.supervise.folder import newest_checkpoint, progress_marker
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal to the bit, tensors within dicts and lists included."""
+    """Equal to the bit, tensors within dicts, lists and tuples included."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b
 
 

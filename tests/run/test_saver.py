@@ -81,6 +81,7 @@ def test_training_goes_on_while_it_is_written(
         saver.save(made)
         made.model["w"].fill_(99)
         made.optimizer["state"][0]["momentum_buffer"].fill_(99)
+        made.optimizer["state"][0]["bounds"][0].fill_(99)
         made.optimizer["param_groups"][0]["lr"] = 99
         made.rates[99] = {"val_top1_error": 99.0}
         assert begun.wait(200)

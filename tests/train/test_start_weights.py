@@ -6,7 +6,7 @@ import json
 import pickle
 import sys
 import urllib.error
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +33,7 @@ from lsgd.models import head_parameters, make_network
 from lsgd.models.pretrained import with_pretrained_weights
 from lsgd.recipe import Recipe
 from lsgd.recipe.dry_run import make_dry_run
+from lsgd.run.checkpoint import write as write_checkpoint
 from lsgd.start_weights import read_start_weights
 from lsgd.train import train
 from lsgd.vision import models
@@ -204,19 +205,63 @@ def test_a_run_begins_with_the_optimizer_of_another(trained: dict[str, Tensor]) 
     assert ", and its optimizer state, SHA" in start.notes[0]
     learner = Learner(made, SingleComm(), CPU, start=start.tensors, optimizer=start.optimizer)
     assert learner.next_step == 0
-    state, theirs = learner.strategy.state(), newest_checkpoint(FINISHED).optimizer["state"]
-    assert state["state"].keys() == theirs.keys()
-    for number, values in theirs.items():
-        found = state["state"][number]["momentum_buffer"]
-        assert found.abs().max() > 0
-        assert torch.equal(found, values["momentum_buffer"].to(found.dtype))
-    assert 1e-3 in {group["weight_decay"] for group in state["param_groups"]}
+    assert 1e-3 in {group["weight_decay"] for group in learner.strategy.state()["param_groups"]}
     assert made.fingerprint != recipe(*words[:2]).fingerprint
+
+
+def by_name(learner: Learner, state: Mapping[int, Any]) -> dict[str, Tensor]:
+    """The first tensor of an optimizer state by the name of its parameter in a learner's model."""
+    names = {parameter: name for name, parameter in learner.model.named_parameters()}
+    ordered = [
+        each for group in learner.strategy.optimizer.param_groups for each in group["params"]
+    ]
+    assert state.keys() == set(range(len(ordered)))
+    return {names[each]: next(iter(state[number].values())) for number, each in enumerate(ordered)}
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["optim.head_lr=0.5"], ["optim.decay_norm=true"], ["optim.decay_bias=false"]]
+)
+def test_a_momentum_stays_that_of_its_parameter(words: list[str]) -> None:
+    """In runs of other parameter groups, which number the parameters in another order."""
+    made = recipe(f"model.start={FINISHED}", "model.start_optimizer=true", *words)
+    start = read_start_weights(made, SingleComm())
+    learner = Learner(made, SingleComm(), CPU, start=start.tensors, optimizer=start.optimizer)
+    saved = newest_checkpoint(FINISHED).optimizer["state"]
+    theirs = by_name(Learner(recipe(), SingleComm(), CPU), saved)
+    for name, momentum in by_name(learner, learner.strategy.state()["state"]).items():
+        assert momentum.any(), name
+        assert torch.equal(momentum, theirs[name].to(momentum.dtype)), name
+
+
+def test_a_velocity_is_corrected_for_the_first_lr(tmp_path: Path) -> None:
+    """It has the lr of the last update in it, that of the last layer another one."""
+    rule = ["optim.equation=10", "optim.momentum_correction=true"]
+    before = recipe(*rule, "optim.head_lr=0.3")
+    first = Learner(before, SingleComm(), CPU)
+    velocities = {
+        number: {"velocity": torch.full_like(each, 1 + number)}
+        for number, each in enumerate(
+            each for group in first.strategy.optimizer.param_groups for each in group["params"]
+        )
+    }
+    found = first.checkpoint()
+    write_checkpoint(
+        replace(found, lr=0.05, optimizer=found.optimizer | {"state": velocities}), tmp_path
+    )
+    made = recipe(f"model.start={tmp_path}", "model.start_optimizer=true", *rule)
+    start = read_start_weights(made, SingleComm())
+    learner = Learner(made, SingleComm(), CPU, start=start.tensors, optimizer=start.optimizer)
+    theirs = by_name(first, velocities)
+    for name, velocity in by_name(learner, learner.strategy.state()["state"]).items():
+        last_lr = 0.05 * (0.3 / before.schedule.reference_lr if name in HEAD else 1)
+        torch.testing.assert_close(velocity, theirs[name] * (made.lr(0) / last_lr))
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
+        (["optim.momentum=0", "optim.nesterov=false"], "no effect with optim.momentum=0, as"),
         (["optim=adamw"], "was trained with optim.name=sgd instead of adamw; write optim.name=sgd"),
         (["model.frozen=[conv1]"], r"with model.frozen=\[\] instead of \[conv1\]"),
         (["model.new_head=true"], "no state for the new layer"),
@@ -227,6 +272,33 @@ def test_an_optimizer_of_another_kind_is_refused(words: list[str], reason: str) 
     asked = [f"model.start={FINISHED}", "model.start_optimizer=true"]
     with pytest.raises(UsageError, match=reason):
         read_start_weights(recipe(*asked, *words), SingleComm())
+
+
+def test_an_optimizer_with_other_tensors_is_refused(tmp_path: Path) -> None:
+    """LAMB counts steps only for its bias correction."""
+    plain = recipe("optim=lamb", "optim.bias_correction=false")
+    of_lamb = replace(
+        newest_checkpoint(FINISHED), recipe=asdict(plain), fingerprint=plain.fingerprint
+    )
+    write_checkpoint(of_lamb, tmp_path)
+    asked = [f"model.start={tmp_path}", "model.start_optimizer=true", "optim=lamb"]
+    with pytest.raises(UsageError, match=r"bias_correction=false instead of .*true; write optim\."):
+        read_start_weights(recipe(*asked, "optim.bias_correction=true"), SingleComm())
+
+
+def test_the_optimizer_of_an_lsgd_with_other_groups_is_refused(tmp_path: Path) -> None:
+    """Its fingerprint is another, as resuming checks it too."""
+    write_checkpoint(replace(newest_checkpoint(FINISHED), fingerprint="another"), tmp_path)
+    asked = [f"model.start={tmp_path}", "model.start_optimizer=true"]
+    with pytest.raises(UsageError, match=r"numbers the optimizer's parameters in another way; le"):
+        read_start_weights(recipe(*asked), SingleComm())
+
+
+def test_a_momentum_of_another_shape_is_refused() -> None:
+    """A fused update would go beyond its memory."""
+    state = {0: {"momentum_buffer": torch.zeros(3)}}
+    with pytest.raises(UsageError, match=r"has other parameters than .*; leave model\.start_opt"):
+        Learner(recipe(), SingleComm(), CPU, optimizer=state)
 
 
 # --- The fingerprint -------------------------------------------------------------------------

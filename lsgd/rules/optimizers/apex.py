@@ -27,7 +27,7 @@ def apex_sgd(
     UsageError if apex is missing, is another package, or does not update tensors like the first.
     """
     fused_sgd = _find()
-    _check_updates(fused_sgd, groups[0]["params"][0])
+    _check_updates(fused_sgd, next(each for group in groups for each in group["params"]))
     return _make_fused_sgd(fused_sgd, groups, momentum, nesterov)
 
 
@@ -37,9 +37,10 @@ def _make_fused_sgd(
     # torch's SGD gives each group all of its settings, `fused` among them. A checkpoint without it
     # would be resumed by torch's unfused loop, which ignores found_inf.
     plain = torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=nesterov, fused=True)
-    made: torch.optim.Optimizer = fused_sgd(
-        plain.param_groups, lr=0.0, momentum=momentum, nesterov=nesterov
-    )
+    # apex takes its device from the first tensor of the first group, which must not be empty.
+    filled = [group for group in plain.param_groups if group["params"]]
+    made: torch.optim.Optimizer = fused_sgd(filled, lr=0.0, momentum=momentum, nesterov=nesterov)
+    made.param_groups = plain.param_groups
     made.register_step_pre_hook(_copy_found_inf)
     return made
 
