@@ -168,11 +168,13 @@ def has_ended(run: Run | None) -> bool:
     A run whose checkpoints lack the last epoch was killed while it saved that, and can resume. A
     folder without checkpoints, as published ones are, has what its rows say.
     """
-    if run is None:
-        return False
-    steps = checkpoint_steps(run.path, milestones=False).values() if run.finished else ()
-    is_saved = not steps or max(steps) >= run.recipe.first_step(run.epoch)
-    return run.diverged is not None or (run.finished and is_saved)
+    if run is None or not run.finished:
+        return run is not None and run.diverged is not None
+    # The last epoch may be saved as a milestone, and of a run that is over these may be all that is
+    # kept.
+    if not checkpoint_steps(run.path, milestones=False):
+        return True
+    return max(checkpoint_steps(run.path).values()) >= run.recipe.first_step(run.epoch)
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,21 @@ another script saved by torch.save or as safetensors.
 import hashlib
 import platform
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from lsgd.comm import Comm, all_or_raise
+from lsgd.comm import Comm, all_or_raise, broadcast_from_rank0
 from lsgd.config import from_saved
 from lsgd.errors import UsageError
 from lsgd.installation import install_command, is_installed
 from lsgd.models import first_layer_parameters, head_parameters, make_network
+from lsgd.paths import checkpoint_files
 from lsgd.recipe import Model, Recipe
 from lsgd.recipe.fields import as_override
 from lsgd.recipe.start_file import start_file, unreadable_start
@@ -56,7 +58,11 @@ def read_start_weights(recipe: Recipe, comm: Comm) -> StartWeights:
     model = recipe.model
     if not model.start_sha256:
         return StartWeights()
-    start = all_or_raise(comm, lambda: _read(recipe))
+    # A resumed run has the optimizer state of its own checkpoint.
+    has_optimizer = model.start_optimizer and not broadcast_from_rank0(
+        comm, lambda: _has_checkpoint(recipe)
+    )
+    start = all_or_raise(comm, lambda: _read(recipe, has_optimizer=has_optimizer))
     hosts = comm.gather_objects((model.start_sha256, platform.node()))
     for rank, (digest, host) in enumerate(hosts):
         if digest != hosts[0][0]:
@@ -67,7 +73,13 @@ def read_start_weights(recipe: Recipe, comm: Comm) -> StartWeights:
     return start
 
 
-def _read(recipe: Recipe) -> StartWeights:
+def _has_checkpoint(recipe: Recipe) -> bool:
+    """Return whether the run folder that a recipe names has a checkpoint to resume from."""
+    folder = Path(recipe.run_dir or "")
+    return recipe.run_dir is not None and folder.is_dir() and bool(checkpoint_files(folder))
+
+
+def _read(recipe: Recipe, *, has_optimizer: bool) -> StartWeights:
     """Read and check the weights of a recipe's start file; raises UsageError."""
     model = recipe.model
     if model.start is None:
@@ -102,9 +114,9 @@ def _read(recipe: Recipe) -> StartWeights:
             tensors[name] = value.float()
     summed = _sum_channels(tensors, recipe)
     _check_tensors(tensors, recipe)
-    optimizer = _optimizer_state(saved, recipe) if model.start_optimizer else None
+    optimizer = _optimizer_state(saved, recipe) if has_optimizer else None
     anew = ", and a new last layer" * model.new_head
-    kept = ", and its optimizer state" * model.start_optimizer
+    kept = ", and its optimizer state" * has_optimizer
     changed = f"{found}{summed}{anew}{kept}, SHA-256 {digest[:12]}…"
     note = f"model.start={model.start}: {len(tensors)} tensors{changed}"
     return StartWeights(tensors, optimizer, (note,))
@@ -202,7 +214,12 @@ def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[int, A
     refuse = partial(_refuse_optimizer, recipe.model)
     if saved is None:
         refuse("is not a checkpoint of lsgd with an optimizer state")
-    earlier = from_saved(saved.recipe)
+    if recipe.optim.name in ("sgd", "lars") and not recipe.optim.momentum:
+        refuse("has a state that optim.momentum=0 would not use", "write optim.momentum=0.9, or ")
+    try:
+        earlier = from_saved(saved.recipe)
+    except UsageError as error:
+        refuse(f"is of a recipe that this lsgd does not take ({str(error).partition('; ')[0]})")
     for key in SAME_FOR_OPTIMIZER:
         theirs, ours = map(attrgetter(key), (earlier, recipe))
         if theirs != ours:
@@ -218,9 +235,9 @@ def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[int, A
         refuse("has no optimizer state")
     if saved.fingerprint != earlier.fingerprint:
         refuse("was trained by an lsgd that numbers the optimizer's parameters in another way")
-    earlier_factors, factors = _lr_factors(earlier), _lr_factors(recipe)
-    if earlier_factors.keys() != factors.keys():
-        refuse("has trained other parameters of the network")
+    # The two networks have the same parameters, and that of ours can be made here.
+    earlier_factors = _lr_factors(replace(recipe, optim=earlier.optim))
+    factors = _lr_factors(recipe)
     numbers = {name: number for number, name in enumerate(factors)}
     names = list(earlier_factors)
     state = {numbers[names[number]]: each for number, each in state.items()}

@@ -361,8 +361,8 @@ def _remove_unless_used(folder: Path) -> bool:
     """Remove a copy that no process reads; return whether it was removed."""
     with (folder / USED).open("a+b") as used:
         is_unused = files.lock(used, wait=False)
-        if is_unused:
-            shutil.rmtree(folder)
+    if is_unused:  # and the caller holds the lock under which another process would open it
+        shutil.rmtree(folder)
     return is_unused
 
 

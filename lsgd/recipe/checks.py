@@ -32,7 +32,7 @@ from lsgd.rules.metric import OWN_NAME, named_metric
 
 MOST_WORKERS = 2**14
 """The largest number of workers whose events fit into the 16-bit codes of lsgd.strategy.order."""
-MOST_SKIPPED = 49_000
+MOST_SKIPPED = 50_000
 """The most images that data.skip may list: with more, a recipe has too many values to be read."""
 
 
@@ -173,11 +173,6 @@ def _check_start(recipe: Recipe) -> None:
         raise UsageError(
             "model.start_optimizer=true has no state for the new layer of model.new_head=true; "
             "leave one of them out"
-        )
-    if model.start_optimizer and recipe.optim.name in ("sgd", "lars") and not recipe.optim.momentum:
-        raise UsageError(
-            "model.start_optimizer=true has no effect with optim.momentum=0, as there is no state "
-            "then; leave it out, or write optim.momentum=0.9"
         )
     if model.start_optimizer and not recipe.strategy.is_synchronous:
         raise UsageError(

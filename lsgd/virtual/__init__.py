@@ -446,7 +446,10 @@ class VirtualStep:
                 f"the state has {shares.shape[-1]} running BN statistics, and the model {size}; "
                 "load the state of the same model"
             )
-        self._left = self._current = None  # an error may have ended a step before its update
+        # An error may have ended a step before its update, whose sums are under way.
+        if self._left == 0:
+            self._core.reducer.finish()
+        self._left = self._current = None
         self._core.next_step = state["steps"]
         # A training that has diverged goes on from an earlier state.
         self._core.reducer.flags.zero_()

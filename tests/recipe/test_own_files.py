@@ -194,7 +194,7 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
         (MINE + "epochs: 1:30\n", "line 4: epochs=1:30 is a number to the base 60 .*to the base"),
         (MINE + "epochs: 010\n", "line 4: epochs=010 is a number to the base 60 or 8"),
         (MINE + "epochs: -01_0\n", "line 4: epochs=-01_0 is a number to the base 60 or 8"),
-        (MINE + f"seed: {21 * '['}{21 * ']'}\n", "line 4: it has more than 20 levels or 50000"),
+        (MINE + f"seed: {21 * '['}{21 * ']'}\n", "line 4: it has more than 20 levels or 51000"),
         (MINE + "schedule: {milestones: [1:30]}\n", "line 4: schedule.milestones=1:30 is a num"),
         (MINE + "lr: 0.1\n", "line 4: lr is not set itself: .*write schedule.reference_lr="),
         (MINE + "optim: {lr: 0.1}\n", "line 4: optim.lr is not set itself"),

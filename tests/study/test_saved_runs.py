@@ -7,34 +7,36 @@ import pytest
 from helpers.composed import compose_recipe
 
 from lsgd import config
+from lsgd.paths import checkpoint_steps
 from lsgd.planned import PlannedRun, has_ended
 from lsgd.train import train
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("strategy=async", "optim.nesterov=false")])
+@pytest.mark.parametrize(
+    ("words", "newest"),
+    [
+        (("schedule.milestones=[]",), "checkpoint-"),
+        (("schedule.milestones=[]", "strategy=async", "optim.nesterov=false"), "checkpoint-"),
+        (("schedule.milestones=[1.5]",), "milestone-"),  # it drops within its last epoch
+    ],
+)
 def test_a_run_without_its_last_checkpoint_was_killed_while_it_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], newest: str
 ) -> None:
     """It resumes from the one before, and a run that is published without any has ended."""
     monkeypatch.chdir(tmp_path)
-    made = compose_recipe(
-        "+recipe=digits", "epochs=2", "schedule.warmup_epochs=1", "schedule.milestones=[]", *words
-    )
+    made = compose_recipe("+recipe=digits", "epochs=2", "schedule.warmup_epochs=1", *words)
     planned = PlannedRun(made, [])
     train(replace(made, run_dir=str(planned.folder)))
     assert has_ended(planned.saved_run)
-    [last, *before] = sorted(planned.folder.glob("checkpoint-*.pt"), key=_step)[::-1]
+    last, before = checkpoint_steps(planned.folder)
+    assert last.name.startswith(newest)
     (planned.folder / "checkpoint.pt").unlink()
     last.unlink()
-    assert not before or not has_ended(planned.saved_run)
-    for path in before:
-        path.unlink()
+    assert not has_ended(planned.saved_run)
+    before.unlink()
     assert has_ended(planned.saved_run)
-
-
-def _step(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
 
 
 def test_a_run_from_a_librarys_weights_is_the_planned_one(

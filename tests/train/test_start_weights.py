@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import pickle
+import shutil
 import sys
 import urllib.error
 from collections.abc import Callable, Mapping
@@ -261,7 +262,10 @@ def test_a_velocity_is_corrected_for_the_first_lr(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["optim.momentum=0", "optim.nesterov=false"], "no effect with optim.momentum=0, as"),
+        (
+            ["optim.momentum=0", "optim.nesterov=false"],
+            "that optim.momentum=0 would not use; write",
+        ),
         (["optim=adamw"], "was trained with optim.name=sgd instead of adamw; write optim.name=sgd"),
         (["model.frozen=[conv1]"], r"with model.frozen=\[\] instead of \[conv1\]"),
         (["model.new_head=true"], "no state for the new layer"),
@@ -272,6 +276,16 @@ def test_an_optimizer_of_another_kind_is_refused(words: list[str], reason: str) 
     asked = [f"model.start={FINISHED}", "model.start_optimizer=true"]
     with pytest.raises(UsageError, match=reason):
         read_start_weights(recipe(*asked, *words), SingleComm())
+
+
+def test_a_run_that_has_begun_needs_no_optimizer_of_another(tmp_path: Path) -> None:
+    """It has its own, and an earlier lsgd may have begun it where this one would refuse."""
+    asked = [f"model.start={FINISHED}", "model.start_optimizer=true", "optim=adamw"]
+    made = replace(recipe(*asked), run_dir=str(tmp_path / "run"))
+    with pytest.raises(UsageError, match=r"was trained with optim\.name=sgd"):
+        read_start_weights(made, SingleComm())
+    shutil.copytree(FINISHED, tmp_path / "run")
+    assert read_start_weights(made, SingleComm()).optimizer is None
 
 
 def test_an_optimizer_with_other_tensors_is_refused(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from lsgd.rules import optim
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.rules.counter_dropout import CounterBasedDropout
 from lsgd.rules.sampler import MicroBatch
+from lsgd.strategy import reducer
 from lsgd.virtual import VirtualSampler, VirtualStep, _interleave, virtual, virtual_sampler
 
 WORKERS, WORKER_BATCH = 8, 20
@@ -544,19 +545,31 @@ def test_a_step_whose_update_was_interrupted_counts_once() -> None:
     assert step.mean_loss() == other.mean_loss()
 
 
-def test_a_state_ends_a_step_that_was_not_updated() -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_state_ends_a_step_that_was_not_updated(processes: int) -> None:
     """Otherwise its gradients would be applied to the weights that were loaded."""
-    step = small()
-    batch = images_and_labels()
-    saved = copy.deepcopy((step.state_dict(), step.model.state_dict()))
-    for images, labels in step.micro_batches(*batch):
-        step.backward(F.cross_entropy(step.model(images), labels))
-    step.load_state_dict(saved[0])
-    step.model.load_state_dict(saved[1])
-    with pytest.raises(UsageError, match="had their backward pass"):
-        step.update()
-    step(*batch)
-    assert step.steps == 1
+
+    def trained(comm: Comm, fails: bool) -> tuple[Tensor, dict[str, Any]]:
+        step = small(group=comm)
+        batch = images_and_labels(processes, comm.rank)
+        saved = copy.deepcopy((step.state_dict(), step.model.state_dict()))
+        if fails:
+            for images, labels in step.micro_batches(*batch):
+                step.backward(100 * F.cross_entropy(step.model(images), labels))
+            step.load_state_dict(saved[0])
+            step.model.load_state_dict(saved[1])
+            assert all(bucket.wait is reducer._nothing for bucket in step._core.reducer.buckets)
+            with pytest.raises(UsageError, match="had their backward pass"):
+                step.update()
+        step(*batch)
+        step.synchronize()
+        return step.gradient_norm.clone(), step.model.state_dict()
+
+    for after, expected in zip(
+        *(run_on_threads(processes, partial(trained, fails=fails)) for fails in (True, False)),
+        strict=True,
+    ):
+        torch.testing.assert_close(after, expected, **CLOSE)
 
 
 def test_an_autocast_around_the_loop_computes_with_the_new_weights() -> None:
