@@ -7,36 +7,39 @@ import os
 import re
 import signal
 import sys
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.composed import compose_recipe
-from helpers.joined_run import NaNLossImages, early_ends, train_with_comm, write_ends
+from helpers.joined_run import (
+    NaNLossImages,
+    compose_once,
+    early_ends,
+    train_with_comm,
+    write_ends,
+)
 from helpers.launching import launch
 from helpers.reference_run import newest_checkpoint, rows
 
 from lsgd.comm import Comm, joined
 from lsgd.comm.single import SingleComm
-from lsgd.recipe import CommSettings, Recipe
+from lsgd.recipe import CommSettings
 from lsgd.strategy.live import LiveStrategy
 from lsgd.strategy.recorded import load_orders
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
 # 20 batches of 4, of which the last has 2.
 WORDS = [
-    "+recipe=digits", "worker_batch=4", "data.train_examples=78", "tail=keep", "epochs=3",
-    "schedule.milestones=[2]", "schedule.warmup_epochs=0.5", "schedule.reference_batch=8",
+    "+recipe=digits", "worker_batch=4", "data.train_examples=78", "tail=keep", "epochs=2",
+    "schedule.milestones=[1]", "schedule.warmup_epochs=0.5", "schedule.reference_batch=8",
     "model.last_gamma=1.0", "inputs=synthetic", "device=cpu", "data.val_examples=4",
     "workers_per_pass=1", "log_steps=4",
 ]  # fmt: skip
 PROCESSES = 4
 KINDS = {
     "async": ["strategy=async", "workers=3"],
-    "async on servers": ["strategy=async", "workers=2", "strategy.servers=2"],
+    "async on servers": ["strategy=async", "workers=2", "strategy.servers=2", "epochs=3"],
     "async beside workers": [
         "strategy=async", "workers=4", "strategy.servers=2", "strategy.topology=colocated",
         "strategy.placement=round_robin",
@@ -60,7 +63,8 @@ KINDS = {
 }  # fmt: skip
 """The words of every kind of run."""
 LEFT, NO_NUMBER = "async on servers", "bounded"
-"""The kinds of the runs that are left, and end since a loss is no number."""
+"""The kinds of the runs that are left, in the second of three epochs, and end since a loss is no
+number."""
 
 
 class Told(LiveStrategy):
@@ -72,12 +76,6 @@ class Told(LiveStrategy):
         super().begin(task, stop_requested=stop_requested)
 
 
-@cache
-def recipe(*words: str) -> Recipe:
-    """The small recipe with these words; kept, since reading takes long."""
-    return compose_recipe(*WORDS, *words)
-
-
 def run(
     comm: Comm, folder: Path, kind: str, *, begin_with: Path | None = None, told: bool = False,
     poison: bool = False,
@@ -86,7 +84,7 @@ def run(
 
     The last process with a worker is told to leave in a step, or the loss of one is no number.
     """
-    made = replace(recipe(*KINDS[kind], "strategy.order=live"), run_dir=str(folder))
+    made = compose_once(comm, folder, *WORDS, *KINDS[kind], "strategy.order=live")
     put: dict[str, type] = {}
     if told and comm.rank == made.workers - 1:
         put["lsgd.strategy.live.LiveStrategy"] = Told
@@ -98,7 +96,7 @@ def run(
 def replay(folder: Path, kind: str, recorded: Path, *, poison: bool = False) -> str:
     """Make a run again, alone, by the orders that it has recorded."""
     order = f"strategy.order={recorded / 'orders.npz'}"
-    made = replace(recipe(*KINDS[kind], order), run_dir=str(folder))
+    made = compose_once(SingleComm(), folder, *WORDS, *KINDS[kind], order)
     put = {"lsgd.workloads.images.ImageClassification": NaNLossImages} if poison else {}
     return train_with_comm(SingleComm(), made, put, None)
 

@@ -1,7 +1,7 @@
 """Training from image files: one trajectory through every loader, and what happens when one fails.
 
-A small ResNet on real images of 20 classes at 64 pixels. That a killed run goes on with the next
-examples of either loader is in test_kills.py.
+A small ResNet on real images of 20 classes, read at 32 pixels. That a killed run goes on with the
+next examples of either loader is in test_kills.py.
 """
 
 import os
@@ -46,6 +46,7 @@ def words(root: Path, run: Path, loader: str) -> list[str]:
     return [
         "-m", "lsgd.train", "+recipe=bs256", "data=tiny_imagenet", f"data.root={root}",
         f"data.train_examples={TRAIN}", f"data.val_examples={VAL}", "data.classes=20",
+        "data.image_size=32",
         f"inputs={loader}", "inputs.decoders=1", "model=small_resnet", f"workers={K}",
         f"worker_batch={N}", "workers_per_pass=4", "epochs=2", "schedule.milestones=[1]",
         "schedule.warmup=none", f"seed={SEED}", "log_steps=1", "checkpoint_steps=4", "device=cpu",

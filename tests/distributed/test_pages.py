@@ -2,6 +2,7 @@
 
 import compileall
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.launching import TRAINING, WITHOUT_COMPILER, fork_server, write_program
 from helpers.pages import PAGES, REPOSITORY, PageCommand, first_missing_line, lines
@@ -36,27 +38,32 @@ ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
 ENVIRONMENT["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
+LIBRARIES = ("matplotlib.pyplot", "scipy.stats")
+"""What several pages import beside torch, each in half a CPU second."""
+DIGITS = 660
+"""How many of the 1,797 digits a page has: 256 images a step then make 2 steps an epoch, not 5.
+
+More than 512 of them are for training, to which a page lets its minibatch grow.
+"""
+
+
 @pytest.fixture(scope="module")
 def torch_server() -> Iterator[list[str]]:
-    """The prefix of command lines in forks of a process that has imported torch, and no lsgd."""
-    with fork_server(environment=ENVIRONMENT) as words:
+    """The prefix of command lines in forks of a process with libraries imported, but no lsgd."""
+    with fork_server(*LIBRARIES, environment=ENVIRONMENT) as words:
         yield words
 
 
 @contextmanager
-def programs(there: list[PageCommand], checkout: Path, server: list[str]) -> Iterator[Path]:
+def programs(server: list[str], checkout: Path, *modules: str) -> Iterator[Path]:
     """What is `python` to a page, and $PYTHON to its launchers: half of what most lines take is to
     import torch and lsgd.
 
-    Beside it is the horovodrun that local.sh takes, which imports torch too. A page that changes
-    lsgd imports it anew in each line.
+    Beside it is the horovodrun that local.sh takes, which imports torch too.
     """
-    changes = any("git apply" in line.text for line in there)
-    folder = checkout.parent / "bin"
+    folder = checkout.parent / ("bin" if modules else "bin-without-lsgd")
     folder.mkdir()
-    with fork_server(
-        *([] if changes else TRAINING), environment=ENVIRONMENT, python=server, folder=checkout
-    ) as words:
+    with fork_server(*modules, environment=ENVIRONMENT, python=server, folder=checkout) as words:
         write_program(folder / "python", *words)
         if real := shutil.which("horovodrun", path=ENVIRONMENT["PATH"]):
             write_program(folder / "horovodrun", *words, real)
@@ -65,7 +72,8 @@ def programs(there: list[PageCommand], checkout: Path, server: list[str]) -> Ite
 
 def run(page: list[PageCommand], folder: Path, python: Path) -> dict[int, tuple[int, str]]:
     """The exit code and output of each line, one after the other in one shell, up to a failure."""
-    script = ["exec 2>&1", f'python() {{ {python} "$@"; }}']
+    torchrun = f"PYTHON_EXEC={python} {python} -m torch.distributed.run"
+    script = ["exec 2>&1", f'python() {{ {python} "$@"; }}', f'torchrun() {{ {torchrun} "$@"; }}']
     for index, line in enumerate(page):
         command = line.command
         if line.language == "python":
@@ -103,6 +111,19 @@ def run(page: list[PageCommand], folder: Path, python: Path) -> dict[int, tuple[
     return outcome
 
 
+def keep_few_digits(folder: Path) -> None:
+    """Remove most digits from a copy of the repository, and put their counts into its recipes."""
+    path, recipe = folder / "data/digits/digits.npz", folder / "conf/data/digits.yaml"
+    with np.load(path) as shipped:
+        kept = {name: array[:DIGITS] for name, array in shipped.items()}
+    np.savez_compressed(path, **kept)
+    held_out = sum(count // 5 for count in np.bincount(kept["labels"]).tolist())
+    text = recipe.read_text()
+    for name, number in (("train", DIGITS - held_out), ("val", held_out)):
+        text = re.sub(rf"(?<={name}_examples: )\d+", str(number), text)
+    recipe.write_text(text)
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the repository as it is, compiled, with the environment of this one."""
@@ -116,6 +137,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "lsgd/cost.py").open("a") as file:
         # Else each printed plan times a step in new processes, as it does in tests/study.
         file.write("\n\ndef _timed(*_):\n    return 100.0\n")
+    with (folder / "lsgd/plan/memory.py").open("a") as file:
+        # No page shows this line, whose two seconds are spent in tests/plan/test_plan.py too.
+        file.write('\n\ndef memory_line(*_):\n    return ""\n')
+    keep_few_digits(folder)
     for path in filter(Path.is_file, folder.rglob("*")):
         # Older than the environment, into which make would install the copy otherwise.
         os.utime(path, (0, 0))
@@ -124,15 +149,40 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def checkout(repository: Path) -> Path:
+    """Where every page runs: always the same folder, of which a server has imported lsgd."""
+    folder = repository.parent / "checkout/lsgd"
+    folder.parent.mkdir()
+    return folder
+
+
+def copy_anew(repository: Path, checkout: Path) -> None:
+    """Let the checkout be the repository, without what an earlier page has left there."""
+    shutil.rmtree(checkout, ignore_errors=True)
+    subprocess.run(["cp", "-a", repository, checkout], check=True)
+
+
+@pytest.fixture(scope="module")
+def lsgd_python(repository: Path, checkout: Path, torch_server: list[str]) -> Iterator[Path]:
+    """The `python` of the pages that do not change lsgd, which it has imported."""
+    copy_anew(repository, checkout)
+    with programs(torch_server, checkout, *TRAINING) as python:
+        yield python
+
+
 @pytest.mark.clone
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_every_line_runs(
-    page: Path, repository: Path, torch_server: list[str], tmp_path: Path
+    page: Path, repository: Path, checkout: Path, torch_server: list[str], lsgd_python: Path
 ) -> None:
-    there, checkout = RUN[page], tmp_path / "lsgd"
-    subprocess.run(["cp", "-a", repository, checkout], check=True)
-    with programs(there, checkout, torch_server) as python:
-        outcome = run(there, checkout, python)
+    there = RUN[page]
+    copy_anew(repository, checkout)
+    if any("git apply" in line.text for line in there):
+        with programs(torch_server, checkout) as python:
+            outcome = run(there, checkout, python)
+    else:
+        outcome = run(there, checkout, lsgd_python)
     for index, line in enumerate(there):
         where = f"{page.name}:{line.number}: {line.text.strip()}"
         assert index in outcome, f"{where}\nwas not come to"

@@ -116,8 +116,8 @@ def test_a_kill_in_mid_batch_loses_and_doubles_nothing(
     mlflow: MlflowServer, tmp_path: Path
 ) -> None:
     folder = write_run(
-        tmp_path / "run", "+recipe=digits", "epochs=2000", "schedule.milestones=[]",
-        errors=[random.Random(epoch).uniform(1, 50) for epoch in range(2000)],
+        tmp_path / "run", "+recipe=digits", "epochs=800", "schedule.milestones=[]",
+        errors=[random.Random(epoch).uniform(1, 50) for epoch in range(800)],
     )  # fmt: skip
     wanted = numbers_of(folder)
     with start_job(tracking(folder), folder, **mlflow.environment) as job:

@@ -11,17 +11,16 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.capabilities import require_capability
-from helpers.composed import compose_recipe
 from helpers.differences import distance
 from helpers.joined_run import (
     NaNLossImages,
+    compose_once,
     early_ends,
     step_with_signal,
     train_with_comm,
@@ -41,7 +40,7 @@ from helpers.started import start_job
 from lsgd.comm import Comm, joined
 from lsgd.comm.single import SingleComm
 from lsgd.errors import PeerLostError
-from lsgd.recipe import CommSettings, Recipe
+from lsgd.recipe import CommSettings
 from lsgd.strategy.reducer import Reducer
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
@@ -73,7 +72,7 @@ LANGUAGE = [
 # 4 steps an epoch; the last is of 2 + 2 + 2 + 0 images.
 LIBRARY = [
     "+recipe=bs256", *ANY, "data=tiny_imagenet", "data.train_examples=30", "data.val_examples=5",
-    "data.classes=20", "data.image_size=64", "workers=4", "worker_batch=2", "epochs=2",
+    "data.classes=20", "data.image_size=48", "workers=4", "worker_batch=2", "epochs=2",
     "schedule.milestones=[]", "schedule.warmup=none", "schedule.reference_lr=0.01",
 ]  # fmt: skip
 SERVERS = ["strategy=sync", "strategy.servers=3"]
@@ -144,12 +143,6 @@ BY_ALLREDUCE = dict.fromkeys(("servers", "rows"), "strategy=allreduce")
 """What one process makes of a kind instead, with what it then has to be equal to."""
 
 
-@cache
-def recipe(*words: str) -> Recipe:
-    """The recipe of these words; kept, since reading takes long."""
-    return compose_recipe(*words)
-
-
 def run(
     comm: Comm, folder: Path, kind: str, *, begin_with: Path | None = None,
     signal_: signal.Signals | None = None, poisoned: bool = False,
@@ -163,7 +156,7 @@ def run(
     words = [*KINDS[kind], *(["checkpoint_steps=1"] if poisoned else [])]
     if comm.world_size == 1 and kind in BY_ALLREDUCE:
         words = [word for word in words if not word.startswith("strategy")] + [BY_ALLREDUCE[kind]]
-    return train_with_comm(comm, replace(recipe(*words), run_dir=str(folder)), put, begin_with)
+    return train_with_comm(comm, compose_once(comm, folder, *words), put, begin_with)
 
 
 def compressed(comm: Comm) -> list[float]:

@@ -6,12 +6,14 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from helpers.composed import compose_recipe
 from lsgd.comm import Comm
 from lsgd.errors import DivergedError, PreemptedError
 from lsgd.job.preemption import SIGNALS
@@ -40,6 +42,16 @@ def step_with_signal(step: int, number: signal.Signals) -> Callable[..., None]:
         train_step(learner, task, *rest)
 
     return step_or_end
+
+
+def compose_once(comm: Comm, folder: Path, *words: str) -> Recipe:
+    """Return the recipe of these overrides in a run folder, composed by process 0 for all.
+
+    Otherwise each process would take a tenth of a CPU second for it.
+    """
+    recipe = comm.broadcast_object(compose_recipe(*words) if comm.rank == 0 else None)
+    assert recipe
+    return replace(recipe, run_dir=str(folder))
 
 
 def train_with_comm(

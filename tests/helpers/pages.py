@@ -4,11 +4,12 @@
 
 The tests run a fenced block of `sh` command by command. They append `--print` to launchers other
 than local and singly, and run `make` targets other than train as dry runs. Whole runs of `digits`
-get fewer epochs. A command that ends in `# needs …` runs only where that is available, one in
-TESTED_ELSEWHERE in another test, and one that another page shows with its output on that page
-alone. In a block of `console` the tests run the lines after `$ `, even if these fail; their output
-must contain the lines below, in that order. There `…` stands for any text, and a number for any
-number, as times and last digits differ. A block of `python` is a program.
+get fewer epochs, and all of its runs fewer images. A command that ends in `# needs …` runs only
+where that is available, one in TESTED_ELSEWHERE in another test, and one that another page shows
+with its output on that page alone. In a block of `console` the tests run the lines after `$ `, even
+if these fail; their output must contain the lines below, in that order. There `…` stands for any
+text, and a number for any number, as times and last digits differ. A block of `python` is a
+program.
 """
 
 import re
