@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import capabilities
+from helpers import capabilities, composed
 from helpers import reference_run as undisturbed_run
 from helpers.budget import CpuTimeReport
 from helpers.composed import compose_or_explain, compose_recipe
@@ -102,6 +102,18 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     Otherwise it would delete those of earlier runs in its end, which takes minutes on a slow disk.
     """
     os.environ["PYTEST_DEBUG_TEMPROOT"] = str(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_configurations(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> None:
+    """Let the workers of pytest-xdist share what they compose, each recipe once in this run."""
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        folder = folder.parent
+    (folder / "composed").mkdir(exist_ok=True)
+    os.environ[composed.SHARED] = str(folder / "composed")
 
 
 @pytest.fixture

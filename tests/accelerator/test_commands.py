@@ -12,6 +12,7 @@ from helpers.accelerator import available, count_operations
 from helpers.device_runs import (
     AXES,
     STRATEGIES,
+    VARIANTS,
     base,
     differences,
     differing_paths,
@@ -169,7 +170,10 @@ def test_a_run_that_is_told_to_leave_goes_on(
     assert not differences(finished, tmp_path / "run")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name in VARIANTS)) for name in STRATEGIES],
+)
 def test_a_loss_that_is_no_number_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:

@@ -1,7 +1,9 @@
 """Tests that runs on the stand-in of an accelerator are bit-equal to those on the CPU.
 
-They cover every strategy, with every value of the settings that affect the device's work but some
-loaders, which take their batches to the device without a strategy.
+They cover every strategy, and with one strategy of each kind every value of the settings that
+affect the device's work but some loaders, which take their batches to the device without a
+strategy. The other strategies have the same code for these settings: `make soak`, `python
+tests/accelerator` and the GPU benchmark's slice `runs` cover the values with them too.
 """
 
 import json
@@ -15,6 +17,7 @@ from helpers.device_runs import (
     PHASES_RUN,
     STRATEGIES,
     TEXTS,
+    VARIANTS,
     ComparedRun,
     compare,
     image_runs,
@@ -43,6 +46,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
             cell,
             id=cell.name,
             marks=[pytest.mark.slow] * bool(cell.values)
+            + [pytest.mark.soak] * bool(cell.values and cell.strategy in VARIANTS)
             + [pytest.mark.dali] * ("dali" in cell.values),
         )
         for cell in CELLS

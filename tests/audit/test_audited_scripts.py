@@ -269,8 +269,8 @@ def test_no_false_alarm_of_a_trainers_style(style: str) -> None:
 
 
 @pytest.mark.slow
-def test_eight_processes() -> None:
-    assert_named(IMAGENET, "-", {}, "", processes=8)
+def test_four_processes() -> None:
+    assert_named(IMAGENET, "-", {}, "", processes=4)
 
 
 @pytest.mark.parametrize(("mistake", "rules", "says"), ONE, ids=lambda each: str(each)[:20])

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.launching import serve_python
 
 from lsgd.bench.__main__ import main
 from lsgd.bench.job import open_job
@@ -71,8 +72,11 @@ def test_a_folder_for_temporary_files_that_is_too_long(
     assert list(long.iterdir()) == []
 
 
-def test_what_the_processes_refuse_is_passed_on() -> None:
+def test_what_the_processes_refuse_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before they meet, and after."""
+    serve_python(tmp_path, monkeypatch)
     with (
         pytest.raises(UsageError, match="'nonsense' is not of the form"),
         open_job(STEPS, "single", 1, ["nonsense"], limit=200),
@@ -86,8 +90,11 @@ def test_what_the_processes_refuse_is_passed_on() -> None:
 
 
 @pytest.mark.slow
-def test_scaling(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_scaling(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Strong shares the workers of one process out, weak gives each as many."""
+    serve_python(tmp_path, monkeypatch)
     words = ["+recipe=digits", "workers=2", "worker_batch=4", "workers_per_pass=4"]
     options = ["--np", "2", "--rounds", "6", "--steps", "1", "--out", str(tmp_path / "out")]
     assert main(["scaling", *words, *options]) == 0

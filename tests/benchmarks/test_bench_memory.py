@@ -1,9 +1,11 @@
 """benchmarks.memory measures a separate process, and sees what a step holds on to."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from helpers.launching import WITHOUT_COMPILER
 
 from benchmarks import memory
 from benchmarks.memory import main, peak
@@ -17,6 +19,7 @@ WORDS = ["+recipe=digits", "device=cpu", "worker_batch=64", "data.image_size=24"
 def test_a_pass_is_seen_and_more_of_them_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass four times as large needs more; four passes do not, and this process counts not."""
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1048576")  # no holes between freed tensors
+    monkeypatch.setenv("PYTHONPATH", WITHOUT_COMPILER, prepend=os.pathsep)
     held = b"x" * 400_000_000  # a fork would begin at the peak that this makes
     one, four, larger = (
         peak([*WORDS, f"workers_per_pass={size}"], passes, limit=120)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.launching import serve_python
 
 from benchmarks.comm import main
 from benchmarks.reductions import BARE, DDP, HOROVOD, OURS, SUMS_ONLY
@@ -17,8 +18,11 @@ EXACT = ["precision=float64", "model.last_gamma=1"]
 
 @pytest.mark.slow
 @pytest.mark.horovod
-def test_the_candidates_over_horovod_train_the_same_model() -> None:
+def test_the_candidates_over_horovod_train_the_same_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In float64, after 3 steps of 2 processes with 4 passes of 2 workers of 3 images each."""
+    serve_python(tmp_path, monkeypatch)
     with open_job("benchmarks.reductions", "horovod", 2, [*TINY, *EXACT], limit=200) as job:
         for accumulation in (4, 1):
             facts = job.prepare(accumulation)
@@ -32,8 +36,11 @@ def test_the_candidates_over_horovod_train_the_same_model() -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Over torch.distributed, where the candidates train the same model, too."""
+    serve_python(tmp_path, monkeypatch)
     out = tmp_path / "out"
     options = ["--np", "2", "--accumulation", "1,2", "--over", "torch", "--rounds", "6"]
     assert main([*TINY, *EXACT, *options, "--passes", "2", "--out", str(out)]) == 0

@@ -10,12 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.launching import TRAINING, fork_command, fork_server, write_program
 from helpers.usage_errors import usage_error
 from helpers.waiting import wait_until
 from PIL import Image
@@ -46,12 +47,18 @@ class Calls:
         self.folder, self.out = folder, folder / "out"
         self.begun: list[subprocess.Popen[str]] = []
 
-    def start(self, *words: str, patience: float = 30, **plan: str) -> "subprocess.Popen[str]":
+    def start(
+        self,
+        *words: str,
+        patience: float = 30,
+        python: Sequence[str] = (sys.executable,),
+        **plan: str,
+    ) -> "subprocess.Popen[str]":
         """Start a call, in a process group of its own; the plan has `_` for the `-` of a name."""
         planned = {name.replace("_", "-"): what for name, what in plan.items()}
         self.begun.append(
             subprocess.Popen(
-                [sys.executable, SMALL, "--tiny", "--out", self.out, *words],
+                [*python, str(SMALL), "--tiny", "--out", str(self.out), *words],
                 cwd=self.folder,
                 env=os.environ
                 | {"PYTHONPATH": str(ROOT), "SMALL_SLICES": json.dumps(planned)}
@@ -64,9 +71,9 @@ class Calls:
         )
         return self.begun[-1]
 
-    def run(self, *words: str, **plan: str) -> tuple[int, str]:
-        """Make a call to its end: its exit code and what it said."""
-        call = self.start(*words, **plan)
+    def run(self, *words: str, patience: float = 30, **plan: str) -> tuple[int, str]:
+        """Make a call to its end, by a fork: its exit code and what it said."""
+        call = self.start(*words, patience=patience, python=fork_command(), **plan)
         said, _ = call.communicate(timeout=900)
         return call.returncode, said
 
@@ -100,16 +107,13 @@ def test_a_kill_in_a_slice_costs_that_slice_alone(calls: Calls) -> None:
     """The whole process group, or the command alone: what it has started ends, and the same
     command goes on. What was done is not done again. In one that trains and in one that does not,
     as all others are started and ended alike."""
-    killed = ["tests", "step-2", "ladder-seed0"]
-    for number, name in enumerate(killed):
+    killed = {"tests": os.kill, "ladder-seed0": os.killpg}
+    for name, kill in killed.items():
         call = calls.start(**{name.replace("-", "_"): "waits"})
         wait_until(lambda name=name: calls.is_in(name))
-        if number % 2:
-            os.kill(call.pid, signal.SIGKILL)
-        else:
-            os.killpg(call.pid, signal.SIGKILL)
+        kill(call.pid, signal.SIGKILL)
         call.wait(timeout=900)
-        if number < 2:
+        if name == "tests":
             wait_until(lambda: not calls.running())  # sooner than they would end by themselves
     code, said = calls.run()
     assert code == 0, said
@@ -157,26 +161,19 @@ def test_training_saves_at_its_limit_and_goes_on(calls: Calls) -> None:
 
 
 @pytest.mark.distributed
-def test_it_ends_when_it_is_told_to(calls: Calls) -> None:
+def test_a_second_call_is_refused_and_the_first_ends_when_it_is_told_to(calls: Calls) -> None:
     """The slice under way with it, and no other begins."""
-    call = calls.start(tests="waits")
-    wait_until(lambda: calls.is_in("tests"))
-    call.terminate()
-    said, _ = call.communicate(timeout=900)
-    assert call.returncode == 75, said
-    assert f"not through: {', '.join(NAMES)};" in said
-    assert calls.starts() == {"tests": 1}
-    assert not calls.running()
-
-
-@pytest.mark.distributed
-def test_a_second_call_in_the_folder_is_refused(calls: Calls) -> None:
     call = calls.start(tests="waits")
     wait_until(lambda: calls.is_in("tests"))
     code, said = calls.run("tests", patience=0)
     assert (code, calls.starts()) == (2, {"tests": 1})
     assert said == f"lsgd: --out {calls.out} has another call at work; wait for it, or end it\n"
     call.terminate()
+    said, _ = call.communicate(timeout=900)
+    assert call.returncode == 75, said
+    assert f"not through: {', '.join(NAMES)};" in said
+    assert calls.starts() == {"tests": 1}
+    assert not calls.running()
 
 
 def test_a_command_is_shown_without_the_place_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,14 +345,24 @@ CHOSEN = ["tests", "runs", "step-2-compiled", "inputs", "profile", "ladder-seed0
 @pytest.mark.dali
 def test_in_small_from_end_to_end(place: dict[str, str], tmp_path: Path) -> None:
     """The commands themselves, on a CPU; of those that differ in a word, one."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--tiny", *CHOSEN],
-        cwd=tmp_path,
-        env=os.environ | place,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
+    environment = os.environ | place | TINY.environment
+    with fork_server(*TRAINING, environment=environment, folder=tmp_path / "copy") as words:
+        python = write_program(tmp_path / "python", *words)
+        # The slices are forks too: half of what most take is to import torch and lsgd.
+        program = (
+            f"import sys; sys.executable = {python!r}; import benchmarks.gpu.__main__ as gpu; "
+            "raise SystemExit(gpu.main(sys.argv[1:]))"
+        )
+        done = subprocess.run(
+            [*words, "-c", program, "--tiny", *CHOSEN],
+            cwd=tmp_path,
+            # The server has imported plugins of pytest, which pytest then cannot rewrite.
+            env=environment
+            | {"PYTHON": python, "PYTEST_ADDOPTS": "-W ignore::pytest.PytestAssertRewriteWarning"},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+        )
     out = tmp_path / "runs/gpu-tiny"
     logs = "".join(log.read_text()[-2000:] for log in out.glob("*/log.txt"))
     assert done.returncode == 0, done.stdout + done.stderr + logs

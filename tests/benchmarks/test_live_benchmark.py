@@ -1,10 +1,12 @@
 """Real processes beside virtual time: no faster than the cluster; and what the report says."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.launching import WITHOUT_COMPILER
 
 from benchmarks import live
 from lsgd.job.children import OURS
@@ -16,6 +18,7 @@ def test_real_processes_take_the_time_of_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At least: a busy machine may make them slower."""
+    monkeypatch.setenv("PYTHONPATH", WITHOUT_COMPILER, prepend=os.pathsep)
     monkeypatch.setattr(live, "NETWORKS", live.NETWORKS[:1])
     monkeypatch.setattr(live, "TOPOLOGIES", ("central",))
     out = tmp_path / "out"

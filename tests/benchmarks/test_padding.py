@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.composed import compose_recipe
+from helpers.launching import serve_python
 
 from benchmarks import padding
 from benchmarks.padded_steps import PaddedSentences, PaddedSteps
@@ -78,7 +79,12 @@ def test_conll_wastes_87_percent(test_data: Path) -> None:
 @pytest.mark.tensorflow
 @pytest.mark.distributed
 def test_torch_and_tensorflow_do_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the command line to the table; without torch.compile, which takes a minute."""
+    """From the command line to the table; without torch.compile, which takes a minute.
+
+    The losses of the other ways in TensorFlow are compared in test_tensorflow_tagger.py.
+    """
+    monkeypatch.setattr(padding, "TENSORFLOW_PADDINGS", ("global", "bucket"))
+    serve_python(tmp_path, monkeypatch)
     monkeypatch.setattr(padding, "COMPILED_PADDINGS", ())
     out = tmp_path / "out"
     counts = ["--batches", "4", "--sentences", "8", "--rounds", "6"]

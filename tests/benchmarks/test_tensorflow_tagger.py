@@ -126,7 +126,6 @@ def setting(
     ("mode", "lstm", "dtype", "tolerance"),
     [
         *((mode, "keras", "float64", 1e-10) for mode in STEPS),
-        ("batch", "keras", "float32", 1e-4),
         ("batch", "block", "float32", 1e-4),
     ],
 )

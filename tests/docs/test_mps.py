@@ -7,6 +7,7 @@ from docs import mps
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("composed_once")
 def test_the_small_recipes_call_what_a_macs_gpu_has() -> None:
     page = mps.render_page()
     assert " operators are called. mps has all of them." in page

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.broken_machine import broken_environment, remaining_processes
+from helpers.launching import fork_command, write_program
 
 from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult, run_probe, sums
 
@@ -22,8 +25,19 @@ def items(horovod: ProbeResult, mpi: CheckItem = FINE) -> dict[str, CheckItem]:
 @pytest.mark.distributed
 @pytest.mark.horovod
 @pytest.mark.mpi
-def test_sums_with_horovod() -> None:
-    """As root too, whatever the environment permits it."""
+def test_sums_with_horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root too, whatever the environment permits it; torch's own is in test_doctor.py."""
+    python = write_program(tmp_path / "python", *fork_command())
+
+    def run_horovods(
+        probe: str, library: str, *rest: str, launcher: Sequence[str], **options: Any
+    ) -> ProbeResult:
+        if library == "torch":
+            return ProbeResult({}, "not tried")
+        launcher = [python if word == sys.executable else word for word in launcher]
+        return run_probe(probe, library, *rest, launcher=launcher, **options)
+
+    monkeypatch.setattr(sums, "run_probe", run_horovods)
     built = {"Gloo": True, "MPI": True, "NCCL": False}
     refuses = CheckItem("MPI", FAIL, "Open MPI 4.1.4, which refuses root", "")
     found = items(ProbeResult({"version": "0.28.1", "built": built}), refuses)
@@ -87,7 +101,7 @@ def test_the_probe_sees_a_wrong_sum(tmp_path: Path) -> None:
     """One process of one, whose library adds 1 to an element."""
     one = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", WRONG], env=os.environ | one,
+        [*fork_command(), "-c", WRONG], env=os.environ | one,
         capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

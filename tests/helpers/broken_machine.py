@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from helpers.launching import WITHOUT_COMPILER
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 BLOCKER = """
@@ -25,9 +27,10 @@ def broken_environment(folder: Path, **modules: str) -> dict[str, str]:
     """Return environment variables that replace modules with these sources, for a subprocess.
 
     There TEST_BLOCKED lists modules that cannot be imported, and the process of rank
-    TEST_SLEEPING_RANK never starts. TEST_OWN marks the processes.
+    TEST_SLEEPING_RANK never starts. TEST_OWN marks the processes. None of them compiles.
     """
-    (folder / "sitecustomize.py").write_text(BLOCKER)
+    without_compiler = Path(WITHOUT_COMPILER, "sitecustomize.py").read_text()
+    (folder / "sitecustomize.py").write_text(f"{BLOCKER}\n{without_compiler}")
     for name, program in modules.items():
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(program)

@@ -1,9 +1,13 @@
 """A cache of composed recipes, since Hydra takes longer than most tests."""
 
+import hashlib
+import os
+import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from lsgd import config
@@ -14,6 +18,8 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.overrides import config_groups
 
+SHARED = "LSGD_TEST_COMPOSED"
+"""The environment variable with the folder in which pytest-xdist's workers share configurations."""
 CONFIG_GROUPS = frozenset((*config_groups(), "recipe"))
 RUN_DIR = re.compile(r"run_dir=(/[\w.-]+)+", re.ASCII)
 """A path that YAML reads as it is; recipes that differ in it alone are composed once."""
@@ -62,4 +68,13 @@ def _needs_hydra(word: str) -> bool:
 
 @cache
 def _groups_composed(groups: tuple[str, ...]) -> dict[str, Any]:
-    return config._compose(groups)
+    """Compose a configuration, or load it if another process of these tests has composed it."""
+    if not (folder := os.environ.get(SHARED)):
+        return config._compose(groups)
+    file = Path(folder, hashlib.sha256(repr(groups).encode()).hexdigest())
+    if not file.exists():
+        part = file.with_name(f"{file.name}-{os.getpid()}")
+        part.write_bytes(pickle.dumps(config._compose(groups)))
+        part.rename(file)
+    made: dict[str, Any] = pickle.loads(file.read_bytes())
+    return made

@@ -75,6 +75,8 @@ STRATEGIES: dict[str, Fields] = {
         "strategy.outer_momentum": 0.9, "strategy.outer_lr": 0.7,
     },
 }  # fmt: skip
+VARIANTS = {"backup", "bounded", "async local", "elastic", "diloco"}
+"""The strategies that compute micro-batches and updates by the code of sync, async or local."""
 PLAIN = {"optim.nesterov": False, "optim.weight_decay": 0.0}
 AXES: dict[str, dict[str, Fields]] = {
     "optim": {

@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -53,6 +54,9 @@ def run_program(words: list[str]) -> None:
     if words[0] == "-u":
         words = words[1:]
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    elif words[:2] == ["-W", "ignore"]:
+        words = words[2:]
+        warnings.simplefilter("ignore")
     sys.argv = words
     match words:
         case ["-c", program, *arguments]:

@@ -96,6 +96,17 @@ def fork_command() -> list[str]:
     return SERVERS.enter_context(fork_server("pytest", *TRAINING))
 
 
+def serve_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process and torchrun start Python programs as forks of the fork server.
+
+    This is for commands that start jobs of their own. The program of the fork is in `folder`.
+    Signals do not reach forks, so jobs that are killed need real processes.
+    """
+    program = write_program(folder / "forked-python", *fork_command())
+    monkeypatch.setattr(sys, "executable", program)
+    monkeypatch.setenv("PYTHON_EXEC", program)
+
+
 def command(library: str, processes: int | str, *arguments: str) -> list[str]:
     """Return the command that launches python with these arguments on `processes` processes."""
     python = [] if library in ("forked", "torch") else [sys.executable]

@@ -7,7 +7,8 @@ the lr approaches that of its recipe. The JSON object SMALL_TRIALS names an exit
 or by `lr>X` for an lr above X: the run ends with it in the second epoch (3: diverged). The value
 `slow` makes every epoch slow, and `dead` fails before the first. The file `twice` in the run folder
 shows that two processes have trained the same run at once. The folder SMALL_COMPOSED caches
-composed recipes, since composing takes longer than the rest.
+composed recipes, since composing takes longer than the rest. SMALL_COMPOSER is the JSON list of the
+command prefix that composes them, `compose` and its overrides.
 """
 
 import hashlib
@@ -15,9 +16,9 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,18 +36,23 @@ def composed(words: list[str]) -> SimpleNamespace:
     """
     name = hashlib.sha256(json.dumps(words).encode()).hexdigest()
     file = Path(os.environ["SMALL_COMPOSED"], name)
-    with suppress(FileNotFoundError):
-        return SimpleNamespace(**json.loads(file.read_text()))
+    if not file.exists():
+        composer = json.loads(os.environ["SMALL_COMPOSER"])
+        subprocess.run([*composer, __file__, "compose", str(file), *words], check=True)
+    return SimpleNamespace(**json.loads(file.read_text()))
+
+
+def compose(file: Path, words: list[str]) -> None:
+    """Write the used fields of a recipe with these overrides."""
     from lsgd import config
 
     made = config.load_recipe(words)
     found = {"name": made.name, "seed": made.seed, "epochs": made.epochs}
     found |= {"lr": made.schedule.reference_lr, "yaml": config.to_yaml(made)}
     file.parent.mkdir(exist_ok=True)
-    part = file.with_name(f"{name}-{os.getpid()}")
+    part = file.with_name(f"{file.name}-{os.getpid()}")
     part.write_text(json.dumps(found))
     part.rename(file)
-    return SimpleNamespace(**found)
 
 
 def train(words: list[str], folder: Path) -> tuple[int, str]:
@@ -102,6 +108,8 @@ def alone(words: list[str]) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "compose":
+        raise SystemExit(compose(Path(sys.argv[2]), sys.argv[3:]))
     # The arguments before the recipe belong to the launcher.
     [first] = [place for place, word in enumerate(sys.argv) if word.startswith("+recipe=")]
     with exit_report(0) as leave:

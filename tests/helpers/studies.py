@@ -5,12 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from helpers.launching import SERVERS, fork_server
+from helpers.launching import SERVERS, TRAINING, fork_server
 from helpers.waiting import wait_until as wait_until
 from lsgd.job import members
 from lsgd.run.rows import read_rows
@@ -18,6 +18,8 @@ from lsgd.run.rows import read_rows
 TRIALS = Path("runs/trials")
 QUICK = ("+study=small", "--launch", "mpirun", "--np", "2")
 """The arguments of a study with four fake runs, launched by the installation's mpirun."""
+COMMANDS = ("lsgd.config", "lsgd.planned", "lsgd.study.planned_runs", "lsgd.report.findings")
+"""The modules of lsgd that commands of studies and searches import, in a third of a second."""
 ALL = {"digits-seed0": 1, "digits-seed1": 1, "digits_unscaled-seed0": 1, "digits_unscaled-seed1": 1}
 
 
@@ -25,6 +27,20 @@ ALL = {"digits-seed0": 1, "digits-seed1": 1, "digits_unscaled-seed0": 1, "digits
 def study_server() -> list[str]:
     """Return the command prefix of a fork server that has imported libraries, but not lsgd."""
     return SERVERS.enter_context(fork_server("matplotlib.figure", "optuna", "scipy.stats"))
+
+
+@cache
+def installed_server(installation: Path) -> list[str]:
+    """Return the command prefix of a fork of that server that has imported a copy of lsgd too."""
+    return SERVERS.enter_context(
+        fork_server(
+            *COMMANDS,
+            *TRAINING,
+            environment=os.environ | {"PYTHONPATH": str(installation)},
+            python=study_server(),
+            folder=installation,
+        )
+    )
 
 
 class StudyFolder:
@@ -43,13 +59,20 @@ class StudyFolder:
             "PYTHON": self.python, "PYTHONPATH": str(self.installation),
             "SMALL_TRIALS": json.dumps(plan), "OMP_NUM_THREADS": "1", "PATH": self.path,
             "SMALL_COMPOSED": str(self.installation / "composed"),
+            "SMALL_COMPOSER": json.dumps(installed_server(self.installation)),
         }  # fmt: skip
 
-    def start(self, *words: str, command: str = "study", **plan: str) -> "subprocess.Popen[str]":
+    def start(
+        self,
+        *words: str,
+        command: str = "study",
+        python: Sequence[str] = (sys.executable,),
+        **plan: str,
+    ) -> "subprocess.Popen[str]":
         """Start a study, or another command of lsgd, with this plan for its fake runs."""
         self.begun.append(
             subprocess.Popen(
-                [sys.executable, "-m", f"lsgd.{command}", *words],
+                [*python, "-m", f"lsgd.{command}", *words],
                 cwd=self.folder,
                 env=self.environment(**plan),
                 stdout=subprocess.PIPE,
@@ -61,16 +84,16 @@ class StudyFolder:
 
     def run(self, *words: str, command: str = "study", **plan: str) -> tuple[int, str]:
         """Run a study or another command to its end; return its exit code and output."""
-        done = subprocess.run(
-            [*study_server(), "-m", f"lsgd.{command}", *words],
-            cwd=self.folder,
-            env=self.environment(**plan),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-        )
-        return done.returncode, done.stdout
+        job = self.start_fork(*words, command=command, **plan)
+        said, _ = job.communicate(timeout=600)
+        return job.returncode, said
+
+    def start_fork(
+        self, *words: str, command: str = "study", **plan: str
+    ) -> "subprocess.Popen[str]":
+        """Start a command as a fork, which signals do not reach, in a third of the CPU time."""
+        python = installed_server(self.installation)
+        return self.start(*words, command=command, python=python, **plan)
 
     def run_folder(self, name: str, seed: int = 0) -> Path:
         """Return the run folder of this recipe and seed."""

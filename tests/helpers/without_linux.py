@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from helpers.launching import WITHOUT_COMPILER
+
 ROOT = Path(__file__).resolve().parents[2]
 
 HIDING = """
@@ -48,7 +50,8 @@ ctypes.CDLL = WithoutPrctl
 def environment_without_linux(folder: Path) -> dict[str, str]:
     """Return environment variables that hide Linux's own calls and folders from a Python process.
 
-    They apply to its child processes too, and not to C libraries.
+    They apply to its child processes too, and not to C libraries. None of these compiles.
     """
-    (folder / "sitecustomize.py").write_text(HIDING)
+    without_compiler = Path(WITHOUT_COMPILER, "sitecustomize.py").read_text()
+    (folder / "sitecustomize.py").write_text(f"{HIDING}\n{without_compiler}")
     return os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}

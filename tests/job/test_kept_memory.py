@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.launching import WITHOUT_COMPILER
 
 STEPS = """
 import resource, sys
@@ -40,7 +41,7 @@ print(large, min(faults(48) for _ in range(12)))
 """
 
 
-def faults_and_peak(how: str, environment: dict[str, str], *, after: int = 18) -> list[int]:
+def faults_and_peak(how: str, environment: dict[str, str], *, after: int = 8) -> list[int]:
     """The page faults of six steps, and the peak in KiB, of a process of its own; and the page
     faults of a block of 128 MiB, and of one of 48. A heap with the room for a step takes some
     steps to come about, which come first."""
@@ -54,7 +55,9 @@ def faults_and_peak(how: str, environment: dict[str, str], *, after: int = 18) -
 def environment() -> dict[str, str]:
     """The environment, but for what would decide for itself."""
     own = ("MALLOC_", "GLIBC_TUNABLES")
-    return {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    path = os.pathsep.join(filter(None, (WITHOUT_COMPILER, os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path}
+    return {name: value for name, value in environment.items() if not name.startswith(own)}
 
 
 @pytest.mark.slow

@@ -64,7 +64,8 @@ def test_it_ends_with_a_page_and_goes_on_with_more_points(place: StudyFolder) ->
     code, said = search(place, "trials=3", "holdout_seeds=[5]")
     assert (code, place.starts()) == (0, starts)
     # More points, by two searches, each with two jobs; both end when all is done.
-    both = [place.start(*SEARCH, "trials=5", "--jobs", "2", command="search") for _ in range(2)]
+    words = (*SEARCH, "trials=5", "--jobs", "2")
+    both = [place.start_fork(*words, command="search") for _ in range(2)]
     said = [job.communicate(timeout=600)[0] for job in both]
     assert [job.returncode for job in both] == [0, 0], said
     found = points(place)
@@ -144,7 +145,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
     place: StudyFolder, tmp_path: Path
 ) -> None:
     """The search, its children, or all of it; the same points in the same order, each once."""
-    undisturbed_after_kills(place, tmp_path, moments=3, seed=0, trials=4)
+    undisturbed_after_kills(place, tmp_path, moments=3, seed=0, trials=3)
 
 
 @pytest.mark.distributed

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from helpers.launching import write_program
-from helpers.studies import StudyFolder, study_server
+from helpers.studies import StudyFolder, installed_server
 from helpers.waiting import wait_until
 
 CLAIMED = ("+study=claimed", "--launch", "mpirun", "--np", "2", "--until-decided")
@@ -69,7 +69,7 @@ def test_real_runs_decide_after_a_kill(place: StudyFolder) -> None:
     job.communicate(timeout=600)  # the fixture communicates again
     first = place.run_folder("digits", 0) / "metrics.jsonl"
     before = first.read_bytes()
-    place.python = write_program(place.folder / "python", *study_server())
+    place.python = write_program(place.folder / "python", *installed_server(place.installation))
     code, said = place.run(*words)
     assert code == 0, said
     assert first.read_bytes() == before, "a finished run is not trained again"

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 from helpers.composed import compose_recipe
-from helpers.studies import ALL, QUICK, TRIALS, StudyFolder, wait_until
+from helpers.launching import write_program
+from helpers.studies import ALL, QUICK, TRIALS, StudyFolder, installed_server, wait_until
 
 from lsgd.job import members
 from lsgd.run.read import planned_run_folder
@@ -65,7 +66,7 @@ def test_told_to_stop(place: StudyFolder) -> None:
 @pytest.mark.distributed
 def test_two_studies_share_the_work(place: StudyFolder) -> None:
     """Neither trains what the other does, and both end with all of it done."""
-    both = [place.start(*QUICK) for _ in range(2)]
+    both = [place.start_fork(*QUICK) for _ in range(2)]
     said = [job.communicate(timeout=600)[0] for job in both]
     assert [job.returncode for job in both] == [0, 0], said
     assert place.starts() == ALL
@@ -104,6 +105,8 @@ def test_a_real_trial_through_a_launch_script(place: StudyFolder) -> None:
     job = place.start(*words)
     wait_until(lambda: any(len(each) > 2 for each in place.epochs_of_all()))
     job.kill()
+    job.communicate(timeout=600)  # the fixture communicates again
+    place.python = write_program(place.folder / "python", *installed_server(place.installation))
     code, said = place.run(*words)
     assert code == 0, said
     folder = place.run_folder("digits")

@@ -5,10 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from helpers.launching import fork_command
 from helpers.waiting import wait_until
 
 from lsgd.job import members
@@ -25,8 +26,10 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """Starts supervisors, which the end of a test takes with their jobs."""
     begun = []
 
-    def start(*arguments: str) -> "subprocess.Popen[str]":
-        words = [sys.executable, "-m", "lsgd.supervise", *arguments]
+    def start(
+        *arguments: str, python: Sequence[str] = (sys.executable,)
+    ) -> "subprocess.Popen[str]":
+        words = [*python, "-m", "lsgd.supervise", *arguments]
         begun.append(
             subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
@@ -40,10 +43,10 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
 @pytest.fixture
 def supervised(start) -> Callable[..., tuple[int, str]]:
-    """Runs a supervisor to its end: its exit code and what it said."""
+    """Runs a supervisor to its end, as a fork: its exit code and what it said."""
 
     def supervised(*arguments: str) -> tuple[int, str]:
-        job = start(*arguments)
+        job = start(*arguments, python=fork_command())
         said, _ = job.communicate(timeout=900)
         return job.returncode, said
 
