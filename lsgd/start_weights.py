@@ -236,8 +236,8 @@ def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[int, A
     if saved.fingerprint != earlier.fingerprint:
         refuse("was trained by an lsgd that numbers the optimizer's parameters in another way")
     # The two networks have the same parameters, and that of ours can be made here.
-    earlier_factors = _lr_factors(replace(recipe, optim=earlier.optim))
-    factors = _lr_factors(recipe)
+    of_earlier = replace(recipe, optim=earlier.optim, schedule=earlier.schedule)
+    earlier_factors, factors = _lr_factors(of_earlier), _lr_factors(recipe)
     numbers = {name: number for number, name in enumerate(factors)}
     names = list(earlier_factors)
     state = {numbers[names[number]]: each for number, each in state.items()}

@@ -250,7 +250,8 @@ def test_a_velocity_is_corrected_for_the_first_lr(tmp_path: Path) -> None:
     write_checkpoint(
         replace(found, lr=0.05, optimizer=found.optimizer | {"state": velocities}), tmp_path
     )
-    made = recipe(f"model.start={tmp_path}", "model.start_optimizer=true", *rule)
+    lower = f"schedule.reference_lr={before.schedule.reference_lr / 5}"
+    made = recipe(f"model.start={tmp_path}", "model.start_optimizer=true", *rule, lower)
     start = read_start_weights(made, SingleComm())
     learner = Learner(made, SingleComm(), CPU, start=start.tensors, optimizer=start.optimizer)
     theirs = by_name(first, velocities)
