@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import re
 import shlex
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.audited import printed
-from helpers.launching import FOR_JOBS, WITHOUT_COMPILER
+from helpers.launching import FOR_JOBS
 
 from lsgd.audit import launched
 from lsgd.audit.__main__ import main
@@ -24,7 +23,6 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in FOR_JOBS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", WITHOUT_COMPILER, prepend=os.pathsep)
 
 
 def script(folder: Path, text: str) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.launching import fork_command
 from helpers.threaded import run_on_threads
 
 from lsgd.comm import Comm
@@ -205,7 +204,7 @@ def test_what_compiles_never_hears_the_signals(tmp_path: Path) -> None:
     variables = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     variables |= {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
     compiled = subprocess.run(
-        [*fork_command(), "-c", COMPILES, *(str(number.value) for number in SIGNALS)],
+        [sys.executable, "-c", COMPILES, *(str(number.value) for number in SIGNALS)],
         env=os.environ | variables,
         capture_output=True,
         text=True,

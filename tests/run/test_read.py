@@ -204,7 +204,7 @@ def test_a_rehearsal_is_never_finished(tmp_path: Path) -> None:
         (
             "config.yaml",
             "a: [" + "1," * 100_000 + "]",
-            "it has more than 20 levels or 50000 values: make it shorter)",
+            "it has more than 20 levels or 51000 values: make it shorter)",
         ),
         ("config.yaml", "a: " + "a" * 2**23, "it has more than 4194304 bytes"),
         (
