@@ -163,10 +163,11 @@ def print_jobs(
 
 
 def has_ended(run: Run | None) -> bool:
-    """Return whether a run has finished or diverged; a diverged run would diverge again.
+    """Return whether there is nothing left to train in a run, since it has finished or diverged.
 
-    A run whose checkpoints lack the last epoch was killed while it saved that, and can resume. A
-    folder without checkpoints, as published ones are, has what its rows say.
+    A diverged run would diverge again. A run whose checkpoints lack the last epoch was killed while
+    it saved that, and can resume. A folder without checkpoints, as published ones are, has what its
+    rows say.
     """
     if run is None or not run.finished:
         return run is not None and run.diverged is not None

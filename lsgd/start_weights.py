@@ -21,7 +21,7 @@ from lsgd.config import from_saved
 from lsgd.errors import UsageError
 from lsgd.installation import install_command, is_installed
 from lsgd.models import first_layer_parameters, head_parameters, make_network
-from lsgd.paths import checkpoint_files
+from lsgd.paths import CHECKPOINT, existing_checkpoint
 from lsgd.recipe import Model, Recipe
 from lsgd.recipe.fields import as_override
 from lsgd.recipe.start_file import start_file, unreadable_start
@@ -58,10 +58,11 @@ def read_start_weights(recipe: Recipe, comm: Comm) -> StartWeights:
     model = recipe.model
     if not model.start_sha256:
         return StartWeights()
-    # A resumed run has the optimizer state of its own checkpoint.
-    has_optimizer = model.start_optimizer and not broadcast_from_rank0(
-        comm, lambda: _has_checkpoint(recipe)
-    )
+    has_optimizer = model.start_optimizer
+    if has_optimizer and recipe.run_dir:
+        # A resumed run has the optimizer state of its own checkpoint.
+        own = Path(recipe.run_dir, CHECKPOINT)
+        has_optimizer = not broadcast_from_rank0(comm, lambda: existing_checkpoint(own).exists())
     start = all_or_raise(comm, lambda: _read(recipe, has_optimizer=has_optimizer))
     hosts = comm.gather_objects((model.start_sha256, platform.node()))
     for rank, (digest, host) in enumerate(hosts):
@@ -71,12 +72,6 @@ def read_start_weights(recipe: Recipe, comm: Comm) -> StartWeights:
                 f"process 0 on {hosts[0][1]}; copy the same file to all machines"
             )
     return start
-
-
-def _has_checkpoint(recipe: Recipe) -> bool:
-    """Return whether the run folder that a recipe names has a checkpoint to resume from."""
-    folder = Path(recipe.run_dir or "")
-    return recipe.run_dir is not None and folder.is_dir() and bool(checkpoint_files(folder))
 
 
 def _read(recipe: Recipe, *, has_optimizer: bool) -> StartWeights:
@@ -205,7 +200,7 @@ def _load_safetensors(content: bytes, name: str) -> dict[str, Tensor]:
 
 
 def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[int, Any]:
-    """Return the optimizer state of a start checkpoint as the recipe's optimizer numbers it.
+    """Return a start checkpoint's optimizer state in the parameter order of the new optimizer.
 
     Parameters are numbered by their groups, which may differ between the two runs. A velocity of
     equation 10 with momentum correction is corrected for the first lr. Raises UsageError unless the

@@ -310,7 +310,7 @@ class Model:
         return self.is_from_library and self.options.get("pretrained") is True
 
     def started_from(self, start: str | None) -> "Model":
-        """Return the model with a start file in place of the option pretrained."""
+        """Return these settings with a file of start weights in place of the option pretrained."""
         options = {key: each for key, each in self.options.items() if key != "pretrained"}
         return replace(self, options=options, start=start)
 

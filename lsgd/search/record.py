@@ -117,9 +117,10 @@ def make_record(
 
 
 def _with_epochs(space: SearchSpace, trial: Trial) -> Trial:
-    """Return a trial with its number of epochs and its reports by epoch, if `epochs` is searched.
+    """Key a trial's intermediate values by epochs trained, if its search varies `epochs`.
 
-    Optuna has them by steps, of which a short trial leaves some out between its seeds.
+    Optuna has them by steps, of which a short trial leaves some out between its seeds. The trial
+    gets its own number of epochs too.
     """
     varies = "epochs" in space.search.space
     runs = space.valid_runs(trial.values, space.search.seeds) if varies else []

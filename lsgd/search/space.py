@@ -92,16 +92,17 @@ class SearchSpace:
 
     @cached_property
     def most_epochs(self) -> int:
-        """The most epochs of a run of any trial, and the reported steps from one seed to the next.
+        """The largest number of epochs that a run of any trial trains.
 
-        So a step is the same epoch of the same seed in all trials, also where `epochs` is searched.
+        Steps reported to Optuna are counted as if each seed had as many, so that a step is the same
+        epoch of the same seed in all trials, also where `epochs` is searched.
         """
         if "epochs" not in self.search.space:
             return self.recipe({}).epochs
         return max(recipe.epochs for recipe in self.corner_recipes[1:])  # without the unchanged one
 
     def epochs_until(self, step: int, epochs: int) -> int:
-        """Return the epochs that a trial, whose runs have `epochs`, has trained at a step."""
+        """Convert a step reported to Optuna to epochs trained, if each run has `epochs` of them."""
         seeds, epoch = divmod(step, self.most_epochs)
         return seeds * epochs + epoch
 

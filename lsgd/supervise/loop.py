@@ -27,7 +27,7 @@ NP, HOSTS = "{np}", "{hosts}"
 SSH, FAILED_SSH = 22, 255
 """The default port of ssh, and its exit code where it could not run the command."""
 OUTAGE, PAUSE = 600.0, 5.0
-"""The seconds for which a supervisor waits for hosts that do not answer, and between tries."""
+"""The most seconds to wait for hosts that do not answer, and the seconds between two tries."""
 
 
 def supervise_job(options: argparse.Namespace) -> int:
@@ -112,10 +112,10 @@ def _next_command(
 def _wait_for_hosts(
     options: argparse.Namespace, logbook: Logbook, signals: Sequence[int]
 ) -> tuple[dict[str, int], str]:
-    """Wait until enough hosts answer; return them, and why too few do after OUTAGE seconds.
+    """Wait until enough hosts answer; return those that do, and why they are too few, if they are.
 
-    A signal ends the wait too. The outage of a network, of which a job has died, ends all answers
-    for a while.
+    The wait ends after OUTAGE seconds or at a signal. The outage of a network, of which a job has
+    died, ends all answers for a while.
     """
     deadline, is_logged = time.monotonic() + OUTAGE, False
     hosts = reachable_hosts(options.hosts)

@@ -50,7 +50,7 @@ It is a multiple of what another order of sums changes, so that a ReLU's input t
 across 0 is taken across it by one of two opposite perturbations.
 """
 NORM_MARGIN = 4.0
-"""The factor by which a gradient norm's rounding may exceed that of one random sample of it."""
+"""The factor by which a gradient norm's rounding error may exceed the one measured in a sample."""
 HARDWARE_SETTINGS = {"fused", "foreach", "capturable", "differentiable"}
 """The settings of torch's optimizers that choose kernels; the others decide what is computed."""
 

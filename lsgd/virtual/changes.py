@@ -77,7 +77,7 @@ def _acts_on_steps(module: nn.Module) -> bool:
 
 
 class GradientRecord:
-    """A snapshot of each .grad after a backward pass, by which a change by other code is found."""
+    """Snapshots of the parameters' .grad, which show if other code changes it between passes."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], reducer: Reducer) -> None:
         self.parameters, self.reducer = parameters, reducer
