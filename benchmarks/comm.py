@@ -22,10 +22,10 @@ from lsgd.bench.timing import (
     measure,
     time_ratio,
 )
-from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.job.device import pick_device
 from lsgd.recipe import Recipe
+from lsgd.recipe_parser import RecipeParser
 from lsgd.tables import markdown_table
 
 ABOUT = f"""\

@@ -15,13 +15,13 @@ from lsgd.bench.loaders import micro_batches_of_step
 from lsgd.bench.setting import Result, check_not_launched, recipe_facts, recipe_lines
 from lsgd.bench.timing import TimedWork, estimate, measure, speed_ratio, time_ratio
 from lsgd.comm import Comm, open_comm
-from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.inputs import Batch
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.job.device import pick_device, synchronize
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
+from lsgd.recipe_parser import RecipeParser
 from lsgd.step import train_step
 from lsgd.strategy import StepTask
 from lsgd.tables import markdown_table

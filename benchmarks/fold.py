@@ -46,11 +46,11 @@ from lsgd.bench.timing import (
     measure,
     speed_ratio,
 )
-from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.job.command import integer_from
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
+from lsgd.recipe_parser import RecipeParser
 from lsgd.tables import markdown_table
 
 LEAVES = 128

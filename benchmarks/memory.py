@@ -10,11 +10,11 @@ from lsgd.bench import results
 from lsgd.bench.job import open_job
 from lsgd.bench.setting import Result, check_not_launched, recipe_facts, recipe_lines
 from lsgd.bench.timing import Estimate, Samples, estimate, speed_ratio
-from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.job.device import pick_device
 from lsgd.models import DTYPES
 from lsgd.recipe import Recipe
+from lsgd.recipe_parser import RecipeParser
 from lsgd.tables import markdown_table
 
 ABOUT = """\

@@ -31,13 +31,13 @@ from lsgd.bench.setting import (
     record_refusal,
 )
 from lsgd.bench.timing import TimedWork, estimate, measure
-from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.job.command import integer_from
 from lsgd.models.tagger import Tagger
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 from lsgd.recipe.settings import PADDINGS
+from lsgd.recipe_parser import RecipeParser
 from lsgd.tables import markdown_table
 
 ABOUT = """\

@@ -16,7 +16,6 @@ from benchmarks.operator_groups import operator_group
 from lsgd.bench import results
 from lsgd.bench.setting import Result, check_not_launched, recipe_facts, recipe_lines
 from lsgd.comm.single import SingleComm
-from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.job.command import integer_from
@@ -25,6 +24,7 @@ from lsgd.learner import Learner
 from lsgd.models import DTYPES
 from lsgd.profile.traffic import OperatorCall, OperatorTraffic
 from lsgd.recipe import Recipe
+from lsgd.recipe_parser import RecipeParser
 from lsgd.rules.sampler import MicroBatch
 from lsgd.step import train_step
 from lsgd.strategy import StepTask

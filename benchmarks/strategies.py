@@ -34,12 +34,13 @@ from lsgd.bench.setting import (
     record_refusal,
 )
 from lsgd.bench.timing import Estimate
-from lsgd.config import RecipeParser, load_recipe
+from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.job.command import integer_from, seconds
 from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
+from lsgd.recipe_parser import RecipeParser
 from lsgd.rules.sampler import MicroBatch
 from lsgd.tables import markdown_table
 from lsgd.workloads import open_workload

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 import lsgd
-from lsgd import config, messages
+from lsgd import messages, recipe_parser
 from lsgd.comm import Comm, broadcast_from_rank0, joined
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
@@ -602,7 +602,7 @@ def main(argv: Sequence[str]) -> int:
         "Later runs with hardware=auto, the default, take the fastest execution fields."
     )
     return run_command(
-        lambda: autotune(config.parse_recipe(argv, program="lsgd.autotune", about=about))
+        lambda: autotune(recipe_parser.parse_recipe(argv, program="lsgd.autotune", about=about))
     )
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 import argcomplete
 from argcomplete.shell_integration import shellcode
 
-from lsgd import config
+from lsgd import config, definitions
 from lsgd.errors import UsageError
 from lsgd.recipe.own_files import own_names
 
@@ -96,8 +96,8 @@ def overrides(prefix: str) -> list[str]:
 def _values(key: str) -> Iterator[str]:
     names = {
         "recipe": config.sorted_recipe_names,
-        "study": config.study_names,
-        "search": config.search_names,
+        "study": definitions.study_names,
+        "search": definitions.search_names,
     }.get(key.lstrip("+"), lambda: config.choices(key))
     yield from (f"{key}={name}" for name in names())
     with suppress(UsageError):  # of a folder that does not exist

@@ -1,18 +1,15 @@
 """The composition of recipes from conf/, recipes/ and overrides; only this file uses Hydra."""
 
-import argparse
-import math
 import re
 import shlex
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import MISSING, asdict, fields, replace
 from functools import cache
 from pathlib import Path
 from threading import RLock
-from typing import Any, NoReturn, TypeVar, get_origin
+from typing import Any, NoReturn, get_origin
 
 import yaml
 from hydra import version
@@ -32,19 +29,17 @@ from yaml import YAMLError
 
 from lsgd import paths
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, RecipeFolder, matching, option_and_value
 from lsgd.override_syntax import (
     ADDED,
     ALIASES,
     PATH_FIELDS,
     canonical,
-    format_override,
     key_and_value,
     parse_text,
     quote,
 )
 from lsgd.own_parts import first_line, is_import_path
-from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe, reference
+from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.epoch_scaling import scale_epochs
@@ -61,10 +56,8 @@ from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images, without_skipp
 from lsgd.recipe.overrides import (
     base_of_part,
     check_overrides,
-    check_recipe_file,
     config_groups,
     field_keys,
-    installed_names,
     missing_message,
     refuse_deletion,
     refuse_key,
@@ -84,19 +77,10 @@ from lsgd.recipe.own_files import (
     OwnRecipe,
     base_file,
     check_events,
-    find_own_file,
-    find_recipe,
-    missing_file_message,
-    own_names,
     own_recipe,
-    read_own_file,
 )
 from lsgd.recipe.part_sources import check_saved_parts, with_own_parts
-from lsgd.recipe.published_points import PublishedPoints, check_points
-from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
 from lsgd.recipe.start_file import with_start_hash
-from lsgd.recipe.study import Entry, Study, check_study
-from lsgd.suggestions import did_you_mean
 from lsgd.typed import (
     FieldError,
     MissingValueError,
@@ -109,16 +93,9 @@ from lsgd.typed import (
 )
 from lsgd.untrusted_files import read_bounded
 
-T = TypeVar("T")
-Definition = TypeVar("Definition", Study, Search)
 
-EXAMPLES = """
-
-examples:
-  python -m {program} recipe=digits                   a recipe; --recipes lists them
-  python -m {program} recipe=bs8k dry_run=true        the same run in miniature, in seconds
-  python -m {program} recipe=bs8k workers=128 seed=1  other fields; --fields lists them
-"""
+class OverrideError(ValueError):
+    """The error for an override that cannot be read."""
 
 
 _FAST = [yaml.CSafeLoader] if yaml.__with_libyaml__ else []
@@ -222,74 +199,6 @@ _HYDRA = "hydra/config"
 """The name of Hydra's own settings, which it adds to each composition."""
 _COMPLETE = "complete"
 """The primary configuration for a recipe with all of its fields: no group has a default."""
-
-
-class RecipeParser(Parser):
-    """A command-line parser for the overrides of a recipe and the options that a command adds."""
-
-    def __init__(self, *, program: str, about: str, command_keys: Sequence[str] = ()) -> None:
-        """Create a recipe parser; `command_keys` are keys that the command takes from its line."""
-        super().__init__(
-            program,
-            about if "python -m" in about else about.rstrip() + EXAMPLES.format(program=program),
-            keys=lambda: ["recipe", *command_keys, *override_keys()],
-            usage=f"python -m {program} recipe=NAME [key=value ...] [options]",
-        )
-        self.add_argument("words", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
-        self.add_listing(
-            "--recipes", "FILTER", "list the recipes whose line contains FILTER", recipe_list
-        )
-        self.add_listing(
-            "--fields", "PREFIX", "list the fields and groups that begin with PREFIX", field_list
-        )
-        trains = program == "lsgd.train"
-        self.is_tuned = trains or program == "lsgd.autotune"
-        self.add_argument(
-            "--recipe-dir",
-            action=RecipeFolder,
-            metavar="DIR",
-            help="the folder of your own recipes ($LSGD_RECIPES)" if trains else argparse.SUPPRESS,
-        )
-        printed = "print the run's configuration and exit" if trains else argparse.SUPPRESS
-        self.add_argument("--cfg", action="store_true", help=printed)
-
-    def parse(self, argv: Sequence[str]) -> tuple[Recipe, argparse.Namespace]:
-        """Parse a command line into the composed recipe and the command's own options.
-
-        Raises UsageError for any error in it; `--help` and `--cfg` print and raise SystemExit(0).
-        """
-        # Options may stand between overrides.
-        arguments = self.parse_intermixed_args(argv)
-        recipe = load_recipe(arguments.words, is_tuned=self.is_tuned)
-        if arguments.cfg:
-            print(to_yaml(recipe), end="")
-            raise SystemExit(0)
-        return recipe, arguments
-
-    def reject_argument(
-        self, word: str, line: Sequence[str], *remedy: str, **more: Any
-    ) -> NoReturn:
-        """Raise UsageError for an unknown option, with the recipe override to write if any."""
-        name, value = option_and_value(word, line)
-        if (key := name.lstrip("-").replace("-", "_")) in ("batch_size", "recipe"):
-            overrides = [each for each in line if "=" in each and not each.startswith("-")]
-            _check_overrides([f"{key}={value}", *overrides])
-        super().reject_argument(word, line, *remedy, **more)
-
-
-def check_command_line(argv: Sequence[str]) -> None:
-    """Check a recipe's command line for errors that show before composition; raises UsageError."""
-    parser = RecipeParser(program="lsgd.train", about="")
-    _check_overrides(_canonical(parser.parse_intermixed_args(argv).words))
-
-
-def parse_recipe(argv: Sequence[str], *, program: str, about: str) -> Recipe:
-    """Compose the recipe of a command line that has only recipe overrides and common options.
-
-    Raises UsageError or SystemExit(0), as RecipeParser.parse does.
-    """
-    recipe, _ = RecipeParser(program=program, about=about).parse(argv)
-    return recipe
 
 
 def load_recipe(overrides: Sequence[str], *, is_tuned: bool = False) -> Recipe:
@@ -399,7 +308,7 @@ def _published_recipe(*overrides: str) -> Recipe:
 
 def load_data(option: str) -> Data:
     """Load the dataset description conf/data/OPTION.yaml; raises UsageError if it is invalid."""
-    file = _read_yaml(paths.conf_dir() / "data" / f"{option}.yaml")
+    file = read_yaml(paths.conf_dir() / "data" / f"{option}.yaml")
     try:
         return make_typed(Data, file.get("data", {}))
     except FieldError as error:
@@ -413,7 +322,7 @@ def recipe_from_mapping(values: Mapping[str, Any], *overrides: str) -> Recipe:
     """
     overrides = tuple(_expand_group_override(canonical(word)) for word in overrides)
     try:
-        given = _resolve(merge(values, _parse_overrides(overrides, text_keys())))
+        given = _resolve(merge(values, parse_overrides(overrides, text_keys())))
         recipe = make_typed(Recipe, merge(given, nest(_as_text(given))))
     except MissingValueError as error:
         raise UsageError(missing_message(error.value)) from None
@@ -422,7 +331,7 @@ def recipe_from_mapping(values: Mapping[str, Any], *overrides: str) -> Recipe:
         refuse_key(error.key, ".".join([error.key, *map(str, [*below][:1])]))
     except WrongTypeError as error:
         refuse_type(error.key, error.value)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, OverrideError) as error:
         raise UsageError(f"{first_line(error)}; write the value itself") from None
     except YAMLError:
         raise UsageError(
@@ -521,218 +430,7 @@ def read_recipe(path: Path) -> Recipe:
     return from_saved(_parse_yaml(_read_text(path, follow=False), path.name))
 
 
-def load_study(name: str) -> Study:
-    """Load and check the study `recipes/study/NAME.yaml`, or in a user's own file.
-
-    `name` is its name or the path of its file. Raises UsageError.
-    """
-    file = _own_definition("study", name, study_names())
-    study = _load_definition(Study, "study", name, hint="see the available studies", own=file)
-    try:
-        _check_fields_of_files("study", study.name, study, *study.entries)
-        found = {entry.recipe: _find_recipe(entry.recipe, file) for entry in study.entries}
-
-        def name_of(recipe: str) -> str:
-            return found.get(recipe, (recipe, None))[0]
-
-        study = replace(
-            study,
-            file=str(file.path) if file else None,
-            baseline=name_of(study.baseline),
-            quick=[name_of(recipe) for recipe in study.quick],
-            entries=[
-                replace(entry, recipe=name_of(entry.recipe), file=found[entry.recipe][1])
-                for entry in study.entries
-            ],
-            claims=[
-                replace(claim, recipe=name_of(claim.recipe), other=name_of(claim.other))
-                for claim in study.claims
-            ],
-        )
-        own = [entry.recipe for entry in study.entries if entry.file]
-        check_study(study, [*sorted_recipe_names(), *own])
-    except UsageError as refusal:
-        raise _located(refusal, file) from None
-    return study
-
-
-def load_search(name: str, *overrides: str) -> Search:
-    """Load and check the search `recipes/search/NAME.yaml`, with overrides such as `trials=60`.
-
-    `name` is its name, or the path of a user's own file. Raises UsageError. It does not check that
-    the recipe accepts the points of the search space.
-    """
-    file = _own_definition("search", name, search_names())
-    page = paths.display_path(paths.recipes_dir() / "README.md")
-    hint = f"a search has {', '.join(SEARCH_FIELDS)}, as {page} says"
-    try:
-        search = _load_definition(Search, "search", name, *overrides, hint=hint, own=file)
-    except YAMLError:
-        raise UsageError(
-            f"a value in {' '.join(overrides)} cannot be read; close its brackets"
-        ) from None
-    try:
-        _check_fields_of_files("search", search.name, search)
-        if file and any("skip_list" in each for each in (*search.words, *search.space)):
-            raise UsageError(
-                f"search {search.name} names a data.skip_list, which is another file; write it on "
-                "the command line"
-            )
-        recipe, recipe_file = _find_recipe(search.recipe, file)
-        where = str(file.path) if file else None
-        search = replace(search, recipe=recipe, recipe_file=recipe_file, file=where)
-        check_search(search, [*sorted_recipe_names(), *([recipe] if recipe_file else [])])
-    except UsageError as refusal:
-        raise _located(refusal, file) from None
-    return search
-
-
-def search_over(recipe: str, lists: Sequence[str], *overrides: str) -> Search:
-    """Make the grid search of a recipe over lists of values, such as optim.momentum=[0.8,0.9].
-
-    `recipe` is the recipe's name or the path of its file, and `overrides` are of the search, such
-    as `seeds=[0,1]`. Raises UsageError.
-    """
-    chosen = format_override("recipe", recipe)
-    name, file = find_recipe(recipe, Path())
-    own = [name] if file else []
-    if not own:
-        check_overrides([chosen])
-    try:
-        space = {
-            # By another key, since OmegaConf reads brackets in this one.
-            key: {"choices": _parse_overrides([f"values={value}"], ())["values"]}
-            for key, value in map(key_and_value, lists)
-        }
-        ends = [key.rpartition(".")[2] for key in space]
-        values = {
-            "title": f"{' and '.join(ends)} of {name}",
-            "recipe": name,
-            "space": space,
-            "sampler": "grid",
-            "trials": max(1, math.prod(len(each["choices"]) for each in space.values())),
-        }
-        base = {"name": re.sub(r"\W", "_", "_".join([name, *ends]))}
-        search = _merge_definition(Search, base, values, overrides)
-    except (YAMLError, OmegaConfBaseException, FieldError) as error:
-        raise UsageError(
-            f"{' '.join([*lists, *overrides])} cannot be read ({first_line(error)}); write lists "
-            "in brackets, such as 'schedule.reference_lr=[0.05,0.1]'"
-        ) from None
-    search = replace(search, recipe_file=file, line=[chosen, *lists])
-    check_search(search, [*sorted_recipe_names(), *own])
-    return search
-
-
-def _own_definition(group: str, name: str, known: Sequence[str]) -> OwnFile | None:
-    """Read a user's own file of a study or search; return None for a shipped one.
-
-    Raises UsageError if there is neither, or a user's own has the name of a shipped one.
-    """
-    if name in known:
-        return None
-    path = find_own_file(name)
-    if path is None:
-        raise UsageError(missing_file_message(f"+{group}={name}", name, known))
-    if path.stem in known or not re.fullmatch(r"\w[\w.+-]*", path.stem):
-        raise UsageError(
-            f"{path} would make a {group} {path.stem}, which is the name of a shipped one or no "
-            "name of a folder; rename the file"
-        )
-    file = read_own_file(path, may_refer=False)
-    file.check_kind(group)
-    return file
-
-
-def _check_fields_of_files(group: str, name: str, *definitions: Study | Search | Entry) -> None:
-    """Raise UsageError for a field that lsgd fills in and a study's or search's file cannot set."""
-    for definition in definitions:
-        for key in ("file", "recipe_file", "line", "claim_seeds"):
-            if getattr(definition, key, None):
-                raise UsageError(f"{group} {name} has the field {key}; leave it out")
-
-
-def _find_recipe(text: str, file: OwnFile | None) -> tuple[str, str | None]:
-    """Return the name of a recipe that a study or search has, and the file of a user's own."""
-    return find_recipe(text, file.path.parent) if file else (text, None)
-
-
-def _located(refusal: UsageError, file: OwnFile | None) -> UsageError:
-    """Return the refusal of a user's own study or search, with its file and line."""
-    if file is None:
-        return refusal
-    return UsageError(f"{file.locate(str(refusal)) or file.shown}: {refusal}")
-
-
-def load_points(name: str) -> PublishedPoints:
-    """Load and check convergence points, `recipes/points/NAME.yaml`; raises UsageError."""
-    points = _load_definition(PublishedPoints, "points", name, hint="see the available points")
-    check_points(points)
-    return points
-
-
-def _load_definition(
-    kind: type[T], group: str, name: str, *overrides: str, hint: str, own: OwnFile | None = None
-) -> T:
-    """Load a study, search or points file `recipes/GROUP/NAME.yaml` as a dataclass, with overrides.
-
-    `own` is a user's own file in its place. Raises UsageError, and YAMLError for an override that
-    cannot be parsed.
-    """
-    if own:
-        name = own.path.stem
-        if "name" in own.lines:
-            own.refuse(own.lines["name"], f"a {group} has the name of its file; leave out name")
-        values = _values_of_own_file(own, kind)
-    else:
-        values = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
-    try:
-        return _merge_definition(kind, {"name": name}, values, overrides)
-    except (OmegaConfBaseException, FieldError) as error:
-        refusal = UsageError(f"{group} {name}: {first_line(error)}; {hint}")
-        if own and isinstance(error, FieldError) and (line := own.line_of(error.key)):
-            own.refuse(line, str(refusal))
-        raise _located(refusal, own) from None
-
-
-def _merge_definition(
-    kind: type[T], base: Mapping[str, Any], values: Mapping[str, Any], overrides: Sequence[str]
-) -> T:
-    """Make a dataclass of values and overrides; raises FieldError and YAMLError."""
-    texts = {key for key, entry in all_fields(kind) if entry.type is str}  # type: ignore[arg-type]
-    return make_typed(kind, merge(base, merge(values, _parse_overrides(overrides, texts))))
-
-
-def load_all_points() -> list[PublishedPoints]:
-    """Load all shipped files of convergence points; print a line for each that cannot be loaded."""
-    found, refusals = load_readable(paths.yaml_names(paths.recipes_dir() / "points"), load_points)
-    for refusal in refusals:
-        print(f"lsgd: skipped: {refusal}", file=sys.stderr)
-    return list(found.values())
-
-
-def load_readable(names: Iterable[str], load: Callable[[str], T]) -> tuple[dict[str, T], list[str]]:
-    """Load an object for each name; return the objects by name and the messages of all refusals."""
-    found, refusals = {}, []
-    for name in names:
-        try:
-            found[name] = load(name)
-        except UsageError as refusal:
-            refusals.append(str(refusal))
-    return found, refusals
-
-
-def search_names() -> list[str]:
-    """Return the names of all shipped hyper-parameter searches."""
-    return paths.yaml_names(paths.recipes_dir() / "search")
-
-
-def study_names() -> list[str]:
-    """Return the names of all shipped studies of several recipes and seeds."""
-    return paths.yaml_names(paths.recipes_dir() / "study")
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
     """Read an untrusted YAML file; raises UsageError if it is not a mapping or cannot be read."""
     return _parse_yaml(_read_text(path, follow=True), path.name)
 
@@ -813,6 +511,11 @@ def to_yaml(recipe: Recipe) -> str:
     return f"{derived}{text}"
 
 
+def check_before_composition(overrides: Sequence[str]) -> None:
+    """Check the overrides of a command line for errors that show early; raises UsageError."""
+    _check_overrides(_canonical(overrides))
+
+
 def _check_overrides(overrides: Sequence[str]) -> None:
     """Raise UsageError for recipe overrides that Hydra would misread or explain badly."""
     for word in overrides:
@@ -831,7 +534,7 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
     # A choice on the command line replaces the whole group of a file with all fields.
     replaced = {key_and_value(word)[0] for word in overrides} & {*groups} if is_complete else ()
     for path, file in files.items():
-        given = _values_of_own_file(file, Recipe)
+        given = values_of_own_file(file, Recipe)
         if "defaults" in given:
             given["defaults"] = [
                 names[base] if isinstance(each, str) and (base := base_file(file, each)) else each
@@ -847,7 +550,7 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
     return _COMPLETE
 
 
-def _values_of_own_file(file: OwnFile, kind: type) -> dict[str, Any]:
+def values_of_own_file(file: OwnFile, kind: type) -> dict[str, Any]:
     """Return the values in a user's own file of a dataclass, with texts as written."""
     try:
         return file.with_texts(_parse_yaml(file.text, file.shown), kind)
@@ -915,20 +618,23 @@ def _fill_folder_counts(data: Any) -> None:
         data.update({key: counted[key] for key in missing})
 
 
-def _parse_overrides(overrides: Sequence[str], text_keys: Collection[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str], text_keys: Collection[str]) -> dict[str, Any]:
     """Parse `key=value` overrides into nested dictionaries; those in `text_keys` stay texts.
 
-    Raises YAMLError for a value that cannot be parsed.
+    Raises YAMLError for a value that cannot be parsed, and OverrideError for other mistakes.
     """
     parsed = OmegaConf.create()
-    for word in overrides:
-        key, equals, value = word.partition("=")
-        refuse_long_number(key, value)
-        if equals and key in text_keys:
-            OmegaConf.update(parsed, key, parse_text(key, value))
-        else:
-            parsed.merge_with_dotlist([word])
-    return OmegaConf.to_container(parsed)  # type: ignore[return-value]
+    try:
+        for word in overrides:
+            key, equals, value = word.partition("=")
+            refuse_long_number(key, value)
+            if equals and key in text_keys:
+                OmegaConf.update(parsed, key, parse_text(key, value))
+            else:
+                parsed.merge_with_dotlist([word])
+        return OmegaConf.to_container(parsed)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise OverrideError(first_line(error)) from None
 
 
 def _chosen_group(override: str) -> str | None:
@@ -1067,75 +773,3 @@ def _exact_batch_hint(batch_size: int, n: int, rest: Sequence[str]) -> str:
         if _recipe_or_none([*rest, *overrides]):
             return f", or for {batch_size} {' '.join(overrides)}"
     return ""
-
-
-def recipe_list(part: str) -> str:
-    """Return a list, as text, of the recipes whose names or claims contain a text.
-
-    They are the shipped ones and those in $LSGD_RECIPES.
-
-    Raises UsageError if there are none.
-    """
-    claims, refusals = load_readable(sorted_recipe_names(), _claim)
-    own, own_refusals = load_readable(own_names("recipe"), _own_claim)
-    lines = [f"{name:<27} {claim}" for name, claim in (claims | own).items()]
-    refusals += own_refusals
-    return matching(lines, part, "recipe", refusals)
-
-
-def definition_list(
-    group: str, part: str, load: Callable[[str], Definition], describe: Callable[[Definition], str]
-) -> str:
-    """Return a list, as text, of the studies or searches that contain `part`, with their hardware.
-
-    They are the shipped ones and those in $LSGD_RECIPES. Raises UsageError if there are none.
-    """
-    blocks = []
-    names = [*paths.yaml_names(paths.recipes_dir() / group), *own_names(group)]
-    found, refusals = load_readable(dict.fromkeys(names), load)
-    for name, definition in found.items():
-        file = Path(definition.file or paths.recipes_dir() / group / f"{name}.yaml")
-        text = file.read_text(encoding="utf-8")
-        takes = " ".join(line[2:] for line in text.splitlines() if "Hardware: " in line)
-        blocks.append(f"{group}={name}\n    {describe(definition)}. {takes}")
-    return matching(blocks, part, group, refusals)
-
-
-def field_list(prefix: str) -> str:
-    """Return a list, as text, of recipe groups and fields with this prefix, and their meanings.
-
-    For a part of one's own, such as optim=package.module:Name, it has the options of that part.
-    Raises UsageError if there are none.
-    """
-    if "=" in prefix:
-        return reference.option_list(prefix)
-    groups = [name for name in config_groups() if name.startswith(prefix.partition(".")[0])]
-    known = {name: "|".join([*choices(name), *installed_names(name)]) for name in groups}
-    headlines = [f"{name}={known[name]}   [conf/{name}/]" for name in groups]
-    text = reference.field_list(prefix)
-    if not text and not headlines:
-        raise UsageError(
-            f"no field begins with {prefix!r}; {did_you_mean(prefix, override_keys())}"
-        )
-    return "\n".join([*headlines, text]).strip()
-
-
-def _claim(name: str) -> str:
-    """Return the first comment of a recipe's file, which states its claim; raises UsageError."""
-    comments = [line[2:] for line in check_recipe_file(name) if line.startswith("# ")]
-    return next((line for line in comments if "@package" not in line), "(no description)")
-
-
-def _own_claim(name: str) -> str:
-    """Return the claim of a recipe in $LSGD_RECIPES, with its file; raises UsageError."""
-    own = own_recipe([f"recipe={name}"])
-    if own is None:
-        path = find_own_file(name)
-        raise UsageError(
-            f"{path} has the name of a shipped recipe, which recipe={name} means; write "
-            f"recipe={path} for it, or rename it"
-        )
-    file = own.files[0]
-    comments = [line[2:] for line in file.text.splitlines() if line.startswith("# ")]
-    claim = next((line for line in comments if "@package" not in line), "(no description)")
-    return f"{claim} [{file.shown}]"

@@ -35,7 +35,7 @@ def reply_early(command: str, arguments: Sequence[str]) -> None:
     asks = {"-h", "--help", "--explain"} & {*arguments}
     if command not in ("train", "check") or asks or _launched():
         return
-    from lsgd.config import check_command_line
+    from lsgd.recipe_parser import check_command_line
 
     try:
         check_command_line(arguments)

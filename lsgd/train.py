@@ -17,7 +17,6 @@ import sys
 from collections.abc import Sequence
 from itertools import tee
 
-from lsgd import config
 from lsgd.autotune import resolve_auto_fields
 from lsgd.comm import joined
 from lsgd.errors import PreemptedError
@@ -33,6 +32,7 @@ from lsgd.models.pretrained import with_pretrained_weights
 from lsgd.profile import profiling
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_world_size
+from lsgd.recipe_parser import parse_recipe
 from lsgd.run import checkpoint, metrics
 from lsgd.run.folder import open_run
 from lsgd.run.saver import CheckpointSaver
@@ -171,7 +171,7 @@ def evaluate_within_epoch(
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd train` command line and return its exit code, such as 75 if preempted."""
     about = "Train a recipe; rerun the same command to resume it."
-    return run_command(lambda: train(config.parse_recipe(argv, program="lsgd.train", about=about)))
+    return run_command(lambda: train(parse_recipe(argv, program="lsgd.train", about=about)))
 
 
 if __name__ == "__main__":

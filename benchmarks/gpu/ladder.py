@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lsgd import config
+from lsgd import definitions
 from lsgd.job.command import run_command
 from lsgd.report import report
 from lsgd.run.tuned import apply_search_results
@@ -18,7 +18,7 @@ from lsgd.study.planned_runs import planned_runs
 
 def write_ladder(out: Path, name: str, overrides: Sequence[str]) -> None:
     """Report on the study's runs that have started, if there are any."""
-    study = apply_search_results(config.load_study(name))
+    study = apply_search_results(definitions.load_study(name))
     folders = [each.folder for each in planned_runs(study, overrides) if each.folder.is_dir()]
     if folders:
         # The location of the images on this machine does not describe what was trained.

@@ -20,9 +20,9 @@ from lsgd.bench.loaders import (
 from lsgd.bench.setting import Result, environment_facts, machine_lines
 from lsgd.bench.timing import Samples, check_rounds, estimate, measure, speed_ratio
 from lsgd.bench.training import MODEL, TOGETHER, FedTraining, measure_training
-from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.recipe import Recipe
+from lsgd.recipe_parser import RecipeParser
 from lsgd.tables import markdown_table
 
 ABOUT = """\

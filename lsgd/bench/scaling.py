@@ -16,9 +16,9 @@ from lsgd.bench.setting import (
     record_refusal,
 )
 from lsgd.bench.timing import Samples, TimedWork, estimate, measure, speed_ratio
-from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.job.device import pick_device
+from lsgd.recipe_parser import RecipeParser
 from lsgd.tables import markdown_table
 
 ABOUT = """\

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from functools import partial
 
-from lsgd import config
+from lsgd import recipe_parser
 from lsgd.check import RuleResult, build_learner, rule_results
 from lsgd.check.papers import PAPERS, rules_of
 from lsgd.errors import UsageError
@@ -98,7 +98,9 @@ def check(recipe: Recipe) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Check the recipe of a command line against its paper and return the exit code."""
-    return run_command(lambda: check(config.parse_recipe(argv, program="lsgd.check", about=ABOUT)))
+    return run_command(
+        lambda: check(recipe_parser.parse_recipe(argv, program="lsgd.check", about=ABOUT))
+    )
 
 
 if __name__ == "__main__":

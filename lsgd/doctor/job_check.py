@@ -41,7 +41,6 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 import lsgd
 from lsgd.comm.torch import error_cause, open_store
-from lsgd.config import RecipeParser
 from lsgd.doctor import FAIL, ProbeResult, machine, probe
 from lsgd.doctor.nodes import (
     UNKNOWN,
@@ -64,6 +63,7 @@ from lsgd.job.network import list_interfaces
 from lsgd.job.system import cpu_quota
 from lsgd.paths import is_leftover
 from lsgd.recipe import Recipe
+from lsgd.recipe_parser import RecipeParser
 
 MATRIX_SECONDS = 2.0
 """The seconds in which matrix products are repeated, enough for a hot GPU to lower its clock."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lsgd import paths
-from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.files import create_output_folder
 from lsgd.job.command import integer_from, positive_number, run_command
@@ -32,6 +31,7 @@ from lsgd.plan.time_to_target import plan_to_target
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_constant_batch, check_supported, check_world_size
 from lsgd.recipe.published_points import PublishedPoints
+from lsgd.recipe_parser import RecipeParser
 
 ABOUT = """\
 Predict how long a run takes on a number of servers: its time, bottleneck and network bandwidth.

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.job.command import integer_from
 from lsgd.recipe import ImageSizes, Recipe
 from lsgd.recipe.checks import check_constant_batch, check_supported, check_world_size
 from lsgd.recipe.fields import AUTO
+from lsgd.recipe_parser import RecipeParser
 
 MOST = 32
 """The most workers in a planned micro-batch, unless the recipe has another number."""

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from lsgd import paths
-from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.files import create_output_folder
 from lsgd.job.command import seconds
@@ -15,6 +14,7 @@ from lsgd.plan.table import plotter, write_plan
 from lsgd.plan.throughput import STEPS, StrategyThroughput, simulate_throughput
 from lsgd.recipe import Recipe, StrategySettings
 from lsgd.recipe.checks import check_constant_batch, check_supported
+from lsgd.recipe_parser import RecipeParser
 from lsgd.strategy.placement import PLACEMENTS, elements, place
 from lsgd.tables import markdown_table
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from lsgd import config
+from lsgd import config, definitions
 from lsgd.errors import UsageError
 from lsgd.plan.step import ModelledCluster
 from lsgd.plan.table import constants, duration, run_time
@@ -20,7 +20,7 @@ def find_points(accuracy: float, recipe: Recipe) -> PublishedPoints:
     Raises UsageError if there are none, or if they belong to another network, dataset or image
     size.
     """
-    known = points_of_paper(config.load_all_points(), recipe.paper)
+    known = points_of_paper(definitions.load_all_points(), recipe.paper)
     ladders = [points for points in known if points.rate == "top1_error"]
     for points in ladders:
         if math.isclose(points.target, 100 - accuracy, abs_tol=1e-9):

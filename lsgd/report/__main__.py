@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lsgd import config, paths
+from lsgd import definitions, paths
 from lsgd.errors import UsageError
 from lsgd.files import make_output_folder
 from lsgd.job.command import Parser, run_alone
@@ -53,7 +53,7 @@ def write(argv: Sequence[str]) -> int:
         return 0
     if not options.runs:
         raise UsageError("no run is given; write run folders, or folders that contain some")
-    study = apply_search_results(config.load_study(options.study)) if options.study else None
+    study = apply_search_results(definitions.load_study(options.study)) if options.study else None
     looks = read_looks(STUDIES / study.name) if study else None
     out = report(options.runs, study, options.out, looks=looks)
     print((out / "README.md").read_text(encoding="utf-8"))

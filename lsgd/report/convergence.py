@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from lsgd import config
+from lsgd import config, definitions
 from lsgd.recipe import Recipe
 from lsgd.recipe.published_points import PublishedPoints, points_of_paper
 from lsgd.report.blocks import Block, BulletList, Table
@@ -42,7 +42,7 @@ class ConvergedRuns:
 def points_for(recipe: Recipe, rate: str, target: float) -> PublishedPoints | None:
     """Return the convergence points published for a recipe and target, or None."""
     wanted = (recipe.data.name, recipe.model.name, rate, target)
-    for points in points_of_paper(config.load_all_points(), recipe.paper):
+    for points in points_of_paper(definitions.load_all_points(), recipe.paper):
         if (points.data, points.model, points.rate, points.target) == wanted:
             full_size = config.load_data(points.data).image_size
             is_full_size = recipe.data.image_size == full_size and not recipe.image_sizes.points

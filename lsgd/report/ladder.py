@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from lsgd import config, files, paths
+from lsgd import config, definitions, files, paths
 from lsgd.recipe import Recipe
 from lsgd.report.drawing import COLOURS, Figure, draw_figure
 from lsgd.report.formatting import format_batch_size
@@ -97,7 +97,7 @@ def _errors(load: Callable[[str], Recipe]) -> Iterable[PublishedResult]:
 
 
 def _epochs() -> Iterable[PublishedResult]:
-    for points in config.load_all_points():
+    for points in definitions.load_all_points():
         for point in points.points:
             if point.label in ("git", "paper") and points.rate == "top1_error":
                 name = point.recipe or f"mlperf_bs{point.batch_size}"

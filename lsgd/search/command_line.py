@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_origin
 
-from lsgd import config, paths
+from lsgd import config, definitions, paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from
 from lsgd.override_syntax import canonical, key_and_value, parse_seeds, parse_text
@@ -83,7 +83,7 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
         search, of_recipe = _search_over(recipes[0], of_search, of_recipe)
     elif len(names) == 1:
         chosen = parse_text("search", names[0]) or ""
-        search = config.load_search(chosen, *of_search)
+        search = definitions.load_search(chosen, *of_search)
     else:
         raise UsageError(
             "no search is given; write for example search=digits; --searches lists them"
@@ -112,7 +112,7 @@ def _divide_overrides(
         key, equals, value = word.partition("=")
         field = key.partition(".")[0]
         if not equals and not word.startswith("~"):
-            how = f"write search={word}" if word in config.search_names() else parser.how(word)
+            how = f"write search={word}" if word in definitions.search_names() else parser.how(word)
             how = how or "write for example epochs=3"
             raise UsageError(f"'{word}' is not of the form key=value; {how}")
         if key == "+search":
@@ -176,7 +176,7 @@ def _search_over(
             "'schedule.reference_lr=[0.05,0.1,0.2]', or search=NAME"
         )
     chosen = parse_text("recipe", recipe) or ""
-    return config.search_over(chosen, lists, *of_search), others
+    return definitions.search_over(chosen, lists, *of_search), others
 
 
 def _keys() -> list[str]:
@@ -248,4 +248,4 @@ def _catalogue(part: str) -> str:
         size = f"{search.trial_count} trials of {search.recipe} by {search.sampler}"
         return f"{search.title}: {', '.join(search.space)}\n    {size}"
 
-    return config.definition_list("search", part, config.load_search, describe)
+    return definitions.definition_list("search", part, definitions.load_search, describe)

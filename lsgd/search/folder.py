@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from lsgd import config, files
+from lsgd import definitions, files
 from lsgd.errors import UsageError, converting_disk_full
 from lsgd.run.tuned import DEFINITION, SEARCHES
 from lsgd.search.space import SearchSpace
@@ -41,7 +41,9 @@ def search_folder(space: SearchSpace) -> Path:
     """Return a search's folder, `runs/searches/NAME`, plus a hash if overrides have changed it."""
     name, search = space.search.name, space.search
     # A search without a file has no definition but its own.
-    unchanged = None if search.line else SearchSpace(config.load_search(search.file or name), [])
+    unchanged = (
+        None if search.line else SearchSpace(definitions.load_search(search.file or name), [])
+    )
     if unchanged and definition_hash(space) == definition_hash(unchanged):
         return SEARCHES / name
     return SEARCHES / f"{name}-{definition_hash(space)[:8]}"

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lsgd import config
+from lsgd import config, definitions
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from
 from lsgd.override_syntax import canonical, parse_seeds, parse_text
@@ -74,7 +74,7 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
     for word in map(canonical, overrides):
         key, equals, value = word.partition("=")
         if not equals and not word.startswith("~"):
-            how = f"write study={word}" if word in config.study_names() else parser.how(word)
+            how = f"write study={word}" if word in definitions.study_names() else parser.how(word)
             how = how or "write for example epochs=30"
             raise UsageError(f"'{word}' is not of the form key=value; {how}")
         if key.lstrip("+") == "study":
@@ -85,7 +85,7 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
             run_overrides.append(word)
     if len(names) != 1:
         raise UsageError("no study is given; write for example study=digits; --studies lists them")
-    study = config.load_study(parse_text("study", names[0]) or "")
+    study = definitions.load_study(parse_text("study", names[0]) or "")
     study = apply_search_results(study.quick_part() if options.quick else study)
     seeds = parse_seeds("seeds", seed_lists[-1]) if seed_lists else study.seeds
     max_seeds = _most_seeds(options, study, seeds)
@@ -143,4 +143,4 @@ def _catalogue(part: str) -> str:
         size = f"{len(study.entries)} recipes x {len(study.seeds)} seeds"
         return f"{study.question}\n    {size}"
 
-    return config.definition_list("study", part, config.load_study, describe)
+    return definitions.definition_list("study", part, definitions.load_study, describe)

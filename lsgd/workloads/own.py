@@ -21,7 +21,7 @@ from lsgd.models import DTYPES, converted
 from lsgd.models.randomness_guard import RandomnessGuard
 from lsgd.own_parts import WORKLOAD, imported_part, refusing_errors
 from lsgd.recipe import Recipe
-from lsgd.recipe.checks import refuse_single_examples
+from lsgd.recipe.schedule_checks import refuse_single_examples
 from lsgd.rules import sampler
 from lsgd.rules.batchnorm import (
     keeps_images_apart,

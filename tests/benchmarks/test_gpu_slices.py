@@ -26,7 +26,7 @@ from benchmarks.gpu import attempt, machine, report, slice_results, slices, whol
 from benchmarks.gpu.outcome import DONE, FAILED, SliceOutcome, is_done, starts, write_outcome
 from benchmarks.gpu.report import compose
 from benchmarks.gpu.slices import FULL, TINY, Slice, all_slices
-from lsgd import config
+from lsgd import definitions
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.job.system import tagged_pids
@@ -200,7 +200,7 @@ def test_the_ladder_trains_what_is_published(
     (tmp_path / "cifar10-jpeg").mkdir()
     monkeypatch.setenv(slices.TEST_DATA, str(tmp_path))
     monkeypatch.delenv("LSGD_DATA", raising=False)
-    study, words = config.load_study(FULL.study), slices.ladder_overrides(FULL)
+    study, words = definitions.load_study(FULL.study), slices.ladder_overrides(FULL)
     assert study.seeds == [*FULL.seeds]
     assert words == ("device=cuda", "workers_per_pass=auto", f"data.root={tmp_path}/cifar10-jpeg")
     assert [*words] in [recipe_words(each)[2:] for each in all_slices(FULL) if each.is_resumable]

@@ -19,7 +19,7 @@ from helpers.folders import DATA
 from helpers.soak import FaultSeries
 from hostile.corpus import ESCAPE, SECRET, VARIABLE, Case, cases
 
-from lsgd import compare, config, evaluate
+from lsgd import compare, definitions, evaluate
 from lsgd.export import __main__ as export
 from lsgd.inputs.index import open_indexes
 from lsgd.job.command import run_alone
@@ -40,7 +40,7 @@ Commands = dict[str, Callable[[Path], object]]
 
 
 def _tuned(folder: Path) -> object:
-    study = config.load_study("fashion_growth")
+    study = definitions.load_study("fashion_growth")
     (folder.parent / "runs").mkdir(exist_ok=True)
     (folder.parent / "runs/searches").symlink_to(folder.parent)
     folder.rename(folder.parent / str(study.entries[0].search))

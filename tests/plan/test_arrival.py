@@ -7,7 +7,7 @@ import pytest
 from helpers.composed import compose_recipe
 from helpers.usage_errors import usage_error
 
-from lsgd import config
+from lsgd import definitions
 from lsgd.plan import measured_step
 from lsgd.plan.__main__ import main
 from lsgd.plan.gradients import gradient_buckets
@@ -24,7 +24,7 @@ from lsgd.plan.time_to_target import (
 
 pytestmark = pytest.mark.usefixtures("composed_once")
 
-POINTS = config.load_points("mlperf_resnet")
+POINTS = definitions.load_points("mlperf_resnet")
 EXAMPLES = 1281167
 WORDS = ["--to", "75.9", "+recipe=bs8k", "nodes=16", "gpus=8", "--preset", "h200"]
 PLAN = [*WORDS, "--images-per-second", "3000"]

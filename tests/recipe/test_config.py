@@ -11,7 +11,7 @@ import pytest
 import yaml
 from helpers.composed import compose_recipe
 
-from lsgd import config, paths
+from lsgd import config, definitions, paths, recipe_parser
 from lsgd.errors import UsageError
 from lsgd.recipe import Recipe, Schedule, checks, own_files
 from lsgd.typed import make_typed
@@ -194,7 +194,7 @@ def test_a_skip_list_is_no_longer_than_a_saved_recipe_may_be(
 
 
 def load(*words: str) -> Recipe:
-    return config.parse_recipe(words, program="lsgd.train", about="Train a recipe.")
+    return recipe_parser.parse_recipe(words, program="lsgd.train", about="Train a recipe.")
 
 
 def test_cfg_prints_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,7 +352,7 @@ def test_a_recipe_that_is_none_stops_no_other(
     assert "\ndigits " in said
     assert "own.yaml" in said or "\nown " in said
     names = ["mlperf05", "mlperf06", "mlperf_resnet"]
-    assert config.load_all_points() == list(map(config.load_points, names))
+    assert definitions.load_all_points() == list(map(definitions.load_points, names))
     assert re.search("skipped: .*own", capsys.readouterr().err)
 
 
@@ -372,14 +372,18 @@ def test_a_recipe_needs_no_comment(own_recipes: Path, capsys: pytest.CaptureFixt
 
 
 def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
-    before = config.sorted_recipe_names(), config.study_names(), config.search_names()
+    before = config.sorted_recipe_names(), definitions.study_names(), definitions.search_names()
     for folder in ("recipe", "study", "search", "points"):
         for name in ("._digits", ".digits", "digits (copy)", "#digits#", "digits copy"):
             (own_recipes / folder / f"{name}.yaml").write_bytes(b"\0\5")
         (own_recipes / folder / ".#digits.yaml").symlink_to("me@here.4711")
         (own_recipes / folder / "folder.yaml").mkdir()
-    assert (config.sorted_recipe_names(), config.study_names(), config.search_names()) == before
-    assert len(config.load_all_points()) == 3
+    assert (
+        config.sorted_recipe_names(),
+        definitions.study_names(),
+        definitions.search_names(),
+    ) == before
+    assert len(definitions.load_all_points()) == 3
     with pytest.raises(UsageError, match="does not exist"):
         config.load_recipe(["+recipe=folder"])
 

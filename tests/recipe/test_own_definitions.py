@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from helpers.composed import compose_recipe
 
-from lsgd.config import load_recipe, load_search, load_study, search_over
+from lsgd.config import load_recipe
+from lsgd.definitions import load_search, load_study, search_over
 from lsgd.errors import UsageError
 from lsgd.planned import RunLauncher
 from lsgd.search.command_line import SearchRequest, read_request

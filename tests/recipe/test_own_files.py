@@ -6,7 +6,7 @@ import pytest
 import yaml
 from helpers.composed import compose_recipe
 
-from lsgd import config
+from lsgd import config, recipe_parser
 from lsgd.completion import overrides
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
@@ -125,13 +125,13 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
     write("name: [", "all/wrong.yaml")
     write("title: x\nspace: {}\n", "all/search.yaml")
     monkeypatch.setenv("LSGD_RECIPES", "")  # restored after the option has set it
-    recipe = config.parse_recipe(
+    recipe = recipe_parser.parse_recipe(
         ["recipe=mine", "--recipe-dir", "all"], program="lsgd.train", about=""
     )
     assert (recipe.name, recipe.workers) == ("mine", 16)
     assert load_recipe(["recipe=sub/second.yaml"]).workers == 16
     assert load_recipe(["recipe=digits"]) == compose_recipe("recipe=digits")
-    lines = config.recipe_list("").splitlines()
+    lines = recipe_parser.recipe_list("").splitlines()
     assert f"{'mine':<27} Twice the workers. [all/mine.yaml]" in lines
     assert any(line.startswith("skipped: all/wrong.yaml, line ") for line in lines)
     assert "skipped: all/digits.yaml has the name of a shipped recipe" in "\n".join(lines)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lsgd import config
+from lsgd import config, recipe_parser
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.own_parts import OPTIMIZER, imported_part
@@ -74,7 +74,7 @@ def test_an_installed_part_is_its_import_path(module: Path) -> None:
     assert own.fingerprint == recipe.fingerprint
     with pytest.raises(UsageError, match="optim=plane does not exist; did you mean plain"):
         load_recipe(["recipe=digits", "optim=plane"])
-    assert "|sgd|plain" in config.field_list("optim").splitlines()[0]
+    assert "|sgd|plain" in recipe_parser.field_list("optim").splitlines()[0]
 
 
 def test_a_saved_recipe_imports_nothing(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.composed import compose_recipe
 
-from lsgd import config
+from lsgd import config, definitions
 from lsgd.errors import UsageError
 from lsgd.recipe.published_points import (
     DISPLAYED_LABELS,
@@ -19,10 +19,10 @@ from lsgd.recipe.published_points import (
 from lsgd.recipe.settings import PAPERS
 from lsgd.rules.metric import METRICS
 
-MLPERF = config.load_points("mlperf_resnet")
+MLPERF = definitions.load_points("mlperf_resnet")
 
 
-@pytest.mark.parametrize("points", config.load_all_points(), ids=lambda points: points.name)
+@pytest.mark.parametrize("points", definitions.load_all_points(), ids=lambda points: points.name)
 def test_every_number_says_how_it_is_known(points: PublishedPoints) -> None:
     """Nothing is from memory, and nothing is judged by a number that was not read at its source."""
     assert {point.label for point in points.points} <= {*JUDGED_LABELS, *DISPLAYED_LABELS}
@@ -36,7 +36,7 @@ def test_every_number_says_how_it_is_known(points: PublishedPoints) -> None:
     }
 
 
-@pytest.mark.parametrize("points", config.load_all_points(), ids=lambda points: points.name)
+@pytest.mark.parametrize("points", definitions.load_all_points(), ids=lambda points: points.name)
 def test_they_are_of_what_lsgd_has(points: PublishedPoints) -> None:
     assert points.rate in METRICS
     assert config.load_data(points.data).name == points.data
@@ -46,7 +46,7 @@ def test_they_are_of_what_lsgd_has(points: PublishedPoints) -> None:
 @pytest.mark.parametrize("name", ["mlperf05", "mlperf06"])
 def test_points_of_submissions_are_their_recipes(name: str) -> None:
     """Each recipe's own, and evaluated where its runs ended."""
-    for point in config.load_points(name).points:
+    for point in definitions.load_points(name).points:
         recipe = compose_recipe(f"+recipe={point.recipe}")
         assert (recipe.batch_size, recipe.worker_batch) == (point.batch_size, point.bn_span)
         assert (recipe.optim.name, recipe.optim.weight_decay, recipe.optim.momentum) == (
@@ -60,10 +60,10 @@ def test_points_of_submissions_are_their_recipes(name: str) -> None:
 
 def test_a_run_meets_the_point_of_its_recipe() -> None:
     """Of four points of 32,768 images the one that it would repeat, and of other papers none."""
-    every = config.load_all_points()
+    every = definitions.load_all_points()
     assert [p.name for p in points_of_paper(every, "mlperf06")] == ["mlperf06", "mlperf_resnet"]
     assert [p.name for p in points_of_paper(every, "goyal2017")] == ["mlperf_resnet"]
-    points = config.load_points("mlperf06")
+    points = definitions.load_points("mlperf06")
     for recipe, epochs in (("mlperf06_span32", [76] * 5), ("mine", [76, 72, 76, 72, 76])):
         [own] = [p for p in points.for_recipe(recipe).points if p.batch_size == 32768]
         assert own.epochs == epochs

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers.composed import compose_recipe
 
-from lsgd import config, paths
+from lsgd import config, definitions, paths
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -280,7 +280,7 @@ def test_what_is_published_has_its_label(ladder: str) -> None:
 def test_labels_are_those_of_the_points() -> None:
     """What is a discussion in the points is one in the header, and nothing is judged by it."""
     assert {*LABELS.values()} == {*JUDGED_LABELS, *DISPLAYED_LABELS}
-    by_size = {point.batch_size: point for point in config.load_points("mlperf_resnet").points}
+    by_size = {point.batch_size: point for point in definitions.load_points("mlperf_resnet").points}
     for name in (name for name in NAMES if name.startswith("mlperf_")):
         size = int(name.rpartition("_bs")[2])
         # In the discussion they are "~1.6k" and "~3.2k".
@@ -364,7 +364,9 @@ def test_lr_of_the_steps_at_ten_epochs(name: str) -> None:
 
 
 def test_the_points_of_mlperf_are_the_recipes() -> None:
-    published = {point.batch_size: point for point in config.load_points("mlperf_resnet").points}
+    published = {
+        point.batch_size: point for point in definitions.load_points("mlperf_resnet").points
+    }
     for name in (name for name in NAMES if name.startswith("mlperf_bs")):
         recipe, point = shipped(name), published[int(name.removeprefix("mlperf_bs"))]
         rule, optim = recipe.schedule, recipe.optim

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lsgd import config, paths
+from lsgd import config, definitions, paths
 from lsgd.errors import UsageError
 from lsgd.recipe.search import CategoricalChoices, NumericRange, Pruning, Search, check_search
 from lsgd.search.command_line import SearchRequest, read_request
@@ -18,11 +18,11 @@ RANGE = {"from": 0.1, "to": 0.9}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", config.search_names())
+@pytest.mark.parametrize("name", definitions.search_names())
 def test_every_shipped_search_suits_its_recipe(name: str) -> None:
     """As a grid too, which needs a number of values for each field and has the same corners."""
-    config.load_search(name, "sampler=grid")
-    SearchSpace(config.load_search(name), []).check()
+    definitions.load_search(name, "sampler=grid")
+    SearchSpace(definitions.load_search(name), []).check()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_older_name_of_the_holdout_seeds_is_read(
         "trials: 3\ncompared_seeds: [1, 2]\n"
     )
     monkeypatch.setattr(paths, "recipes_dir", lambda: tmp_path)
-    assert config.load_search("one").holdout_seeds == [1, 2]
+    assert definitions.load_search("one").holdout_seeds == [1, 2]
     request = read_request("", ["search=one", "compared_seeds=[3]"])
     assert isinstance(request, SearchRequest)
     assert request.space.search.holdout_seeds == [3]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from helpers.composed import compose_recipe
 
-from lsgd import config, paths
+from lsgd import config, definitions, paths
 from lsgd.errors import UsageError
 from lsgd.recipe import Recipe
 from lsgd.recipe.study import Claim, Entry, Study, check_study
 
-NAMES = config.study_names()
+NAMES = definitions.study_names()
 FILES = paths.recipes_dir() / "study"
 IMAGENET = ["figure1", "table1_warmup", "table2_gamma", "table2_lr"]
 SMALL = ["fashion_figure1", "fashion_table1_warmup", "fashion_table2_gamma", "fashion_table2_lr",
@@ -34,7 +34,7 @@ ROWS = {
 
 @functools.cache
 def shipped(name: str) -> Study:
-    return config.load_study(name)
+    return definitions.load_study(name)
 
 
 @functools.cache
@@ -119,10 +119,10 @@ def test_a_file_that_is_no_study(
     (tmp_path / "study/mine.yaml").write_text(file)
     monkeypatch.setattr(paths, "recipes_dir", lambda: tmp_path)
     with pytest.raises(UsageError, match=re.escape(sentence)) as refused:
-        config.load_study("mine")
+        definitions.load_study("mine")
     assert "\n" not in str(refused.value)
     with pytest.raises(UsageError, match=r"\+study=min does not exist; did you mean mine\?"):
-        config.load_study("min")
+        definitions.load_study("min")
 
 
 @pytest.mark.parametrize("name", NAMES)

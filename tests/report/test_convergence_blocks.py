@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from helpers.composed import compose_recipe
 
-from lsgd import config
+from lsgd import definitions
 from lsgd.report.blocks import BulletList, Table
 from lsgd.report.convergence import ConvergedRuns, judge_as_mlperf, judged_blocks, points_for
 from lsgd.report.findings import compute_findings
 from lsgd.rules.convergence import EvaluationEpochs
 from lsgd.run.read import Run
 
-MLPERF = config.load_points("mlperf_resnet")
+MLPERF = definitions.load_points("mlperf_resnet")
 GRID = EvaluationEpochs()
 RUNS = [
     ConvergedRuns("reached", 32768, [56, 56, 56, 57, 58], GRID),

@@ -19,7 +19,7 @@ from helpers.run_folders import write_finished_run, write_perplexity_run, write_
 from helpers.usage_errors import usage_error
 from PIL import Image
 
-from lsgd import config, files
+from lsgd import definitions, files
 from lsgd.errors import UsageError
 from lsgd.report import __main__ as command
 from lsgd.report import figures, report
@@ -68,7 +68,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a study."""
     folder = tmp_path_factory.mktemp("made")
-    study = config.load_study("fashion_table1_warmup")
+    study = definitions.load_study("fashion_table1_warmup")
     return report([fill(folder / "trials")], study, folder / "out")
 
 
@@ -134,7 +134,9 @@ def made_of_perplexities(tmp_path_factory: pytest.TempPathFactory) -> Path:
             diverged = recipe == "fashion_bs2k" and seed == 2
             values = values[:2] if diverged else values
             write_perplexity_run(name, words, seed=seed, perplexities=values, diverged=diverged)
-    return report([folder / "trials"], config.load_study("fashion_table1_warmup"), folder / "out")
+    return report(
+        [folder / "trials"], definitions.load_study("fashion_table1_warmup"), folder / "out"
+    )
 
 
 @pytest.mark.slow
@@ -287,7 +289,7 @@ def test_only_a_study_has_a_report_without_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no run is in .*write run folders"):
         report([tmp_path / "runs"], None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    study = config.load_study("fashion_table1_warmup")
+    study = definitions.load_study("fashion_table1_warmup")
     command = "python -m lsgd.study +study=fashion_table1_warmup"
     out = report([tmp_path / "runs"], study, tmp_path / "study", command=command)
     assert "Partial: 0 of 18 runs" in (out / "README.md").read_text(encoding="utf-8")
@@ -366,7 +368,7 @@ def test_another_dataset_has_the_papers_curve_by_steps_per_epoch(tmp_path: Path)
     errors = {"fashion_ladder_bs8": 8.0, "fashion_ladder_bs256": 8.1, "fashion_ladder_bs2k": 12.5}
     for name, error in errors.items():
         write_run(tmp_path / "runs" / name, f"+recipe={name}", errors=[error] * 18)
-    out = report([tmp_path / "runs"], config.load_study("fashion_ladder"), tmp_path / "out")
+    out = report([tmp_path / "runs"], definitions.load_study("fashion_ladder"), tmp_path / "out")
     assert (
         "here 7500: +0.00, 234: +0.10, 29: +4.50; the paper 5004: +0.00, 156: +0.14, 19: +10.36]"
         "(figure1-steps.svg)"

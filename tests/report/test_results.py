@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.run_folders import write_finished_run, write_perplexity_run, write_run
 
-from lsgd import config
+from lsgd import definitions
 from lsgd.errors import UsageError
 from lsgd.report import report
 from lsgd.report.claims import HOLDS
@@ -39,7 +39,7 @@ def test_a_partial_study_says_so_in_its_row(tmp_path: Path) -> None:
     write_finished_run(trials, "fashion_bs2k", 0, 16.0)
     write_finished_run(trials / "later", "fashion_bs2k", 0, 17.0)
     write_run(trials / "d", "+recipe=fashion_bs1k", errors=[90.0], diverged=True)
-    study = config.load_study("fashion_table1_warmup")
+    study = definitions.load_study("fashion_table1_warmup")
     report([trials], study, tmp_path / "results" / "2026-11-20-a")
     readme = tmp_path / "results" / "README.md"
     readme.write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")

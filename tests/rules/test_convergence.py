@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd import config
+from lsgd import definitions
 from lsgd.rules.convergence import (
     FAILS,
     NOT_JUDGED,
@@ -21,7 +21,7 @@ from lsgd.rules.convergence import (
     reference_at,
 )
 
-POINTS = config.load_points("mlperf_resnet")
+POINTS = definitions.load_points("mlperf_resnet")
 PRUNED = POINTS.pruned
 
 

@@ -19,7 +19,7 @@ from helpers.soak import FaultSeries
 from helpers.studies import TRIALS, StudyFolder, wait_until
 from helpers.usage_errors import usage_error
 
-from lsgd import config, paths
+from lsgd import definitions, paths
 from lsgd.installation import install_command
 from lsgd.job import members
 from lsgd.run.rows import read_rows
@@ -227,7 +227,7 @@ def test_a_search_that_was_changed_since_is_told_from_the_old(
     shutil.copytree(installation / "recipes", tmp_path / "recipes")
     monkeypatch.setattr(paths, "recipes_dir", lambda: tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
-    open_folder(SearchSpace(config.load_search("small"), []))
+    open_folder(SearchSpace(definitions.load_search("small"), []))
     file = tmp_path / "recipes/search/small.yaml"
     file.write_text(file.read_text().replace("1e-4", "1e-3"))
     assert main(["+search=small", "--print"]) == 2
@@ -247,7 +247,7 @@ def test_what_is_printed_leaves_nothing(
     assert not [*inside.iterdir()]
 
     FOLDER.mkdir(parents=True)
-    engine = OptunaStudy(config.load_search("small"), FOLDER)
+    engine = OptunaStudy(definitions.load_search("small"), FOLDER)
     engine.values(engine.ask())
     before = {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
     assert main(["+search=small", "--print"]) == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd import config
+from lsgd import config, definitions
 from lsgd.errors import UsageError
 from lsgd.recipe.search import Search
 from lsgd.search.folder import definition, search_folder
@@ -91,7 +91,7 @@ def test_words_that_change_the_search_change_its_folder() -> None:
     """More trials, or other seeds for the comparison, go on with the same one."""
 
     def folder(*words: str, of_recipe: tuple[str, ...] = ()) -> str:
-        return search_folder(SearchSpace(config.load_search("digits", *words), of_recipe)).name
+        return search_folder(SearchSpace(definitions.load_search("digits", *words), of_recipe)).name
 
     assert folder() == "digits"
     assert folder("trials=50", "holdout_seeds=[7]") == "digits"
@@ -101,4 +101,4 @@ def test_words_that_change_the_search_change_its_folder() -> None:
         folder("prune.after_epochs=2"), folder(of_recipe=("worker_batch=8",)),
     ]  # fmt: skip
     assert len({"digits", *others}) == 6
-    assert definition(SearchSpace(config.load_search("digits"), []))["sampler"] == "tpe"
+    assert definition(SearchSpace(definitions.load_search("digits"), []))["sampler"] == "tpe"

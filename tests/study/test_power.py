@@ -9,7 +9,8 @@ from helpers.composed import compose_recipe
 from helpers.run_folders import write_finished_run, write_run
 
 from lsgd import cost
-from lsgd.config import load_recipe, load_study
+from lsgd.config import load_recipe
+from lsgd.definitions import load_study
 from lsgd.planned import PlannedRun, RunLauncher, has_ended
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import HOLDS, claim_outcome

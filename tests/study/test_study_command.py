@@ -12,7 +12,7 @@ from helpers.composed import compose_recipe
 from helpers.run_folders import write_run
 from helpers.usage_errors import usage_error
 
-from lsgd import config, paths
+from lsgd import definitions, paths
 from lsgd.errors import UsageError
 from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe.study import Entry, Study
@@ -55,7 +55,7 @@ def test_a_report_without_any_run_is_refused(
 @pytest.mark.slow
 def test_a_run_that_diverged_in_another_process_has_failed(inside: Path) -> None:
     """It was in the queue of this one, which would else report that all runs are finished."""
-    diverged, finished = planned_runs(replace(config.load_study("digits"), seeds=[0]), [])[:2]
+    diverged, finished = planned_runs(replace(definitions.load_study("digits"), seeds=[0]), [])[:2]
     queue = RunQueue(RunLauncher("local", {"--np": "1"}), [diverged, finished], [])
     for run, ends in ((diverged, True), (finished, False)):
         errors = [50.0] * (1 if ends else 30)
@@ -194,7 +194,7 @@ def test_a_queue_that_does_not_answer_is_no_reason_to_train_twice(
 
 @pytest.mark.slow
 def test_words_that_change_the_run_have_a_report_of_their_own() -> None:
-    digits = config.load_study("digits")
+    digits = definitions.load_study("digits")
 
     def folder(*words: str) -> Path:
         return report_folder(digits, planned_runs(digits, words))
@@ -208,7 +208,7 @@ def test_trials_of_a_recipe_with_any_name_are_found(
 ) -> None:
     """Also one that has a point, a dash or a plus sign, or ends as folders of trials do."""
     monkeypatch.chdir(tmp_path)
-    study = config.load_study("digits")
+    study = definitions.load_study("digits")
     names = ["own-lr0.1+b", "digits", "a-seed1-b"]
     entries = [replace(study.entries[0], recipe=name) for name in names]
     for seed, name in enumerate(names):

@@ -16,7 +16,7 @@ from helpers.folders import DATA, make_folder, open_folder_inputs
 from helpers.threaded import run_on_threads
 
 import lsgd.recipe
-from lsgd import autotune, config
+from lsgd import autotune, config, recipe_parser
 from lsgd.autotune import StepTimer, resolve_auto_fields
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
@@ -118,7 +118,7 @@ DEFAULTS = {"channels_last": False, "workers_per_pass": 1, "threads": None, "com
 
 
 def by_command(*words: str, program: str = "lsgd.train") -> dict[str, Any]:
-    made = config.parse_recipe(words, program=program, about="")
+    made = recipe_parser.parse_recipe(words, program=program, about="")
     return {name: getattr(made, name) for name in TIMED}
 
 
