@@ -118,7 +118,10 @@ class ElasticComm(PairwiseComm, Protocol):
     """Whether this process has restarted and is not in the current group yet."""
 
     def answer_restarted(self, answer: Callable[[], object]) -> None:
-        """Make process 0 answer each query of a restarted process by a call of `answer`."""
+        """Make process 0 answer each query of a restarted process by a call of `answer`.
+
+        A call that returns None is repeated until it returns something else.
+        """
 
     def publish(self, name: str, value: T) -> T:
         """Return the value that process 0 passes, also to processes that restart later."""

@@ -216,13 +216,15 @@ class ElasticTorchComm(TorchComm):
 
 
 def _answered(answer: Callable[[], object]) -> bytes | None:
-    """Return the pickled answer for a restarted process, or None after printing an error.
+    """Return the pickled answer for a restarted process, or None if there is none yet.
 
-    The answer may fail for a while, as when a checkpoint is replaced between listing and reading
-    it. The thread then tries again: if it ended, no restarted process would get an answer.
+    The answer may also fail for a while, with an error that is printed, as when a checkpoint is
+    replaced between listing and reading it. The thread then tries again: if it ended, no restarted
+    process would get an answer.
     """
     try:
-        return pickle.dumps(answer())
+        said = answer()
+        return None if said is None else pickle.dumps(said)
     except Exception as error:
         text = f"lsgd: a restarted process gets no answer yet ({error})"
         messages.show(text, level=logging.WARNING, on_stderr=True)

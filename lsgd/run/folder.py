@@ -66,8 +66,7 @@ def open_run(recipe: Recipe, comm: Comm) -> Iterator[OpenRun]:
     with ExitStack() as holding:
         opened = broadcast_from_rank0(comm, lambda: _open(recipe, holding))
         if isinstance(comm, ElasticComm):
-            # A restarted process begins at the run's newest checkpoint.
-            comm.answer_restarted(lambda: (_checkpoint_of(recipe, opened.folder)[0], None))
+            comm.answer_restarted(lambda: _restart_point(recipe, opened.folder))
         yield opened
 
 
@@ -143,6 +142,21 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[OpenRun, list[Path]]:
     elif theirs != recipe.fingerprint:
         _refuse_other_run(recipe, folder, theirs, step)
     return opened, damaged
+
+
+def _restart_point(recipe: Recipe, folder: Path) -> tuple[OpenRun, None] | None:
+    """Return the run with its newest checkpoint, at which a restarted process of its job begins.
+
+    None while the other processes evaluate the model after an epoch: a process that began there
+    would evaluate alone, with counts of its own.
+    """
+    opened, _ = _checkpoint_of(recipe, folder)
+    if opened.content:
+        saved = decode_checkpoint(opened.content, opened.checkpoint_path)
+        epoch, steps = recipe.locate_step(saved.step)
+        if epoch and not steps and epoch not in saved.rates:
+            return None
+    return opened, None
 
 
 def _refuse_other_run(recipe: Recipe, folder: Path, theirs: str, step: int) -> NoReturn:

@@ -74,6 +74,22 @@ def test_the_same_trajectory_resumes(tmp_path: Path) -> None:
     assert listing(tmp_path) | {".": before["."]} == before
 
 
+def test_a_restarted_process_begins_at_no_checkpoint_whose_evaluation_is_still_to_end(
+    tmp_path: Path,
+) -> None:
+    """It has no steps left of that epoch, and would evaluate alone while the others do."""
+    made = recipe(f"run_dir={tmp_path}")
+    assert run_folder._restart_point(made, tmp_path) == (OpenRun(tmp_path), None)
+    identity = {"fingerprint": made.fingerprint, "recipe": asdict(made)}
+    for step, epochs in {3: 0, made.first_step(1): 1, made.total_steps: made.epochs}.items():
+        for ended in {max(0, epochs - 1), epochs}:
+            rates = {epoch + 1: {"train_loss": 1.0} for epoch in range(ended)}
+            content(replace(tiny(step), **identity, rates=rates), tmp_path)
+            point = run_folder._restart_point(made, tmp_path)
+            assert (point is None) == (ended < epochs)
+            assert point is None or point[0].checkpoint_path.endswith(f"-{step}.pt")
+
+
 def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
     made = recipe(f"run_dir={tmp_path}")
     open_once(made)
