@@ -1,5 +1,6 @@
 """The conversion of Hugging Face's copy of ILSVRC 2012 (Parquet or tar.gz) to image folders."""
 
+import gzip
 import re
 import tarfile
 import time
@@ -15,6 +16,7 @@ from lsgd.installation import install_command, is_installed
 from lsgd.prepare.journal import FolderFindings, Journal
 from lsgd.prepare.process_pool import in_parallel
 from lsgd.prepare.validation import imagenet_classes
+from lsgd.prepare.whole_tar import WholeTar
 
 EXPECTED = (
     "train-00000-of-00294.parquet and validation-00000-of-00014.parquet, as Hugging Face has "
@@ -203,7 +205,8 @@ def _check_columns(file: Path, schema: Any) -> None:
 def _tar_images(file: Path, split: str) -> Iterator[CopyImage]:
     """Yield the images of a tar.gz file of ImageNet's copy, with their destinations."""
     try:
-        with tarfile.open(file, "r|gz") as tar:
+        # Unlike tarfile's own mode r|gz, gzip checks that its stream is whole.
+        with gzip.open(file) as plain, WholeTar.open(fileobj=plain, mode="r|") as tar:
             for member in tar:
                 opened = tar.extractfile(member) if member.isreg() else None
                 if opened is None:

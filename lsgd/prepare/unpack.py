@@ -11,6 +11,7 @@ from lsgd.errors import UsageError
 from lsgd.files import atomic_write
 from lsgd.inputs.index import IMAGE_SUFFIXES
 from lsgd.prepare.process_pool import in_parallel
+from lsgd.prepare.whole_tar import WholeTar
 
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -72,7 +73,7 @@ def list_members(
                 end = part.offset + part.size
             file.seek(part.offset if part else 0)
             # tarfile starts at the file's position, and counts offsets from the file's beginning.
-            with tarfile.open(fileobj=file, mode="r:") as tar:
+            with WholeTar(fileobj=file, end=end) as tar:
                 for member in tar:
                     # tarfile would read beyond the end of an inner archive.
                     if member.offset_data + member.size > end:

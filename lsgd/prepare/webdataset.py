@@ -23,6 +23,7 @@ from lsgd.prepare.folder import print_suggestion
 from lsgd.prepare.images import FATAL, ShardMember, image_problems, usable_size
 from lsgd.prepare.journal import FolderFindings, Journal
 from lsgd.prepare.process_pool import in_parallel
+from lsgd.prepare.whole_tar import WholeTar
 from lsgd.untrusted_files import open_regular, parse_json
 
 HELP = "tar shards of another tool, in WebDataset's format: read once, index"
@@ -240,7 +241,7 @@ def _read_shard(
                     "shard; unpack it (the images in it are compressed already)"
                 )
             file.seek(0)
-            with tarfile.open(fileobj=file, mode="r|", bufsize=2**20) as tar:
+            with WholeTar.open(fileobj=file, mode="r|", bufsize=2**20) as tar:
                 images = list(_examples(tar, path, max_pixels))
             _check_order(path, images)
             for image in images:
@@ -248,7 +249,9 @@ def _read_shard(
                     raise UsageError(f"{path} has two members {image.name}; write it anew")
                 files[image.name] = image.length, image[1:]
     except (tarfile.TarError, EOFError) as error:
-        raise UsageError(f"{path} is cut short or no tar ({error}); copy it again") from None
+        raise UsageError(
+            f"{path} is cut short or no tar ({error}); copy or write it again"
+        ) from None
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror or error}); the same command resumes there"

@@ -1,8 +1,10 @@
 """Hugging Face's copy of ImageNet becomes what the archives of image-net.org become."""
 
+import gzip
 import io
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -231,6 +233,23 @@ def test_a_link_in_an_archive_is_refused(tmp_path: Path) -> None:
         tar.addfile(link)
     with pytest.raises(UsageError, match="is not a plain file"):
         list(parquet._tar_images(file, "train"))
+
+
+def test_a_compressed_archive_is_read_to_its_end(tmp_path: Path) -> None:
+    """A cut at the end of a member, or within the checksum, was taken for the archive's end."""
+    names = [f"ILSVRC2012_val_{i:08d}_n01440764.JPEG" for i in range(1, 4)]
+    file = write_tar(tmp_path / "val_images.tar.gz", dict.fromkeys(names, b"x" * 512), "w:gz")
+    assert len(list(parquet._tar_images(file, "val"))) == 3
+    whole = file.read_bytes()
+    plain = gzip.decompress(whole)
+    damaged = bytearray(plain)
+    damaged[1024 + 5] ^= 0xFF
+    flushed = zlib.compressobj(wbits=31)
+    at_member = flushed.compress(plain[:1024]) + flushed.flush(zlib.Z_FULL_FLUSH)
+    for content in (whole[:-1], whole[:-8], at_member, gzip.compress(bytes(damaged))):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match="is cut short or damaged"):
+            list(parquet._tar_images(file, "val"))
 
 
 @pytest.mark.parquet

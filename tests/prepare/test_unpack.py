@@ -3,12 +3,14 @@
 import io
 import tarfile
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from helpers.ilsvrc import tar_bytes, train_tar, write_tar
 
 from lsgd.errors import UsageError
-from lsgd.prepare.unpack import unpack_train, unpack_val
+from lsgd.prepare.unpack import list_members, unpack_train, unpack_val
+from lsgd.prepare.whole_tar import WholeTar
 
 TRAIN = {
     wnid: {f"{wnid}_{i}.JPEG": f"{wnid} {i} ".encode() * 400 * i for i in range(1, 4)}
@@ -98,4 +100,63 @@ def test_cut_archives_are_named(tmp_path: Path) -> None:
     second = tar_bytes(TRAIN["n01443537"], tmp_path / "scratch")
     write_tar(archive, {"n01440764.tar": inner[:3000], "n01443537.tar": second})
     with pytest.raises(UsageError, match=r"train.tar:n01440764.tar is cut short"):
+        unpack_train(archive, tmp_path / "train", processes=1)
+
+
+def member_names(content: bytes, mode: Literal["r:", "r|"] = "r:") -> list[str]:
+    """The names of a tar archive's members, as WholeTar reads them."""
+    with WholeTar.open(fileobj=io.BytesIO(content), mode=mode) as tar:
+        return [member.name for member in tar]
+
+
+@pytest.mark.parametrize("mode", ["r:", "r|"])
+def test_no_member_is_lost_silently(tmp_path: Path, mode: Literal["r:", "r|"]) -> None:
+    """tarfile ends at a damaged header, at one that is cut, and at an end mark in the middle."""
+    images = {f"{i}.JPEG": bytes([i]) * 600 for i in range(1, 5)}
+    whole = tar_bytes(images, tmp_path / "scratch")
+    size, step = 4 * 1536, 1536
+    assert member_names(whole, mode) == [*images]
+    # GNU tar's padding, more of it, and a writer that was not closed.
+    for content in (
+        whole[:10240],
+        whole + bytes(3 * 2**20),
+        whole[:size],
+        whole[:size] + bytes(512),
+    ):
+        assert member_names(content, mode) == [*images]
+    damaged = bytearray(whole)
+    damaged[2 * step + 5] ^= 0xFF
+    zeroed = whole[: 2 * step] + bytes(512) + whole[2 * step + 512 :]
+    for content, why in (
+        (bytes(damaged), "bad checksum"),
+        (whole[: 2 * step + 100], "truncated header"),
+        (whole[: 2 * step + 600], "unexpected end"),
+        (whole + tar_bytes({"5.JPEG": b"5"}, tmp_path / "scratch"), "data follow its end mark"),
+        (zeroed, "data follow its end mark"),
+        (whole + bytes(2**21) + b"1", "data follow its end mark"),
+    ):
+        with pytest.raises(tarfile.ReadError, match=why):
+            member_names(content, mode)
+
+
+def test_an_inner_archive_is_read_up_to_its_own_end(tmp_path: Path) -> None:
+    """Without an end mark too; a damaged header behind its first one was taken for its end."""
+    images = {f"n01440764_{i}.JPEG": bytes([i]) * 600 for i in range(1, 4)}
+    plain = tar_bytes(images, tmp_path / "scratch")
+    open_ended, single = plain[: 3 * 1536], plain[:1536]
+    archive = write_tar(
+        tmp_path / "train.tar",
+        {"n01440764.tar": open_ended, "n01443537.tar": plain, "n01484850.tar": single},
+    )
+    found = [
+        [member.name for member in list_members(archive, (".jpeg",), part)]
+        for part in list_members(archive, (".tar",))
+    ]
+    assert found == [[*images], [*images], [*images][:1]]
+    damaged = bytearray(plain)
+    damaged[1536 + 5] ^= 0xFF
+    write_tar(archive, {"n01440764.tar": bytes(damaged), "n01443537.tar": plain})
+    with pytest.raises(
+        UsageError, match=r"n01440764\.tar is cut short or not a tar \(bad checksum"
+    ):
         unpack_train(archive, tmp_path / "train", processes=1)

@@ -27,6 +27,8 @@ from lsgd.rules.sampler import MicroBatch
 from lsgd.run.rows import read_rows
 from lsgd.train import train
 
+KINDS = ("jpg", "cls")
+
 
 def jpeg(number: int, side: int = 12) -> bytes:
     buffer = io.BytesIO()
@@ -176,6 +178,31 @@ def test_only_shards_that_changed_are_read_again(
     prepare(command)
     assert len(read) == 1
     assert paths(folder) == {"train/0/1.jpg": 0, "train/0/2.jpg": 0}
+
+
+def test_a_damaged_or_joined_shard_is_refused(tmp_path: Path) -> None:
+    """Of which the first examples were indexed, without a word on the others."""
+    members = {
+        f"{i}.{kind}": jpeg(i) if kind == "jpg" else b"0" for i in range(4) for kind in KINDS
+    }
+    folder = both(tmp_path / "shards", members)
+    shard = folder / "train-0.tar"
+    whole = shard.read_bytes()
+    with tarfile.open(shard) as tar:
+        header = tar.getmembers()[4].offset
+    damaged = bytearray(whole)
+    damaged[header + 5] ^= 0xFF
+    for content, why in (
+        (bytes(damaged), "bad checksum"),
+        (whole[: header + 100], "truncated header"),
+        (whole + (folder / "val-0.tar").read_bytes(), "joined archives"),
+    ):
+        shard.write_bytes(content)
+        with pytest.raises(UsageError, match=rf"train-0\.tar is cut short or no tar \(.*{why}"):
+            prepare(["index", str(folder), "--processes", "1"])
+    shard.write_bytes(whole[:header])  # as a writer leaves it that is not closed
+    prepare(["index", str(folder), "--processes", "1"])
+    assert len(paths(folder)) == 2
 
 
 def test_shards_are_read_again_with_another_limit(
