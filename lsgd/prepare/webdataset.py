@@ -67,6 +67,10 @@ MAX_CLASS_FILE = 2**20
 """The largest size in bytes of a file that is read for a class."""
 
 
+ClassFile = tuple[str, bytes | None]
+"""The name and content of a file that may hold a class number; None for content above the limit."""
+
+
 class ShardImage(NamedTuple):
     """An image in a tar shard, as the index needs it."""
 
@@ -276,7 +280,7 @@ def _examples(tar: tarfile.TarFile, shard: Path, max_pixels: int) -> Iterator[Sh
     members = (member for member in tar if _is_of_example(member, ignored))
     for _, files in groupby(members, key=lambda member: _key_and_kind(member.name)[0]):
         image: tuple[tarfile.TarInfo, bytes] | None = None
-        rank, pictures, labels, first = 0, list[str](), dict[str, tuple[str, bytes]](), None
+        rank, pictures, labels, first = 0, list[str](), dict[str, ClassFile](), None
         for member in files:
             first = first or member
             _, kind = _key_and_kind(member.name)
@@ -290,7 +294,9 @@ def _examples(tar: tarfile.TarFile, shard: Path, max_pixels: int) -> Iterator[Sh
                 if own == rank:
                     pictures.append(member.name)
             elif kind in ("cls", "json") and member.isreg():
-                labels.setdefault(kind, (member.name, _content(tar, member, MAX_CLASS_FILE)))
+                small = member.size <= MAX_CLASS_FILE
+                content = _content(tar, member, MAX_CLASS_FILE) if small else None
+                labels.setdefault(kind, (member.name, content))
         if len(pictures) > 1:
             raise UsageError(
                 f"{shard} has two pictures in one example, {pictures[0]} and {pictures[1]}, of "
@@ -369,18 +375,25 @@ def _key_and_kind(name: str) -> tuple[str, str]:
     return folder + slash + stem, kind.lower()
 
 
-def _class_number(shard: Path, files: Mapping[str, tuple[str, bytes]]) -> int | None:
+def _class_number(shard: Path, files: Mapping[str, ClassFile]) -> int | None:
     """Return the class number of an example: that in its .cls, or else the label in its .json.
 
-    `files` has the name and content of either. Returns None if there is no number, as for a label
-    in .json that is a text. Raises UsageError for others.
+    `files` has either by its kind. Returns None if there is no number, as for a label in .json that
+    is a text. Raises UsageError for others.
     """
-    if "cls" not in files:
-        of_json = _json_label(files["json"][1]) if "json" in files else None
-        if of_json is None or isinstance(of_json, str):
-            return None
-        return _checked_class(of_json, shard, *files["json"])
-    name, content = files["cls"]
+    kind = "cls" if "cls" in files else "json"
+    if kind not in files:
+        return None
+    name, content = files[kind]
+    if content is None:
+        raise UsageError(
+            f"{shard}:{name} has more than {MAX_CLASS_FILE} bytes and is not searched for a class; "
+            "write the shard anew with the class number in a .cls"
+        )
+    if kind == "json":
+        label = _json_label(content)
+        is_number = label is not None and not isinstance(label, str)
+        return _checked_class(label, shard, name, content) if is_number else None
     digits = re.fullmatch(rb"\s*([0-9]{1,20})\s*", content)
     return _checked_class(int(digits[1]) if digits else _json(content), shard, name, content)
 
@@ -399,12 +412,18 @@ def _checked_class(value: Any, shard: Path, name: str, content: bytes) -> int:
 
 
 def _json_label(content: bytes) -> Any:
-    """Return the label in an example's JSON file, without a list around it; None if it has none."""
+    """Return the label in an example's JSON file, without a list around it; None if it has none.
+
+    A number comes before a text, such as the name of the class.
+    """
     values = _json(content)
     if not isinstance(values, dict):
         return None
-    label = next((values[key] for key in CLASS_KEYS if key in values), None)
-    return label[0] if isinstance(label, list) and len(label) == 1 else label
+    found = [values[key] for key in CLASS_KEYS if key in values]
+    labels = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in found]
+    first, *others = labels or [None]
+    numbers = [each for each in others if type(each) is int]
+    return numbers[0] if numbers and isinstance(first, str | None) else first
 
 
 def _json(content: bytes) -> Any:

@@ -100,6 +100,16 @@ def test_shards_of_lsgd_get_the_index_that_they_had(tmp_path: Path) -> None:
             | {"b.jpg": jpeg(2), "b.json": b'{"label": [1]}'},
             {"train/0/a.jpg": 0, "train/1/b.jpg": 1},
         ),
+        (  # a text beside the number, in either order, and alone in a list
+            {"x/0.jpg": jpeg(0), "x/0.json": b'{"label": "dog", "cls": 1}'}
+            | {"x/1.jpg": jpeg(1), "x/1.json": b'{"label": ["cat"], "cls": [0]}'}
+            | {"x/2.jpg": jpeg(2), "x/2.json": b'{"cls": "cat", "label": 0}'},
+            {"train/0/x/1.jpg": 0, "train/0/x/2.jpg": 0, "train/1/x/0.jpg": 1},
+        ),
+        (  # a large file beside the .cls
+            {"n1/0.jpg": jpeg(0), "n1/0.json": b" " * 2**21, "n1/0.cls": b"0"},
+            {"train/n1/0.jpg": 0},
+        ),
         (  # a label that is a text leaves the folder
             {"cat/1.jpg": jpeg(1), "cat/1.json": b'{"label": "a cat"}'},
             {"train/cat/1.jpg": 0},
@@ -319,6 +329,11 @@ def test_hidden_files_between_those_of_an_example_are_skipped(
         ({"1.jpg": jpeg(1), "1.cls": b"0", "2.jpg": jpeg(1)}, "has no class number and other"),
         ({"1.jpg": jpeg(1), "1.cls": b"1"}, "no image of class 0"),
         ({"1.jpg": jpeg(1), "1.json": b'{"label": [0, 1]}'}, "several labels"),
+        ({"1.jpg": jpeg(1), "1.json": b'{"label": [0, 1], "cls": 0}'}, "several labels"),
+        (
+            {"a/1.jpg": jpeg(1), "a/1.json": b'{"label": 0}' + b" " * 2**20},
+            r"1\.json has more than 1048576 bytes and is not searched for a class",
+        ),
         (
             {"1.cls": b"0", "1.left.jpg": jpeg(1), "1.right.png": jpeg(1)},
             r"two pictures in one example, 1\.left\.jpg and 1\.right\.png",
