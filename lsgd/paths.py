@@ -93,8 +93,8 @@ def files_below(
 ) -> Iterator[str]:
     """Yield the paths, relative to the root, of all but folders in a folder of it at any depth.
 
-    Links to folders are followed, but not to one above; with `once` nor to any other folder of the
-    root, whose files have another name there. Hidden and system files are left out.
+    Links to folders are followed, but not to one above; with `once` nor to any other folder that is
+    searched, whose files have another name there. Hidden and system files are left out.
     """
     status = (root / folder).stat()
     here = (status.st_dev, status.st_ino)
@@ -105,7 +105,7 @@ def files_below(
             continue
         name = os.path.join(folder, entry.name)
         is_folder = os.path.isdir(entry.path)  # which raises no error for a link to itself
-        if is_folder and once and entry.is_symlink() and _is_inside(root, entry.path):
+        if is_folder and once and entry.is_symlink() and _is_searched(root, entry.path):
             continue
         if is_folder:
             yield from files_below(root, name, above | {here}, once=once)
@@ -113,8 +113,10 @@ def files_below(
             yield name
 
 
-def _is_inside(root: Path, path: str) -> bool:
-    return Path(path).resolve().is_relative_to(root.resolve())
+def _is_searched(root: Path, link: str) -> bool:
+    """Return whether a link leads into the root, and not to or below a hidden folder of it."""
+    target, root = Path(link).resolve(), root.resolve()
+    return target.is_relative_to(root) and not any(map(is_leftover, target.relative_to(root).parts))
 
 
 def display_path(path: Path) -> str:

@@ -147,7 +147,7 @@ def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[s
         else:
             found[split] = _matching_files(root, split, pattern)
         if not found[split]:
-            names = files_below(root, once=True)
+            names = files_below(root)
             packed = (name for name in names if re.search(r"\.(tar\..|tgz$)", name))
             if first := min(packed, default=""):
                 raise UsageError(
@@ -175,18 +175,33 @@ def _matching_files(root: Path, split: str, pattern: str) -> list[str]:
             f"--{split} {pattern!r} is not a pattern of file names ({error}); write one such as "
             f"'{split}-*.tar', or '**/*.tar' for all below {root}"
         ) from None
-    return sorted(str(path.relative_to(root)) for path in matching)
+    return _distinct(root, [str(path.relative_to(root)) for path in matching])
 
 
 def _named_shards(root: Path, split: str) -> tuple[list[str], list[str]]:
     """Return the sorted paths of the shards that are named for a split, and those left out."""
-    tars = sorted(name for name in files_below(root, once=True) if name.lower().endswith(".tar"))
+    # Any name of a shard may be the one that says its split.
+    tars = [name for name in files_below(root) if name.lower().endswith(".tar")]
     by_words = [
         [tar for tar in tars if re.search(rf"(?<![a-z])({words})(?![a-z])", tar, re.I)]
         for words in DEFAULT_PATTERNS[split]
     ]
     taken, *others = [found for found in by_words if found] or [[]]
-    return taken, sorted({tar for found in others for tar in found} - {*taken})
+    files = {os.path.realpath(root / tar) for tar in taken}
+    left_out = [
+        tar for found in others for tar in found if os.path.realpath(root / tar) not in files
+    ]
+    return _distinct(root, taken), _distinct(root, left_out)
+
+
+def _distinct(root: Path, shards: Iterable[str]) -> list[str]:
+    """Return the sorted paths of shards without links to others of them, whose images they have."""
+    top, names = os.path.realpath(root), dict[str, str]()
+    for shard in sorted(shards):
+        file = os.path.realpath(root / shard)
+        if file not in names or file == os.path.join(top, shard):
+            names[file] = shard
+    return sorted(names.values())
 
 
 def index_shards(

@@ -39,3 +39,13 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.data_root("imagenet") == Path("data/imagenet")
     monkeypatch.setenv("LSGD_DATA", "/sets")
     assert paths.data_root("imagenet") == Path("/sets/imagenet")
+
+
+def test_a_linked_folder_is_left_out_only_if_it_is_searched_itself(tmp_path: Path) -> None:
+    for folder in ("a", ".store/b"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "1.jpg").touch()
+    for link, target in (("same", "a"), ("b", ".store/b")):
+        (tmp_path / link).symlink_to(target)
+    assert sorted(paths.files_below(tmp_path, once=True)) == ["a/1.jpg", "b/1.jpg"]
+    assert sorted(paths.files_below(tmp_path)) == ["a/1.jpg", "b/1.jpg", "same/1.jpg"]

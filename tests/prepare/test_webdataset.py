@@ -302,6 +302,31 @@ def test_a_folder_of_shards_is_read_once(tmp_path: Path) -> None:
     assert len(paths(tmp_path / "shards")) == 1
 
 
+def test_a_linked_shard_is_read_once_by_the_name_that_says_its_split(tmp_path: Path) -> None:
+    """Also in a folder that is hidden, or that is linked under the name of a split."""
+    for name in ("b-train-0", "data/7", "data/8", ".store/val/0", "holdout/val-1", "holdout/2"):
+        (tmp_path / f"{name}.tar").parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / f"{name}.tar").touch()
+    for link, target in (
+        ("a-train-newest.tar", "b-train-0.tar"),  # a link that comes first by its name
+        ("train-7.tar", "data/7.tar"),
+        ("train-8a.tar", "train-8b.tar"),  # a link to a link
+        ("train-8b.tar", "data/8.tar"),
+        ("val", ".store/val"),
+        ("valid", "holdout"),
+        ("test", "holdout"),
+        ("train-gone.tar", "nowhere.tar"),
+    ):
+        (tmp_path / link).symlink_to(target)
+    train = ["b-train-0.tar", "train-7.tar", "train-8a.tar", "train-gone.tar"]
+    val = ["holdout/val-1.tar", "val/0.tar", "valid/2.tar"]
+    find = webdataset.find_shards
+    assert find(tmp_path, {"train": None, "val": None}) == {"train": train, "val": val}
+    pattern = {"train": "*train-*.tar", "val": "val*/*.tar"}
+    val = ["val/0.tar", "valid/2.tar", "valid/val-1.tar"]
+    assert find(tmp_path, pattern) == {"train": train[:-1], "val": val}
+
+
 def test_hidden_files_between_those_of_an_example_are_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
