@@ -170,12 +170,17 @@ class ImageIndex:
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the path, label, file size, width and height of all images as columns by name.
 
-        The columns are the same for images in files and in tar shards.
+        The columns are the same for images in files and in tar shards, and whether skipped images
+        are in the index or were removed.
         """
         names = ("path", "label", "bytes", "width", "height")
-        if not self.skipped:
-            return {name: self.rows[name] for name in names}
-        return {name: self._of(np.arange(len(self)))[name] for name in names}
+        rows = self._of(np.arange(len(self))) if self.skipped else self.rows
+        columns = {name: rows[name] for name in names}
+        # A digest includes the type, which has the length of the index's longest path.
+        longest = max((len(os.fsencode(path)) for path in self.skip), default=0)
+        if longest > columns["path"].dtype.itemsize:
+            columns["path"] = columns["path"].astype(f"S{longest}")
+        return columns
 
     def classes(self) -> list[str]:
         """Return the names of the classes, which are folder names, in the order of their labels."""

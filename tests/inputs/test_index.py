@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.inputs import _check_kind, open_inputs
+from lsgd.inputs.consistency import _digest
 from lsgd.inputs.index import ImageIndex, index_file, open_indexes, renewal_command, write_index
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.prepare.indexing import index_folder
@@ -306,6 +307,26 @@ def test_a_skipped_image_may_be_removed(
     )
     (made / "train/n01/odd.JPEG").unlink()
     assert "n01/odd.JPEG is missing" in refusal(made, skip=data.skip, train_examples=11)
+
+
+def test_the_digests_do_not_depend_on_a_skipped_image(root: Path, tmp_path: Path) -> None:
+    """Not even if its path is the longest, which sets the type of the index."""
+    made = copy(root, tmp_path / "copy")
+    longest = made / f"train/n00/{'long' * 20}.JPEG"
+    shutil.copy(made / "train/n00/odd.JPEG", longest)
+    index_folder(made)
+    skip = [str(longest.relative_to(made))]
+
+    def digests() -> dict[str, str]:
+        index = ImageIndex(made, index_file(made, "train"), skip)
+        return {name: _digest(column) for name, column in index.columns().items()}
+
+    before = digests()
+    rows = np.load(index_file(made, "train"))  # as checkpoints of earlier versions have it
+    assert before["path"] == _digest(rows["path"][rows["path"] != skip[0].encode()])
+    longest.unlink()
+    index_folder(made)
+    assert digests() == before
 
 
 def test_only_a_command_that_has_the_option_is_advised_with_an_index(tmp_path: Path) -> None:
