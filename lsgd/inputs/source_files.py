@@ -32,6 +32,9 @@ class SourceFiles(Protocol):
     def names_and_sizes(self) -> Iterator[tuple[str, int]]:
         """Yield the name and the size in bytes of each file."""
 
+    def folders(self) -> Iterator[str]:
+        """Yield the names of the folders that a reader expects even without a file in them."""
+
     def state(self) -> list[FileState]:
         """Return the states of files and folders, one of which differs once the dataset changes.
 
@@ -76,14 +79,20 @@ class IndexedFiles:
 
     def state(self) -> list[FileState]:
         """Return the states of the index files and of the shards, or of the folders of classes."""
-        names = list(self.indexes)
+        names = [*self.indexes, *self.folders()]
         for _, index in self._opened():
             if index.in_shards():
                 names += _shards(index)
-                continue
-            _, first = np.unique(index.rows["label"], return_index=True)
-            names += [os.path.dirname(os.fsdecode(path)) for path in index.rows["path"][first]]
         return [_state(name, self.path(name)) for name in dict.fromkeys(names)]
+
+    def folders(self) -> Iterator[str]:
+        """Yield the folder of each class that the indexes list, of which all may be skipped."""
+        for _, index in self._opened():
+            if not index.in_shards():
+                _, first = np.unique(index.rows["label"], return_index=True)
+                yield from (
+                    os.path.dirname(os.fsdecode(each)) for each in index.rows["path"][first]
+                )
 
     def _opened(self) -> Iterator[tuple[str, ImageIndex]]:
         for name in self.indexes:
@@ -103,6 +112,10 @@ class FolderFiles:
     def names_and_sizes(self) -> Iterator[tuple[str, int]]:
         """Yield the name and size of each file."""
         yield from ((name, size) for name, size, _ in self.state())
+
+    def folders(self) -> Iterator[str]:
+        """Yield nothing: a folder without files holds nothing to read."""
+        yield from ()
 
     def state(self) -> list[FileState]:
         """Return the states of all files, in the order of their names."""

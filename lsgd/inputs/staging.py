@@ -82,7 +82,16 @@ def with_staged_data(recipe: Recipe) -> Recipe:
     if (copy := _in_use.get(_key(recipe))) is None:
         stage_data(recipe, SingleComm())
         copy = _in_use[_key(recipe)]
-    return replace(recipe, data=replace(recipe.data, root=str(copy.folder), index=None, stage=None))
+    sets = ("train", *recipe.evaluation.sets)
+    data = replace(
+        recipe.data,
+        root=str(copy.folder),
+        index=None,
+        stage=None,
+        # The copy has no index of other sets.
+        skip=[path for path in recipe.data.skip if path.split("/")[0] in sets],
+    )
+    return replace(recipe, data=data)
 
 
 def stage_data(recipe: Recipe, comm: Comm) -> None:
@@ -233,6 +242,8 @@ class _Copying:
         if not is_complete and not same_boot and folder.exists():
             shutil.rmtree(folder)  # a machine that was switched off may leave files without content
         listed = list(source.names_and_sizes())
+        for name in source.folders():
+            (folder / name).mkdir(parents=True, exist_ok=True)
         missing = [each for each in listed if _size(folder / each[0]) != each[1]]
         if is_complete and same_boot and not missing:
             return _opened(folder)

@@ -152,6 +152,26 @@ def test_a_skipped_image_is_not_copied(root: Path, tmp_path: Path) -> None:
     assert copied == len(contents(folder)[name]) == len(content)
 
 
+def test_a_whole_class_and_images_of_unused_sets_may_be_skipped(root: Path, tmp_path: Path) -> None:
+    """A reader missed the folder of the class, and the index of the set."""
+    (root / "v2/n00").mkdir(parents=True)
+    shutil.copy(root / "val/n00/rgba.png", root / "v2/n00")
+    index_folder(root, sets=["v2"])
+    made = recipe(root, tmp_path / "stage")
+    skip = ["val/n02/gray.JPEG", "val/n02/rgba.png", "v2/n00/rgba.png"]
+    without = replace(made, data=replace(made.data, skip=skip, val_examples=4))
+    folder, _ = staged(without)
+    read = with_staged_data(without)
+    assert (read.data.skip, without.data.skip) == (skip[:2], skip)
+    columns = open_inputs(read, torch.device("cpu")).columns()
+    assert len(columns["val path"]) == 4
+    assert not (folder / "v2").exists()
+    (folder / "val/n02").rmdir()  # as a copy of an earlier version has it
+    staging._in_use.popitem()[1].used.close()
+    assert staged(without) == (folder, 0)
+    assert [*(folder / "val/n02").iterdir()] == []
+
+
 def test_the_error_of_an_unreadable_copy_names_the_original(root: Path, tmp_path: Path) -> None:
     """A command for the copy would be lost with it, and the copy is what can be made anew."""
     shutil.copytree(root, index := tmp_path / "index", ignore=shutil.ignore_patterns("*.JPEG"))
