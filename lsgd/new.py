@@ -12,13 +12,14 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
 from lsgd import config
-from lsgd.errors import UsageError
+from lsgd.errors import UsageError, disk_full_error
 from lsgd.job.command import Parser, RecipeFolder, run_alone
 from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
@@ -51,15 +52,26 @@ def new_recipe(name: str, base: str) -> Path:
         base = os.path.relpath(own.resolve(), folder.resolve())
     text = _text(name, base, recipe)
     try:
-        with path.open("x", encoding="utf-8") as file:
+        with path.open("x", encoding="utf-8") as file, _removing_unfinished(path):
             file.write(text)
+            file.flush()
     except FileExistsError:
         raise UsageError(f"{path} exists already; write another name, or remove it") from None
     except OSError as error:
-        raise UsageError(
+        raise disk_full_error(error, path) or UsageError(
             f"{path} cannot be written ({error.strerror}); change to a folder of your own"
         ) from None
     return path
+
+
+@contextmanager
+def _removing_unfinished(path: Path) -> Iterator[None]:
+    """Remove a new file if writing it fails, so that the same command can be rerun."""
+    try:
+        yield
+    except OSError:
+        path.unlink()
+        raise
 
 
 def _text(name: str, base: str, recipe: Recipe) -> str:

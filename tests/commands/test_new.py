@@ -1,5 +1,7 @@
 """`lsgd new recipe`: a file that trains at once, and never one in place of another."""
 
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,18 @@ def test_it_is_refused(words: str, sentence: str, capsys: pytest.CaptureFixture[
     assert sentence in capsys.readouterr().err
     assert Path("taken.yaml").read_text() == "mine"
     assert sorted(path.name for path in Path().iterdir()) == ["taken.yaml"]
+
+
+def test_a_full_disk_leaves_no_half_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """Which was taken for a recipe of the user's, and the name for one that is taken."""
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+        assert main(["recipe", "mine", "--from", "digits"]) == 6
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert "mine.yaml could not be written (File too large); free" in capsys.readouterr().err
+    assert not Path("mine.yaml").exists()
+    assert main(["recipe", "mine", "--from", "digits"]) == 0
