@@ -45,12 +45,12 @@ def list_unusable(
 
     The list and a table of all problems are written to `folder`.
     """
+    skip = folder / SKIP_LIST
+    if gone := _drop_missing(root, skip):  # before hours of work, since the list may be unreadable
+        print(f"{skip} named images that do not exist; removed: {listed(gone)}")
     limits = {"processes": processes, "max_pixels": max_pixels}
     oddities = check_folder(root, folder, sets=sets, **limits)
     print(f"{problem_table(oddities)}\nfull list: {folder / TABLE}", flush=True)
-    skip = folder / SKIP_LIST
-    if gone := _drop_missing(root, skip):
-        print(f"{skip} named images that do not exist; removed: {listed(gone)}")
     skipped, usable = write_skip_list(oddities, skip)
     if skipped:
         print(f"{skip} names {skipped} images to skip")

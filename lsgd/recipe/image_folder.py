@@ -108,7 +108,7 @@ def without_skipped(data: Data) -> Data:
     path = Path(data.skip_list or "")
     try:
         listed = read_skip_list(path)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UsageError(
             f"data.skip_list={path} cannot be read ({error}); give the skip.txt that --check has "
             f"written, an option of `python -m lsgd.prepare {check_dataset(data.name)}`, or leave "
@@ -165,7 +165,10 @@ def rows_of(indexed: NDArray, listed: Collection[str]) -> NDArray:  # type: igno
 def read_skip_list(file: Path) -> set[str]:
     """Read the paths of the images in a skip list.
 
-    The list has one path per line, and comments behind `#`.
+    The list has one path per line, and comments behind `#`. Raises UsageError if it is not UTF-8.
     """
-    lines = file.read_text(encoding="utf-8-sig").splitlines()
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise UsageError(f"the skip list {file} is not UTF-8; save it as UTF-8") from None
     return {line.partition("#")[0].strip() for line in lines} - {""}

@@ -12,6 +12,7 @@ from helpers.odd_images import HEADER_ONLY, REFUSED, encoded, odd_images, photo,
 from PIL import Image, ImageOps
 from PIL.ImageFile import ImageFile
 
+from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.inputs.index import MAX_FILE_BYTES
 from lsgd.prepare import check, dali_check, images, png
@@ -339,3 +340,16 @@ def test_a_name_that_a_skip_list_cannot_hold(tmp_path: Path) -> None:
         write_skip_list(
             [ImageProblem("train/a/#1.JPEG", "empty", "0 bytes")], tmp_path / "skip.txt"
         )
+
+
+def test_a_skip_list_in_another_encoding_is_refused_before_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which decoded all images, removed its journal and ended in a traceback."""
+    (tmp_path / "skip.txt").write_bytes("train/cat/ä.jpg\n".encode("latin-1"))
+    monkeypatch.setattr(check, "check_folder", lambda *_, **__: pytest.fail("it began"))
+    sentence = rf"the skip list {tmp_path}/skip.txt is not UTF-8; save it as UTF-8"
+    with pytest.raises(UsageError, match=sentence):
+        check.list_unusable(tmp_path, tmp_path, processes=1)
+    with pytest.raises(UsageError, match=sentence):
+        load_recipe(["recipe=bs256", f"data.skip_list={tmp_path}/skip.txt"])
