@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import tarfile
+import zlib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -40,7 +41,9 @@ class ValClasses:
                 f"--val-classes {file} cannot be read ({error.strerror or error}); give "
                 f"{WHERE_FROM}"
             ) from None
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except UsageError:
+            raise
+        except Exception as error:  # a damaged file can make scipy raise nearly anything
             raise self.usage_error(
                 f"it is damaged ({str(error) or type(error).__name__})"
             ) from None
@@ -108,7 +111,7 @@ def _devkit(file: Path) -> dict[str, str]:
                 _member(tar, f"/data/{name}")
                 for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt")
             )
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, zlib.error) as error:
         raise UsageError(f"--val-classes {file} is cut short ({error}); fetch it again") from None
     if meta is None or truth is None:
         raise UsageError(

@@ -1,7 +1,9 @@
 """Every validation image comes to its own class, or none is moved."""
 
+import io
 import os
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -141,6 +143,24 @@ def test_other_tars(tmp_path: Path) -> None:
     (tmp_path / "kit").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UsageError, match=r"is cut short .*fetch it again"):
         ValClasses(tmp_path / "kit")
+
+
+def test_a_damaged_devkit_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Wherever the damage is: in the compressed stream, or in the MATLAB file."""
+    whole, file = devkit(tmp_path / "kit", LABELS).read_bytes(), tmp_path / "kit"
+    middle = len(whole) // 2
+    file.write_bytes(whole[:middle] + b"\xff" * 40 + whole[middle + 40 :])
+    with pytest.raises(UsageError, match=rf"--val-classes {file} (is cut short|cannot be used)"):
+        ValClasses(file)
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+        contents = {
+            member.name: opened.read() for member in tar if (opened := tar.extractfile(member))
+        }
+    meta = "ILSVRC2012_devkit_t12/data/meta.mat"
+    # Cut short, of another version, and no MATLAB file.
+    for content in (contents[meta][:200], b"\x89HDF" * 50, contents[meta][:124] + b"\0\2IM", b""):
+        with pytest.raises(UsageError, match=r"cannot be (read|used: it is damaged) \(.+\); give"):
+            ValClasses(write_tar(file, contents | {meta: content}, "w:gz"))
 
 
 def test_without_scipy_the_devkit_is_refused_before_anything_is_unpacked(
