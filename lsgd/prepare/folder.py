@@ -310,8 +310,8 @@ def _doubtful(images: _Images) -> Iterator[str]:
         yield (
             f"{_count(unsure, 'image is', 'images are')} neither JPEG nor PNG ({listed(unsure)}), "
             "and whether DALI decodes them is unknown without DALI; run "
-            f"{install_command('dali')} and rerun the same command, or train with "
-            "inputs=torchvision"
+            f"{install_command('dali')} and then the same command with --check, which decodes "
+            "images that are indexed already too, or train with inputs=torchvision"
         )
     if single := [name for name, files in images["train"].items() if len(files) == 1]:
         yield (

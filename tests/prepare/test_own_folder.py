@@ -598,6 +598,13 @@ def test_what_dali_was_not_asked_about_is_a_warning(
     assert prepare(["folder", str(root)]) == 0
     warning, *_ = capsys.readouterr().out.splitlines()
     assert warning.startswith("warning: 1 image is neither JPEG nor PNG (train/cat/old.TIFF), and")
+    assert "and then the same command with --check" in warning
+    # With DALI that command asks it, although the image is in the index already.
+    for module in ("folder", "images"):
+        monkeypatch.setattr(f"lsgd.prepare.{module}.is_dali_installed", lambda: True)
+    monkeypatch.setattr("lsgd.prepare.dali_check.dali_difference", lambda *_: "DALI fails")
+    assert prepare(["folder", str(root), "--check", "--processes", "1"]) == 0
+    assert read_skip_list(root / "skip.txt") == {"train/cat/old.TIFF"}
 
 
 def test_a_folder_without_train_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
