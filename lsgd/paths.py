@@ -130,7 +130,18 @@ def data_root(dataset: str) -> Path:
 
     Without the environment variable it is `data/<dataset>` in the current folder.
     """
-    return parse_path(os.environ.get("LSGD_DATA", "data")) / dataset
+    return Path(path_in_variable("LSGD_DATA", "data")) / dataset
+
+
+def path_in_variable(name: str, default: str = "") -> str:
+    """Return the path in an environment variable, or the default, as local_path does.
+
+    The UsageError names the variable, of which the command line says nothing.
+    """
+    try:
+        return local_path(os.environ.get(name, default))
+    except UsageError as error:
+        raise UsageError(f"{name}={error}") from None
 
 
 def cache_dir() -> Path:

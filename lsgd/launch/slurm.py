@@ -27,7 +27,7 @@ from lsgd.launch.sbatch_options import (
     time_limit,
 )
 from lsgd.override_syntax import ADDED, PATH_FIELDS, last_text
-from lsgd.paths import OWN_RECIPES, local_path
+from lsgd.paths import OWN_RECIPES, local_path, path_in_variable
 
 BATCH = """\
 #!/usr/bin/env bash
@@ -388,7 +388,7 @@ def _container(
     if not (os.path.exists(folder) and os.path.samefile(folder, ".")):
         folder = os.getcwd()
     named = [(key, request.path_of(key)) for request in requests for key in PATH_FIELDS]
-    named.append(("LSGD_DATA", local_path(os.environ.get("LSGD_DATA", ""))))
+    named.append(("LSGD_DATA", path_in_variable("LSGD_DATA")))
     named += _own_folders(own)
     for key, path in (*named, ("the current folder", folder)):
         if re.search("[,:]", path):

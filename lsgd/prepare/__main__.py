@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lsgd.errors import UsageError, disk_full_error
 from lsgd.job.command import Parser, run_alone
+from lsgd.paths import data_root
 from lsgd.prepare import cifar10, folder, imagenet, tiny_imagenet, webdataset
 from lsgd.prepare.fetch import add_command
 from lsgd.prepare.published import PUBLISHED
@@ -30,6 +31,8 @@ def prepare(argv: Sequence[str]) -> None:
     for published in PUBLISHED:
         published.add_parser(datasets)
     options = parser.parse_args(argv)
+    if options.root is None:  # an unusable default must not end other commands, or --help
+        options.root = data_root(options.dataset)
     for name in ("root", "index", "shards"):  # which become overrides of later runs
         if re.search("[\ud800-\udfff]", path := str(getattr(options, name, ""))):
             raise UsageError(

@@ -202,7 +202,6 @@ def add_command(
         "root",
         nargs="?",
         type=paths.parse_path,
-        default=paths.data_root(name),
         metavar="ROOT",
         help=f"folder of the dataset (default: $LSGD_DATA/{name}, or data/{name})",
     )
@@ -211,7 +210,7 @@ def add_command(
         metavar="URL_OR_FOLDER",
         help="another folder or URL with the published files",
     )
-    parser.set_defaults(command=lambda options: prepare(options.root, options.source))
+    parser.set_defaults(dataset=name, command=lambda options: prepare(options.root, options.source))
 
 
 @dataclass(frozen=True)

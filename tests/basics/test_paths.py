@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from lsgd import paths
+from lsgd.errors import UsageError
 
 
 @pytest.mark.parametrize("where", ["beside the package", "inside it"])
@@ -39,6 +40,9 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.data_root("imagenet") == Path("data/imagenet")
     monkeypatch.setenv("LSGD_DATA", "/sets")
     assert paths.data_root("imagenet") == Path("/sets/imagenet")
+    monkeypatch.setenv("LSGD_DATA", "s3://bucket")
+    with pytest.raises(UsageError, match="LSGD_DATA=s3://bucket is a URL, but lsgd reads"):
+        paths.data_root("imagenet")
 
 
 def test_a_linked_folder_is_left_out_only_if_it_is_searched_itself(tmp_path: Path) -> None:

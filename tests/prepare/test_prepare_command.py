@@ -8,7 +8,7 @@ import pytest
 from lsgd.errors import UsageError
 from lsgd.job.system import usable_cores
 from lsgd.prepare import cifar10
-from lsgd.prepare.__main__ import main
+from lsgd.prepare.__main__ import main, prepare
 
 
 @pytest.mark.parametrize("words", [[], ["mnist"], ["imagenet"], ["cifar10", "--bogus"]])
@@ -81,3 +81,17 @@ def test_an_option_of_another_subcommand_is_not_suggested_for_itself(
     told = capsys.readouterr().err
     assert told.startswith("lsgd: option --processes does not exist; ")
     assert told.count("--processes") == 1
+
+
+def test_an_unusable_default_folder_ends_only_the_command_that_needs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It ended each command, and --help, without the name of the variable."""
+    monkeypatch.setenv("LSGD_DATA", "s3://bucket")
+    with pytest.raises(SystemExit) as ended:
+        prepare(["cifar10", "--help"])
+    assert ended.value.code == 0
+    with pytest.raises(UsageError, match=r"train/CLASS does not exist"):
+        prepare(["folder", str(tmp_path)])
+    with pytest.raises(UsageError, match=r"LSGD_DATA=s3://bucket is a URL, but lsgd reads"):
+        prepare(["cifar10"])
