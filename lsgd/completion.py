@@ -26,6 +26,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "compare": ("--explain", "--tolerance"),
     "demo": ("--explain",),
     "doctor": ("--explain", "--json", "--limit"),
+    "evaluate": ("--average", "--per-class", "--confusion"),
     "export": ("--explain", "--to", "--out", "--push"),
     "new": ("--explain", "--from", "--recipe-dir"),
     "plan": (

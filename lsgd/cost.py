@@ -7,6 +7,7 @@ from heapq import heapreplace
 
 from lsgd.errors import UsageError
 from lsgd.job.launcher import cores, detect_launch, omp_num_threads
+from lsgd.launch.options import LAUNCHERS
 from lsgd.launch.processes import gpus_per_machine
 from lsgd.launch.sbatch_options import time_limit
 from lsgd.override_syntax import format_override
@@ -174,8 +175,8 @@ def speed(
     """
     processes, _ = launcher.fit(trial.recipe)
     gpus = gpus_per_machine(launcher.name, launcher.options) is not None
-    each = None if gpus else threads(processes, jobs)
-    measured = examples_per_second(group, processes, on_gpus=gpus, threads=each)
+    kind = _on_gpus(launcher, trial.recipe)
+    measured = examples_per_second(group, processes, on_gpus=kind, threads=threads(processes, jobs))
     if measured is not None:
         return measured * mean_work(trial.recipe), "existing runs"
     if images_per_second is not None:
@@ -183,6 +184,15 @@ def speed(
     if gpus:
         return _planned(trial, processes), "lsgd.plan, on P100s"
     return _timed(trial, processes, threads(processes, jobs)), "a step timed now"
+
+
+def _on_gpus(launcher: RunLauncher, recipe: Recipe) -> bool | None:
+    """Return whether a planned run is on GPUs; None if it takes those that its machines have."""
+    if gpus_per_machine(launcher.name, launcher.options) is not None:
+        return True
+    asks = any(option.startswith(("--gpu", "--gres")) for option in launcher.options)
+    is_without = LAUNCHERS[launcher.name].submits and not asks
+    return False if is_without or recipe.device == "cpu" else None
 
 
 def limit_line(launcher: RunLauncher, runs: Sequence[PlannedRun]) -> str:

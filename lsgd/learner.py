@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -253,6 +253,11 @@ class Learner:
                 "the network, as one shared by layers, twice, or of a frozen batch norm; "
                 f"{remedy}"
             ) from None
+
+
+def without_tf32(recipe: Recipe) -> Recipe:
+    """Return a recipe with float32 in place of tf32, which a CPU lacks; the sizes are the same."""
+    return replace(recipe, precision="float32") if recipe.precision == "tf32" else recipe
 
 
 def _remove_gaps(model: nn.Module) -> None:

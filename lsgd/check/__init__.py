@@ -13,7 +13,7 @@ from lsgd.check import images, learning_rate, network, sampling, step
 from lsgd.check.observation import Observation, RuleResult
 from lsgd.check.papers import apply_rules
 from lsgd.comm.single import SingleComm
-from lsgd.learner import Learner
+from lsgd.learner import Learner, without_tf32
 from lsgd.recipe import Recipe
 from lsgd.start_weights import read_start_weights
 
@@ -23,13 +23,15 @@ __all__ = ["Observation", "RuleResult", "apply_rules", "build_learner", "observe
 def build_learner(recipe: Recipe) -> Learner:
     """Build a recipe's model, optimizer and strategy in one CPU process, without apex.
 
-    Where the recipe has apex's fused updates, torch's are used. The weights that it starts from are
-    read, so that the rules of initialisation are applied to them.
+    Where the recipe has apex's fused updates, torch's are used, and float32 in place of tf32. The
+    weights that it starts from are read, so that the rules of initialisation are applied to them.
     """
     recipe = replace(recipe, optim=replace(recipe.optim, fused="torch"))
     comm = SingleComm()
     start = read_start_weights(recipe, comm)
-    return Learner(recipe, comm, torch.device("cpu"), start=start.tensors)
+    learner = Learner(without_tf32(recipe), comm, torch.device("cpu"), start=start.tensors)
+    learner.recipe = recipe  # whose precision has a rule
+    return learner
 
 
 def rule_results(learner: Learner) -> list[RuleResult]:

@@ -201,15 +201,21 @@ def _whole_curve(recipe: Recipe, run: LrCurve) -> Observation:
 
 def _epochs(learner: Learner) -> Observation:
     epochs = [len(steps) for _, steps in learner.remaining_epochs()]
-    stop = learner.recipe.stop
-    if stop.patience is not None:
-        run = f"{len(epochs)} at most; stop.patience={stop.patience} ends it by its {stop.metric}"
-        return Observation("epochs", run, RunLength(0, 0, whole=False))
-    whole = set(epochs) == {learner.recipe.steps_per_epoch}
+    recipe = learner.recipe
+    if recipe.may_stop_early:
+        stop, ends, most = recipe.stop, [], len(epochs)
+        if stop.patience is not None:
+            most = 0
+            ends.append(f"stop.patience={stop.patience} ends it by its {stop.metric}")
+        if recipe.metric.stop:
+            ends.append("metric.stop=true ends it at its target")
+        run = "; ".join([f"{len(epochs)} at most", *ends])
+        return Observation("epochs", run, RunLength(0, 0, whole=False, most=most))
+    whole = set(epochs) == {recipe.steps_per_epoch}
     return Observation(
         "epochs",
         f"{len(epochs)} of {epochs[0]} steps" + ("" if whole else ", and not all equal"),
-        RunLength(len(epochs), sum(epochs), whole),
+        RunLength(len(epochs), sum(epochs), whole, most=len(epochs)),
     )
 
 
@@ -221,6 +227,8 @@ class RunLength:
     steps: int
     whole: bool
     """Whether all epochs have the full number of steps."""
+    most: int
+    """The number of epochs of a run that ends there or at its target; 0 if patience may end it."""
 
 
 def _curve(recipe: Recipe) -> Curve:

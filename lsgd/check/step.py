@@ -247,6 +247,8 @@ def _precision(learner: Learner) -> Observation:
         kinds = {(one @ one).dtype, *(p.dtype for p in learner.model.parameters())}
     names = sorted(str(kind).removeprefix("torch.") for kind in kinds)
     scaled = _allreduce(learner).reducer.loss_scale is not None
+    if learner.recipe.precision == "tf32":  # products of float32 numbers, which only GPUs make
+        names.append("tf32")
     run = " and ".join(names) + ", with a dynamic loss scale" * scaled
     if learner.recipe.evaluation.bfloat16 and "bfloat16" not in names:
         names.append("bfloat16")

@@ -15,7 +15,7 @@ from lsgd.plan import measured_step, paper
 from lsgd.plan.allreduce import ALGORITHMS
 from lsgd.plan.gradients import gradient_buckets
 from lsgd.plan.hardware import H200, PAPER, Hardware
-from lsgd.plan.processes import check_not_dry_run
+from lsgd.plan.processes import check_plannable
 from lsgd.plan.step import MeasuredStep, ModelledCluster
 from lsgd.plan.strategy import plan_strategy
 from lsgd.plan.table import (
@@ -99,7 +99,8 @@ def plan(argv: Sequence[str]) -> None:
     recipe, options = _command_line().parse(overrides)
     remedy = "a short run of it with profile=true shows where its time goes"
     check_supported(recipe, "lsgd.plan", remedy, workloads=("images",), strategies=("allreduce",))
-    gpus = _gpus(sizes, recipe)
+    gpus = _gpus(sizes)
+    check_plannable(recipe)
     points = _points(recipe, options)
     if points is None:
         check_world_size(recipe, gpus)
@@ -188,13 +189,12 @@ def split_cluster_size(argv: Sequence[str]) -> tuple[Sizes, list[str]]:
     return sizes, arguments
 
 
-def _gpus(sizes: Sizes, recipe: Recipe) -> int:
+def _gpus(sizes: Sizes) -> int:
     if missing := [key for key in ("nodes", "gpus") if key not in sizes]:
         raise UsageError(
             f"{' and '.join(missing)} missing: nodes= servers of gpus= GPUs each; write for "
             "example nodes=32 gpus=8"
         )
-    check_not_dry_run(recipe)
     return sizes["nodes"] * sizes["gpus"]
 
 

@@ -36,17 +36,25 @@ def read_recipe_and_processes(
     check_supported(recipe, program, remedy, workloads=("images",), strategies=("allreduce",))
     check_constant_batch(recipe, program)
     check_world_size(recipe, options.processes)
-    check_not_dry_run(recipe)
+    check_plannable(recipe)
     if recipe.image_sizes.points:  # the largest images take the most memory and time
         data = replace(recipe.data, image_size=max(recipe.training_sizes))
         recipe = replace(recipe, data=data, image_sizes=ImageSizes())
     return recipe, options.processes
 
 
-def check_not_dry_run(recipe: Recipe) -> None:
-    """Raise UsageError if a recipe is a dry run, whose few steps need no plan."""
+def check_plannable(recipe: Recipe) -> None:
+    """Raise UsageError if a recipe is a dry run, or has a library network that training refuses.
+
+    A dry run has few steps and needs no plan.
+    """
     if recipe.rehearse:
         raise UsageError("dry_run=true is a run of a few steps; leave it out to plan the real run")
+    if recipe.model.is_from_library:
+        # A slow import, as in lsgd.models.
+        from lsgd.models.library_networks import check_library_network
+
+        check_library_network(recipe)
 
 
 def tabulated_workers(recipe: Recipe, hosted: int) -> list[int]:

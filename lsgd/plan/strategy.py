@@ -9,7 +9,7 @@ from lsgd.files import create_output_folder
 from lsgd.job.command import seconds
 from lsgd.plan import measured_step
 from lsgd.plan.gradients import parameter_sizes
-from lsgd.plan.processes import check_not_dry_run
+from lsgd.plan.processes import check_plannable
 from lsgd.plan.table import plotter, write_plan
 from lsgd.plan.throughput import STEPS, StrategyThroughput, simulate_throughput
 from lsgd.recipe import Recipe, StrategySettings
@@ -55,7 +55,7 @@ def plan_strategy(argv: Sequence[str]) -> None:
     known = ("allreduce", "sync", "backup", "bounded", "async")
     check_supported(recipe, "lsgd.plan strategy", remedy, workloads=("images",), strategies=known)
     check_constant_batch(recipe, "lsgd.plan strategy")
-    check_not_dry_run(recipe)
+    check_plannable(recipe)
     draw = plotter("draw_paces") if options.out else None
     step, source = options.step, "--step"
     if options.run:

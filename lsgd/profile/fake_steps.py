@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsgd.comm.single import SingleComm
 from lsgd.job.device import restore_process_settings
-from lsgd.learner import Learner
+from lsgd.learner import Learner, without_tf32
 from lsgd.recipe import Recipe
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
@@ -65,9 +65,9 @@ class _FirstOf(SingleComm):
 
 
 def fake_learner(recipe: Recipe, world_size: int) -> Learner:
-    """Build rank 0's learner within `fake_tensor_mode`, without compilers and apex."""
+    """Build rank 0's learner within `fake_tensor_mode`, without compilers, apex and tf32."""
     eager = replace(
-        recipe,
+        without_tf32(recipe),
         workers_per_pass=1,
         compile=False,
         cuda_graphs=False,

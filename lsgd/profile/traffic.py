@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from lsgd.models import AUTOCAST_DTYPES, make_network
 from lsgd.profile.fake_steps import (
@@ -29,6 +28,7 @@ from lsgd.profile.fake_steps import (
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import worker_batch_norms
 from lsgd.rules.sampler import MicroBatch
+from lsgd.run.utilization import flop_counter
 from lsgd.step import train_step
 
 FREE_OPERATORS = {
@@ -36,6 +36,8 @@ FREE_OPERATORS = {
     "lift_fresh", "detach", "alias", "resize_",
 }  # fmt: skip
 """Operators that neither read nor write values, in addition to views."""
+FLOPS = flop_counter().flop_registry
+"""The functions that count the floating-point operations of a call, by operator."""
 COPIES = ("_to_copy", "copy_", "clone")
 COUNTED_MICRO_BATCHES = 3
 """The number of micro-batches that are counted; those between the first and the last are equal."""
@@ -47,7 +49,7 @@ class OperatorCall:
 
     name: str
     reads: dict[int, int]
-    """The bytes of each tensor that is read, by the number of its storage's contents."""
+    """The bytes that are read of each storage, by the number of its contents."""
     writes: dict[int, int]
     flops: int
     """Floating-point operations of matrix products; 0 for all others, which memory bounds."""
@@ -82,23 +84,38 @@ class OperatorTraffic(OperatorCounter):
         if function.namespace != "aten" or function.is_view or name in FREE_OPERATORS:
             return
         results = _tensors(result)
-        reads = {self._content(each): _bytes(each) for each in _tensors((args, kwargs))}
+        reads = self._bytes_by_content(_tensors((args, kwargs)))
         changed = [*results, *_changed(function, args, kwargs)]
         for each in changed:
             self._written += 1
             self._contents[storage_address(each)] = self._written
         first = next(iter(_tensors((args, kwargs))), None)
-        flops = flop_registry.get(packet)
+        flops = FLOPS.get(packet)
         self.calls.append(
             OperatorCall(
                 name,
                 reads,
-                {self._content(each): _bytes(each) for each in changed},
+                self._bytes_by_content(changed),
                 flops(*args, **kwargs, out_val=result) if flops else 0,
                 is_bfloat16=first is not None and first.dtype == torch.bfloat16,
                 fusible=torch.Tag.pointwise in function.tags or name in COPIES,
             )
         )
+
+    def _bytes_by_content(self, tensors: Iterable[Tensor]) -> dict[int, int]:
+        """Return the bytes of tensors by the number of their storage's contents.
+
+        Views of one storage, such as gradients in a bucket, add up to at most all of it.
+        """
+        views = {
+            (self._content(each), each.storage_offset(), each.shape, each.stride()): each
+            for each in tensors
+        }
+        moved: dict[int, int] = {}
+        for (content, *_), view in views.items():
+            whole = view.untyped_storage().nbytes()
+            moved[content] = min(whole, moved.get(content, 0) + _bytes(view))
+        return moved
 
     def _content(self, tensor: Tensor) -> int:
         address = storage_address(tensor)

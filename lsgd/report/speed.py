@@ -49,32 +49,39 @@ def measure_speeds(groups: Sequence[RecipeRuns]) -> list[Speed]:
 
 
 def examples_per_second(
-    group: RecipeRuns, processes: int, *, on_gpus: bool = False, threads: int | None = None
+    group: RecipeRuns, processes: int, *, on_gpus: bool | None = None, threads: int = 1
 ) -> float | None:
-    """Return the median examples/s of a recipe's runs, such as sentences; None if it is unknown.
+    """Return the examples/s of a recipe on `processes` processes by its runs; None if unknown.
 
-    The throughput may be of their tokens. Only the runs on `processes` processes count, if there
-    are any, and with `on_gpus` none on CPUs, whose processes are many times slower. The throughput
-    of runs that had more `threads` per process is reduced in proportion.
+    It is the median of the runs on as many processes, if there are any, and else of all runs, at
+    the speed that each would have on `processes` processes of this many `threads` on a CPU. With
+    `on_gpus` the runs on CPUs do not count, or those on GPUs if it is False; it is None if the
+    planned run may get either. The throughput of runs may be of tokens, such as those of sentences.
     """
     medians = {
-        where: statistics.median(speeds) * _share_of_threads(where[0], threads)
-        for where, speeds in _measured(group, _examples_per_second).items()
-        if not (on_gpus and is_cpu(where[0]))
+        (hardware, count): statistics.median(speeds) * _scale(hardware, count, processes, threads)
+        for (hardware, count), speeds in _measured(group, _examples_per_second).items()
+        if on_gpus is None or on_gpus != is_cpu(hardware)
     }
     alike = [speed for (_, count), speed in medians.items() if count == processes]
     return statistics.median(alike or medians.values()) if medians else None
 
 
-def _share_of_threads(hardware: str, threads: int | None) -> float:
-    """Return the ratio of `threads` to the threads per process that runs had on this hardware.
+def _scale(hardware: str, count: int, processes: int, threads: int) -> float:
+    """Return the factor from the speed of `count` processes on this hardware to that of others.
 
-    >>> cpu = "Xeon, 8 cores, threads per process: 8; in memory"
-    >>> [_share_of_threads(cpu, threads) for threads in (2, 16, None)]
+    It is in proportion to the GPUs, or to the threads on CPUs, but no more than were used there.
+
+    >>> cpu = "Xeon, 8 cores, threads per process: 4; in memory"
+    >>> [_scale(cpu, 2, processes, threads) for processes, threads in [(1, 2), (8, 1), (2, 16)]]
     [0.25, 1.0, 1.0]
+    >>> _scale("NVIDIA H200; DALI 2.4", 8, 1, 1)
+    0.125
     """
-    had = re.search(r"threads[^:]*: (\d+)", hardware) if is_cpu(hardware) else None
-    return min(1.0, threads / max(1, int(had[1]))) if threads and had else 1.0
+    if not is_cpu(hardware):
+        return processes / count
+    had = re.search(r"threads[^:]*: (\d+)", hardware)
+    return min(1.0, processes * threads / (count * max(1, int(had[1])))) if had else 1.0
 
 
 def _throughput(run: Run, row: Row) -> float | None:

@@ -42,6 +42,8 @@ DECOUPLED_DECAY = "decoupled_decay"
 """The key of a group's weight decay at the full lr, by which weights shrink before an update."""
 LR_FACTOR = "lr_factor"
 """The key of the ratio of a group's lr to that of the schedule; a group without it has 1."""
+GROUP_KEYS = ("params", "weight_decay", ADAPTED_DECAY, DECOUPLED_DECAY, LR_FACTOR)
+"""The keys of the groups that make_optimizer gives to an optimizer."""
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:

@@ -138,7 +138,7 @@ def verify(
         )
         if comm.rank == 0:
             print(checked.plan(recipe, drawn_seed, progress.all), flush=True)
-        new = partial(Learner, recipe, comm, device, data, start.tensors)
+        new = partial(Learner, recipe, comm, device, data, start.tensors, start.optimizer)
         executed, rows = set[int](), list[Row]()
         for place in last_steps:
             if ours := checked.execute(new, inputs, place, progress):

@@ -141,8 +141,9 @@ class Evidence:
     ) -> None:
         """Record where a checkpoint's state differs from the recomputed one by more than rounding.
 
-        `written` and `computed` are nested dicts and lists of tensors and numbers, and `copies` the
-        states recomputed with perturbed weights, which show what rounding changes.
+        `written` and `computed` are nested dicts, lists and tuples of tensors and numbers, and
+        `copies` the states recomputed with perturbed weights, which show what rounding changes. A
+        number that is the same in all of them, such as a setting, does not depend on rounding.
 
         The difference of two tensors is relative to the larger norm.
         """
@@ -160,15 +161,21 @@ class Evidence:
                     inner = f"{key}.{name}".lstrip(".")
                     inner_copies = [copy[name] for copy in copies]
                     self.tensors(kind, where, value, computed[name], inner_copies, inner)
-            case list(), list() if len(written) == len(computed):
+            case ((list() | tuple()), (list() | tuple())) if len(written) == len(computed):
                 for number, value in enumerate(written):
                     inner = f"{key}.{number}".lstrip(".")
                     inner_copies = [copy[number] for copy in copies]
                     self.tensors(kind, where, value, computed[number], inner_copies, inner)
             case float(), float():
-                self.exact(kind, f"{where} {key}", written, computed)
+                rounding = max(relative_difference(computed, copy) for copy in copies)
+                if rounding <= EXACT:
+                    self.exact(kind, f"{where} {key}", written, computed)
+                    return
+                found = f"{where} {key}: {kind} is {written!r}, computed again {computed!r}"
+                difference = relative_difference(written, computed)
+                self._judge(kind, found, difference, self._allowed(rounding))
             case _ if type(written) is type(computed) and not isinstance(
-                written, Tensor | dict | list
+                written, Tensor | dict | list | tuple
             ):
                 self.equal(kind, f"{where} {key}", written, computed)
             case _:

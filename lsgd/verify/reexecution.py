@@ -1,5 +1,6 @@
 """Execution of some steps of a run again, from its start and from its checkpoints."""
 
+import inspect
 import random
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
@@ -25,7 +26,7 @@ from lsgd.inputs import Inputs, evaluation_set_size
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
-from lsgd.rules.optim import trained_parameters
+from lsgd.rules.optim import GROUP_KEYS, set_lr, trained_parameters
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Meter, TimedBatches, to_writable
 from lsgd.run.read import Run, steps_until_divergence
@@ -53,6 +54,8 @@ NORM_MARGIN = 4.0
 """The factor by which a gradient norm's rounding error may exceed the one measured in a sample."""
 HARDWARE_SETTINGS = {"fused", "foreach", "capturable", "differentiable"}
 """The settings of torch's optimizers that choose kernels; the others decide what is computed."""
+LAST_LR = "last_lr"
+"""The key of a group of VelocitySGD that each step changes: the lr of that step."""
 
 
 def draw_places(checkpoint_steps: Collection[int], count: int, seed: int) -> list[int]:
@@ -77,13 +80,39 @@ def restore(learner: Learner, saved: Checkpoint, name: str, evidence: Evidence |
     The optimizer takes its settings from a checkpoint, so that a forged weight decay would hold for
     the steps that are executed again. Raises an exception of any type for a forged file.
     """
-    written, own = (
-        [_without(group, {*HARDWARE_SETTINGS, "lr"}) for group in state["param_groups"]]
-        for state in (saved.optimizer, learner.strategy.state())
-    )
     if evidence:
+        written, own = (
+            [_settings(group, learner) for group in groups]
+            for groups in (saved.optimizer["param_groups"], _groups_after(learner, saved.step))
+        )
         evidence.tensors("optimizer settings", name, written, own, [own])
     learner.restore(saved)
+
+
+def _groups_after(learner: Learner, step: int) -> list[dict[str, Any]]:
+    """Return the parameter groups of a new learner's optimizer, with the lr of the step before."""
+    strategy = learner.strategy
+    assert isinstance(strategy, AllReduce)
+    set_lr(strategy.optimizer, learner.recipe.lr(step - 1))
+    groups: list[dict[str, Any]] = strategy.state()["param_groups"]
+    return [group | {LAST_LR: group["lr"]} if LAST_LR in group else group for group in groups]
+
+
+def _settings(group: dict[str, Any], learner: Learner) -> dict[str, Any]:
+    """Return the values of a parameter group that no step changes, and that choose no kernels.
+
+    An optimizer of the user's own may have others, such as the d of Prodigy: those that its
+    constructor does not take. As the rest of its state, they are compared in the next checkpoint.
+    """
+    found = _without(group, {*HARDWARE_SETTINGS, "lr"})
+    if not learner.recipe.optim.is_own:
+        return found
+    strategy = learner.strategy
+    assert isinstance(strategy, AllReduce)
+    makers = [kind.__init__ for kind in type(strategy.optimizer).__mro__]  # type: ignore[misc]
+    taken = {key for make in makers for key in inspect.signature(make).parameters}
+    kept = {*taken, *GROUP_KEYS, *learner.recipe.optim.options}
+    return {key: value for key, value in found.items() if key in kept}
 
 
 def norm_rounding(network: nn.Module, precision: str) -> float:

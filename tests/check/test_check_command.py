@@ -310,19 +310,25 @@ def test_a_word_that_deviates_has_to_be_declared(word: str, rule: str | None) ->
 
 
 @pytest.mark.parametrize(
-    ("word", "rule", "run"),
+    ("words", "rules", "run"),
     [
         ("evaluation.every=10", "metric", "top-1 error of the last 5 epochs, evaluated every 10"),
         ("stop.patience=3", "epochs", "90 at most; stop.patience=3 ends it by its loss"),
+        (
+            "metric.epochs_to={top1_error:5} metric.stop=true",
+            "metric epochs",
+            "90 at most; metric.stop=true ends it at its target",
+        ),
         ("evaluation.bfloat16=true", "precision", "float32, evaluated in bfloat16"),
+        ("precision=tf32", "precision", "float32 and tf32"),
     ],
 )
-def test_how_a_run_is_evaluated_and_ended(word: str, rule: str, run: str) -> None:
-    """A median of epochs further apart, a run that may end early, and rounded evaluations."""
-    found = check.rule_results(check.build_learner(compose_recipe(*SMALL, word)))
+def test_how_a_run_is_evaluated_and_ended(words: str, rules: str, run: str) -> None:
+    """A median of epochs further apart, a run that may end early, and rounded numbers."""
+    found = check.rule_results(check.build_learner(compose_recipe(*SMALL, *words.split())))
     deviates = {each.rule: each.run for each in found if not each.is_followed}
-    assert deviates.keys() - deviating(SMALL) == {rule}
-    assert deviates[rule].endswith(run)
+    assert deviates.keys() - deviating(SMALL) == {*rules.split()}
+    assert deviates[rules.split()[-1]].endswith(run)
 
 
 def test_a_decoupled_decay_is_not_that_of_the_paper() -> None:

@@ -35,13 +35,9 @@ SAMPLED = tuple(
 """Fields on which facts about sampling, evaluation and metric may depend."""
 
 
-OF_A_GPU = {"dle_tf32_bs2k"}
-"""Recipes in a number format that only a GPU has; no rule of theirs is about it."""
-
-
 @functools.cache
 def shipped(name: str) -> Recipe:
-    return compose_recipe(f"+recipe={name}", *["precision=float32"] * (name in OF_A_GPU))
+    return compose_recipe(f"+recipe={name}")
 
 
 def words(recipe: Recipe, names: Sequence[str]) -> str:

@@ -9,9 +9,11 @@ import pytest
 from helpers.composed import compose_recipe
 from helpers.usage_errors import usage_error
 
+from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.plan import measured_step
 from lsgd.plan.__main__ import main
+from lsgd.recipe import Recipe
 from lsgd.report.run_archive import FILE, unpack
 from lsgd.run.read import Run
 
@@ -174,6 +176,21 @@ def test_how_far_it_is_off_is_said_of_the_papers_own_machine_alone(
 )
 def test_refusals(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in usage_error(main, capsys, *argv)
+
+
+@pytest.mark.parametrize("command", ["", "strategy", "memory", "bound"])
+def test_a_network_that_training_refuses_is_refused(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is built for the plan, which ended in a traceback."""
+
+    def refuse(recipe: Recipe) -> None:
+        raise UsageError(f"model={recipe.model.name} gives no logits")
+
+    monkeypatch.setattr("lsgd.models.library_networks.check_library_network", refuse)
+    words = ["+recipe=bs256", "model=torchvision/googlenet"]
+    words = [command, *words] if command else [*words, "nodes=1", "gpus=8"]
+    assert "model=torchvision/googlenet gives no logits" in usage_error(main, capsys, *words)
 
 
 def test_a_run_in_another_layout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

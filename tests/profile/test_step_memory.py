@@ -111,6 +111,11 @@ def test_a_tensor_that_a_step_keeps_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
+def test_a_step_in_tf32_has_the_tensors_of_one_in_float32() -> None:
+    """A CPU has no tf32, and the step is counted on one."""
+    assert count_step(recipe("precision=tf32"), [4]) == count_step(recipe(), [4])
+
+
 def test_what_is_set_for_the_count_is_given_back() -> None:
     apply, threads = nn.Module._apply, torch.get_num_threads()
     count_step(recipe(), [4])

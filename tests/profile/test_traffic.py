@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.composed import compose_recipe
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd.profile.traffic import (
@@ -34,6 +34,39 @@ def test_each_tensor_is_read_once_and_each_result_written() -> None:
     # One number, whatever it is shown as.
     (expanded,) = calls_of((1,), (5,), step=lambda a, b: a.expand(5) + b)
     assert expanded.bytes_moved == 4 * 11
+
+
+def test_the_views_of_a_bucket_are_moved_one_by_one() -> None:
+    """As the gradients in a fused update are; the same view twice is one, and none overlaps."""
+
+    def add(bucket: Tensor, other: Tensor) -> None:
+        first, second = bucket[:3], bucket[3:]
+        torch._foreach_add_([first, second], [other, other])
+        torch._foreach_add_([first, bucket], 1)
+
+    parts, overlapping = calls_of((5,), (1,), step=add)
+    assert ([*parts.reads.values()], [*parts.writes.values()]) == ([20, 4], [20])
+    assert [*overlapping.writes.values()] == [20]
+
+
+@pytest.mark.parametrize(
+    ("layer", "images"),
+    [
+        (nn.Conv2d(6, 8, 3, padding=1), (2, 6, 5, 5)),
+        (nn.Conv2d(6, 12, 3, stride=2, groups=3), (2, 6, 9, 9)),
+        (nn.Conv2d(6, 6, 3, groups=6), (2, 6, 5, 5)),
+        (nn.ConvTranspose2d(6, 4, 3, stride=2, groups=2), (2, 6, 5, 5)),
+    ],
+)
+def test_a_backward_pass_takes_as_many_operations_per_gradient_as_the_forward_pass(
+    layer: nn.Module, images: tuple[int, ...]
+) -> None:
+    for wants_images in (False, True):
+        with OperatorTraffic() as traffic:
+            layer(torch.ones(images, requires_grad=wants_images)).sum().backward()
+        flops = {call.name: call.flops for call in traffic.calls if call.flops}
+        wanted = 1 + wants_images
+        assert flops["convolution_backward"] == wanted * flops["convolution"] > 0
 
 
 def test_views_and_memory_alone_are_no_traffic() -> None:

@@ -257,6 +257,45 @@ def test_hours_by_existing_runs_are_those_of_their_steps(
     assert cost.speed(on_gpus, trial, group, 7.0) == (pytest.approx(rate), "existing runs")
 
 
+@pytest.mark.parametrize(
+    ("device", "ran", "launcher", "processes", "threads", "ratio"),
+    [
+        ("NVIDIA H200", 8, ("slurm", "--gpus"), 1, 1, 1 / 8),
+        ("NVIDIA H200", 1, ("slurm", "--gpus"), 8, 1, 8),
+        ("NVIDIA H200", 4, ("local", "--np"), 2, 1, 1 / 2),
+        ("NVIDIA H200", 1, ("slurm", "--np"), 1, 1, None),
+        ("Xeon, 8 cores, threads per process: 8", 1, ("local", "--np"), 8, 1, 1),
+        ("Xeon, 8 cores, threads per process: 1", 8, ("local", "--np"), 1, 8, 1),
+        ("Xeon, 8 cores, threads per process: 1", 8, ("slurm", "--np"), 1, 1, 1 / 8),
+        ("Xeon, 2 cores, threads per process: 1", 2, ("local", "--np"), 8, 4, 1),
+        ("Xeon, 2 cores, threads per process: 1", 2, ("slurm", "--gpus"), 2, 1, None),
+    ],
+)
+def test_a_speed_by_existing_runs_is_in_proportion_to_gpus_or_threads(
+    device: str,
+    ran: int,
+    launcher: tuple[str, str],
+    processes: int,
+    threads: int,
+    ratio: float | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No further cores than a run had are counted, and no run on the other kind of hardware."""
+    trial = PlannedRun(compose_recipe("+recipe=digits", "workers=8", "workers_per_pass=1"), [])
+    made = trial.recipe
+    start = {"kind": "start", "step": 0, "device": device, "processes": ran}
+    row = {"kind": "epoch", "step": made.steps_per_epoch, "epoch": 1, "step_seconds": 2.0}
+    group = RecipeRuns("digits", made, None, None, [Run(tmp_path, made, [start, row])])
+    monkeypatch.setattr(cost, "threads", lambda *_: threads)
+    monkeypatch.setattr(cost, "_timed", lambda *_: None)
+    monkeypatch.setattr(cost, "_planned", lambda *_: None)
+    name, option = launcher
+    measured, _ = cost.speed(RunLauncher(name, {option: str(processes)}), trial, group)
+    rate = made.train_examples / (2.0 * made.steps_per_epoch)
+    assert measured == (ratio and pytest.approx(ratio * rate))
+
+
 def test_epochs_of_smaller_images_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """In proportion to the multiply-adds: a quarter for half of the side.
 

@@ -3,10 +3,13 @@
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +21,9 @@ from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DivergedError, UsageError
 from lsgd.learner import Learner
+from lsgd.own_parts import OPTIMIZER, OwnPart
 from lsgd.recipe import Recipe
+from lsgd.rules.optim import set_lr
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import row_callback
@@ -37,6 +42,7 @@ from lsgd.verify.reexecution import (
     draw_places,
     norm_rounding,
     perturb,
+    restore,
 )
 from lsgd.workloads import open_workload
 from lsgd.workloads.images import ImageClassification
@@ -371,6 +377,81 @@ def test_rounding_of_the_norm_by_which_gradients_are_clipped_changes_the_copy() 
         before, *(each.model.parameters() for each in learners), strict=True
     ):
         assert torch.allclose((second - start), 1.5 * (first - start), atol=1e-9)
+
+
+def after_steps(recipe: Recipe, count: int) -> Checkpoint:
+    """Return the state of a new learner after updates by gradients of ones."""
+    learner = Learner(recipe, SingleComm(), torch.device("cpu"), {})
+    strategy = learner.strategy
+    assert isinstance(strategy, AllReduce)
+    for step in range(count):
+        for parameter in learner.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        set_lr(strategy.optimizer, recipe.lr(step))
+        strategy.optimizer.step()
+        strategy.next_step = step + 1
+    return deepcopy(learner.checkpoint())
+
+
+def restored(recipe: Recipe, saved: Checkpoint, **forged: Any) -> list[str]:
+    """Restore a checkpoint whose optimizer groups have forged values; return the mismatches."""
+    groups = [group | forged for group in saved.optimizer["param_groups"]]
+    edited = replace(saved, optimizer=saved.optimizer | {"param_groups": groups})
+    evidence = Evidence(1e-5)
+    learner = Learner(recipe, SingleComm(), torch.device("cpu"), {})
+    restore(learner, edited, "checkpoint-2.pt", evidence)
+    return evidence.mismatches
+
+
+@pytest.mark.slow  # builds several networks
+def test_the_last_lr_of_a_velocity_is_that_of_the_step_before() -> None:
+    """The lr rises from step to step, and that of the last layer is ten times as high."""
+    recipe = compose_recipe(*WORDS, "optim=lars", f"optim.head_lr={SHORT}")
+    saved = after_steps(recipe, 2)
+    assert restored(recipe, saved) == []
+    assert "last_lr" in restored(recipe, saved, last_lr=0.5, lr=0.5)[0]
+    assert "weight_decay" in restored(recipe, saved, weight_decay=0.5)[0]
+
+
+class Prodigal(torch.optim.Optimizer):
+    """An optimizer that keeps an estimate and a count in its groups, as Prodigy does."""
+
+    def __init__(self, params: Any, lr: float, growth: float = 2.0) -> None:
+        super().__init__(params, {"lr": lr, "growth": growth, "d": 1e-6})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group |= {"d": group["d"] * group["growth"], "k": group.get("k", 0) + 1}
+
+
+@pytest.mark.slow  # builds several networks
+def test_what_an_optimizer_of_ones_own_counts_in_its_groups_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType("prodigal")
+    monkeypatch.setitem(sys.modules, "prodigal", module)
+    monkeypatch.setattr(module, "Prodigal", Prodigal, raising=False)
+    part = OwnPart(
+        OPTIMIZER, "prodigal:Prodigal", Prodigal, {}, frozenset({"params", "lr"}), True, "source"
+    )
+    monkeypatch.setattr("lsgd.own_parts._imported", {(OPTIMIZER.key, part.path): part})
+    recipe = compose_recipe(*WORDS)
+    named = replace(recipe.optim, name=part.path, source=part.source, options={"growth": 1.5})
+    recipe = replace(recipe, optim=named)
+    saved = after_steps(recipe, 2)
+    assert saved.optimizer["param_groups"][0]["k"] == 2
+    assert restored(recipe, saved) == []
+    for key in ("growth", "weight_decay"):
+        assert key in restored(recipe, saved, **{key: 0.25})[0]
+
+
+@pytest.mark.slow
+def test_a_run_that_starts_from_the_state_of_an_optimizer_is_confirmed(
+    honest: Path, tmp_path: Path
+) -> None:
+    start = honest / "checkpoint-20.pt"
+    folder = made_short_run(tmp_path / "run", f"model.start={start}", "model.start_optimizer=true")
+    assert verified(folder)[1].mismatches == []
 
 
 @pytest.mark.distributed
@@ -815,3 +896,21 @@ def test_settings_of_the_optimizer_are_compared_as_the_lr_is() -> None:
     evidence.tensors("optimizer state", "here", [{"lr": 0.1 + 1e-9}], groups[0], [groups[1]])
     evidence.tensors("optimizer state", "there", [{"lr": 0.1 + 1e-9}], [{"lr": 0.1}], [groups[1]])
     assert len(evidence.mismatches) == 2
+
+
+def test_the_state_of_an_optimizer_may_have_tuples_and_numbers_that_rounding_changes() -> None:
+    """A number that depends on gradients, as the d of Prodigy, is compared as a tensor is."""
+
+    def state(size: float, betas: tuple[float, float] = (0.9, 0.99)) -> dict[str, Any]:
+        return {"moments": (torch.ones(2) * size, torch.zeros(2)), "d": size, "betas": betas}
+
+    for written, mismatches in (
+        (state(1 + 1e-6), []),
+        (state(1 + 1e-3), ["moments.0", "d"]),
+        (state(1.0, betas=(0.9, 0.99 + 1e-6)), ["betas.1"]),
+    ):
+        evidence = Evidence(1e-5)
+        evidence.tensors("state", "here", written, state(1.0), [state(1 + 1e-7), state(1.0)])
+        assert len(evidence.mismatches) == len(mismatches)
+        for mismatch, key in zip(evidence.mismatches, mismatches, strict=True):
+            assert key in mismatch

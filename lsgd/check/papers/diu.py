@@ -81,7 +81,7 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
             "counted from 1",
             _linear_in_phases(phases, recipe.workers, end),
         ),
-        "epochs": Rule("train", f"{end} at most", lambda epochs: epochs.count == end),
+        "epochs": Rule("train", f"{end} at most", lambda epochs: epochs.most == end),
     }
 
 

@@ -58,8 +58,8 @@ RULES = {
     "label_smoothing": stated.label_smoothing("code", 0.1),
     "precision": Rule(
         "code",
-        "float32, or mixed with float16",
-        lambda names: names in ({"float32"}, {"float32", "float16"}),
+        "float32, or mixed with tf32 or float16",
+        lambda names: names in ({"float32"}, {"float32", "tf32"}, {"float32", "float16"}),
     ),
     "epochs": Rule("code", "50 or 90", lambda found: found.count in (50, 90) and found.whole),
 }
