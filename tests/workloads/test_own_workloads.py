@@ -17,7 +17,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.config import from_saved, load_recipe, to_yaml
 from lsgd.errors import UsageError
 from lsgd.evaluation import evaluate
-from lsgd.export.network import load_exported_network
+from lsgd.export.network import build_exported_network, load_for_export
 from lsgd.learner import Learner
 from lsgd.models.randomness_guard import RandomnessGuard, _dropout_rate
 from lsgd.recipe import Recipe
@@ -581,7 +581,8 @@ def test_the_code_that_an_export_prints_loads_the_network(tmp_path: Path) -> Non
     (tmp_path / "run").mkdir()
     checkpoint.write(learner.checkpoint(), tmp_path / "run")
     (tmp_path / "run/config.yaml").write_text(to_yaml(learner.recipe))
-    exported = load_exported_network(tmp_path / "run", (), "safetensors")
+    folder = tmp_path / "run"
+    exported = build_exported_network(folder, *load_for_export(folder, (), "safetensors"))
     code = "import json, torch, lsgd.workloads, lsgd.config; from pathlib import Path; "
     code += f"RUN = Path('run'); print(json.dumps([*{exported.constructor_code}.state_dict()]))"
     run = [*fork_command(), "-c", code]
