@@ -6,7 +6,8 @@ anything else that depends on the other images of a micro-batch or on a generato
 """
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any, TypeVar
@@ -79,9 +80,12 @@ def check_library_network(recipe: Recipe) -> None:
     # The narrowest rectangles, whose longer side is a multiple of no more than all have.
     wide = {(each.side + MULTIPLE, each.side) for each in evaluated if each.in_rectangles}
     sizes |= wide | {size[::-1] for size in wide}
-    for size in sizes - {(recipe.data.image_size,) * 2}:
-        with torch.no_grad():
+    trained = {(side, side) for side in recipe.training_sizes}
+    for size in sorted(sizes - {(recipe.data.image_size,) * 2}):
+        with torch.no_grad(), _counted_rows(network) as rows:
             _check_logits(_call_on_images(network, recipe, size), recipe)
+        if size in trained:
+            _check_rows_per_image(rows, roles, recipe, size[0])
     for layer, path in drawing.items():
         if set(watched.calls.get(layer, [PROBE_IMAGES])) != {PROBE_IMAGES}:
             raise UsageError(
@@ -95,6 +99,39 @@ def check_library_network(recipe: Recipe) -> None:
             "number of processes and micro-batches; choose another network"
         )
     _check_rows(ours, recipe)
+
+
+@contextmanager
+def _counted_rows(network: nn.Module) -> Iterator[dict[str, set[int]]]:
+    """Return the numbers of input rows of each batch norm, by its path, in this context."""
+    found: dict[str, set[int]] = {}
+
+    def count(path: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        found.setdefault(path, set()).add(len(inputs[0]))
+
+    with ExitStack() as hooks:
+        for path, module in network.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                hooks.enter_context(module.register_forward_pre_hook(partial(count, path)))
+        yield found
+
+
+def _check_rows_per_image(
+    found: dict[str, set[int]], roles: ParameterRoles, recipe: Recipe, side: int
+) -> None:
+    """Raise UsageError if a BN has several rows for each image of a training size alone.
+
+    A layer with one row per image at data.image_size counts none.
+    """
+    for path, counts in found.items():
+        rows = _rows_per_image(path, frozenset(counts), recipe)
+        own = _rows_per_image(path, roles.norm_rows.get(path, frozenset()), recipe)
+        if rows > own == 1:
+            raise UsageError(
+                f"model={recipe.model.name} normalises in {path} {rows} rows for each image of "
+                f"{side} x {side}, and 1 for each of data.image_size={recipe.data.image_size}; "
+                "choose other sizes, or another network"
+            )
 
 
 def _check_rows(network: nn.Module, recipe: Recipe) -> None:
