@@ -81,6 +81,7 @@ class Sums(OwnWorkload):
     def metrics(self, loss, counts):
         if self.kind == "other": return {"rmse": loss}
         if self.kind == "no number": return {"rmse": loss, "far_error": np.nan}
+        if self.kind == "numpy": return {"rmse": np.sqrt(loss), "far_error": np.float32(counts[1])}
         return {"rmse": loss**0.5, "far_error": 100 * counts[1] / counts[0]}
 
 
@@ -400,8 +401,20 @@ def test_a_metric_without_a_number_ends_an_evaluation_and_no_training(
     assert repr(compute_metrics(workload, sums, "train").metrics[name]) == value
     with pytest.raises(UsageError, match=f"{part} has {metric} with the counts .* of the set val"):
         compute_metrics(workload, sums, "val")
-    # An evaluation of weights that are no numbers has no metrics either.
-    compute_metrics(workload, sums | {"loss": torch.tensor(torch.nan)}, "val")
+    # With weights that are no numbers the run stays readable, by a metric worse than any other.
+    worst = compute_metrics(workload, sums | {"loss": torch.tensor(torch.nan)}, "val").metrics
+    assert worst[name] == 100
+    if "rmse" in worst:
+        assert 1e200 < worst["rmse"] < torch.inf
+
+
+def test_metrics_of_numpy_are_plain_numbers() -> None:
+    """Those of numpy are in no checkpoint that can be read, and some in no row."""
+    workload = open_workload(sums("data.workload_options.kind=numpy"), CPU)
+    sums_ = {"counts": torch.tensor([4, 1]), "loss": torch.tensor(16.0)}
+    metrics = compute_metrics(workload, sums_, "val").metrics
+    assert metrics == {"loss": 4, "rmse": 2, "far_error": 1}
+    assert {*map(type, metrics.values())} == {float}
 
 
 @pytest.mark.parametrize(
