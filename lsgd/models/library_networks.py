@@ -17,10 +17,14 @@ from torch import Tensor, nn
 
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
-from lsgd.models import give_one_channel
+from lsgd.models import give_one_channel, refuse_sparse_tensors
 from lsgd.models.forward_checks import buffer_versions, find_changed_buffer, find_scattered_rows
 from lsgd.models.parameter_roles import ParameterRoles, find_roles
-from lsgd.models.randomness_guard import RandomnessGuard
+from lsgd.models.randomness_guard import (
+    RandomnessGuard,
+    seeded_generators,
+    without_global_draws,
+)
 from lsgd.own_parts import NETWORK, OwnPart, first_line, imported_part
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
@@ -60,6 +64,7 @@ def check_library_network(recipe: Recipe) -> None:
     generator. This is found in a forward pass on meta tensors, which computes shapes only.
     """
     network = _build(recipe)
+    refuse_sparse_tensors(network)
     roles = _apply_roles(network, recipe)
     # Layers without a rule are refused here, before a run has written anything.
     ours = copy.deepcopy(network)
@@ -153,8 +158,13 @@ def _probe(network: nn.Module, watched: RandomnessGuard, recipe: Recipe) -> Any:
     """Run a network on a few meta images under a guard against randomness; return its output."""
 
     def call(images: Tensor) -> Any:
-        with watched:
-            return network(images)
+        def forward() -> Any:
+            with watched:
+                return network(images)
+
+        if not recipe.model.is_own:
+            return forward()
+        return without_global_draws(watched.part, watched.fix, forward)
 
     with watched.modules(), torch.no_grad():
         return _call_on_images(call, recipe)
@@ -262,7 +272,8 @@ def _build_own(recipe: Recipe) -> nn.Module:
     """Build the network of a user's own, with the recipe's seed; raises UsageError if it fails."""
     part = _own_network(recipe)
     try:
-        return _build_seeded(partial(part.make, **own_network_keywords(recipe)), recipe.seed)
+        with seeded_generators(recipe.seed):
+            return _build_seeded(partial(part.make, **own_network_keywords(recipe)), recipe.seed)
     except UsageError:
         raise
     except Exception as error:
