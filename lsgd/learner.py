@@ -288,6 +288,8 @@ def _finite(states: list[Any]) -> bool:
             continue
         if tensor.is_complex():  # such as the factors of rotary embeddings, a buffer
             tensor = torch.view_as_real(tensor)
+        elif not tensor.is_floating_point():
+            continue
         bounds[tensor.device].append(torch.isfinite(torch.stack(tensor.aminmax())).all())
     return all(bool(torch.stack(each).all()) for each in bounds.values())
 

@@ -400,7 +400,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _as_plain(default: Any) -> Any:
-    return [_as_plain(each) for each in default] if isinstance(default, tuple | list) else default
+    if isinstance(default, tuple | list):
+        return [_as_plain(each) for each in default]
+    return float(default) if isinstance(default, float) else default  # such as one of numpy
 
 
 def _source_digest(shown: str, modules: Sequence[str]) -> str:

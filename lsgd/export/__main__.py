@@ -21,11 +21,12 @@ from lsgd.errors import UsageError, disk_full_error
 from lsgd.export.network import (
     FORMATS,
     ExportedNetwork,
-    load_exported_network,
+    build_exported_network,
+    load_for_export,
     write_safetensors,
     write_state_dict,
 )
-from lsgd.files import atomic_write, create_output_folder
+from lsgd.files import atomic_write, check_new_file, create_output_folder
 from lsgd.installation import install_command, is_installed
 from lsgd.job.command import Parser, run_alone
 
@@ -61,12 +62,11 @@ def export(options: argparse.Namespace) -> None:
 
         check_push(name)
     if options.out:
-        _check_new(options.out)
-    exported = load_exported_network(options.checkpoint, options.words, form)
-    recipe = exported.recipe
-    default = f"{recipe.name}-seed{recipe.seed}-step{exported.checkpoint.step}{FORMATS[form]}"
-    out = options.out or Path(default)
-    _check_new(out)
+        _check_new(options.out, form)
+    recipe, saved = load_for_export(options.checkpoint, options.words, form)
+    out = options.out or Path(f"{recipe.name}-seed{recipe.seed}-step{saved.step}{FORMATS[form]}")
+    _check_new(out, form)
+    exported = build_exported_network(options.checkpoint, recipe, saved)
     how = write(exported, form, out)
     print(f"{recipe.model.name} of {recipe.name}, {exported.evaluated_as}: {out}\n{how}")
     if name is not None:
@@ -102,9 +102,12 @@ def write(exported: ExportedNetwork, export_format: str, out: Path) -> str:
         raise UsageError(f"{out} cannot be written ({error.strerror}); write --out PATH") from None
 
 
-def _check_new(out: Path) -> None:
-    if out.exists():
-        raise UsageError(f"{out} exists already and is not overwritten; write another --out PATH")
+def _check_new(out: Path, export_format: str) -> None:
+    """Raise UsageError unless the export can make a new file, or a folder of --to hub, there."""
+    if export_format != "hub":
+        check_new_file(out, "--out")
+    elif out.exists() or out.is_symlink():
+        raise UsageError(f"--out {out} exists already and is not overwritten; write another folder")
 
 
 def main(argv: Sequence[str]) -> int:

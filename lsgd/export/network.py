@@ -122,20 +122,27 @@ class ExportedNetwork:
         return f'lsgd.workloads.open_workload({recipe}, torch.device("cpu")).network()'
 
 
-def load_exported_network(
+def load_for_export(
     path: Path, overrides: Sequence[str], export_format: str
-) -> ExportedNetwork:
-    """Load the network of a checkpoint file or a run folder, as its run evaluated it, for export.
+) -> tuple[Recipe, Checkpoint]:
+    """Read a checkpoint, or the newest one of a run folder, with its recipe.
 
-    Averaged weights and measured BN statistics are applied as in the run's evaluation. The
-    measurement reads the training images. Raises UsageError if these are missing, or if the format
-    does not support the workload.
+    Raises UsageError as `load_trained` does, or if the format does not support the workload.
     """
     recipe, saved = load_trained(path, overrides, remedy="give another checkpoint of lsgd")
     if export_format != "safetensors":
         # A text network takes token ids, and only the corpus defines their meaning.
         remedy = "write --to safetensors, which takes the tensors of any network"
         check_supported(recipe, f"--to {export_format}", remedy, workloads=("images",))
+    return recipe, saved
+
+
+def build_exported_network(path: Path, recipe: Recipe, saved: Checkpoint) -> ExportedNetwork:
+    """Build the network of a checkpoint that was read from a path, as its run evaluated it.
+
+    Averaged weights and measured BN statistics are applied as in the run's evaluation. The
+    measurement reads the training images. Raises UsageError if these are missing.
+    """
     device = pick_device(recipe.device)
     choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
     trained = build_trained(recipe, str(path), saved.model, saved.parts, SingleComm(), device)

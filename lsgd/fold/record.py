@@ -193,7 +193,8 @@ class Recorder:
         is called once, and all such calls share the result. A tensor is not copied: if it is
         written to later, the method gets the new values.
 
-        Raises TypeError for any other argument, and ValueError for a node of another recorder.
+        Raises ValueError for a node of another recorder, and TypeError for any other argument,
+        unless it equals that of a recorded call, as 1.0 equals 1.
         """
         try:
             key = op, args

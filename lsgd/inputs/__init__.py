@@ -266,6 +266,11 @@ def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
             f"examples, and this recipe has {wanted[0]} and {wanted[1]}; fix it, or write the "
             "data.channels and data.image_size that it has"
         )
+    if str(labels.dtype) != "torch.int64":
+        raise UsageError(
+            f"{part.override} yields labels of {labels.dtype}, in which neither classes nor images "
+            "are counted; yield labels of torch.int64, as labels.long() makes them"
+        )
     for name, count in columns.items():
         split = name.partition(" ")[0]
         expected = {"train": data.train_examples, "val": data.val_examples}.get(split, count)

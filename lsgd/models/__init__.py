@@ -58,8 +58,9 @@ def converted(model: nn.Module, recipe: Recipe) -> nn.Module:
     """Convert a model to the recipe's precision in place, with dense gradients; return it.
 
     Its complex buffers, such as the factors of rotary embeddings, keep their imaginary parts.
-    Raises UsageError for a trained complex parameter.
+    Raises UsageError for a trained complex parameter, and for sparse tensors.
     """
+    refuse_sparse_tensors(model)
     dtype = DTYPES[recipe.precision]
     for path, parameter in model.named_parameters():
         if parameter.is_complex() and parameter.requires_grad:
@@ -79,6 +80,16 @@ def converted(model: nn.Module, recipe: Recipe) -> nn.Module:
 
     model._apply(convert)
     return model
+
+
+def refuse_sparse_tensors(model: nn.Module) -> None:
+    """Raise UsageError for a sparse tensor in a state dict, which a checkpoint cannot hold."""
+    for path, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:
+            raise UsageError(
+                f"{path} of the network is a sparse tensor, which a checkpoint cannot hold; make "
+                "it dense, or compute it in __init__ and register it with persistent=False"
+            )
 
 
 def avoid_faulty_kernels(model: nn.Module) -> None:

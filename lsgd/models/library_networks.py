@@ -6,7 +6,8 @@ anything else that depends on the other images of a micro-batch or on a generato
 """
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any, TypeVar
@@ -16,10 +17,14 @@ from torch import Tensor, nn
 
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
-from lsgd.models import give_one_channel
+from lsgd.models import give_one_channel, refuse_sparse_tensors
 from lsgd.models.forward_checks import buffer_versions, find_changed_buffer, find_scattered_rows
 from lsgd.models.parameter_roles import ParameterRoles, find_roles
-from lsgd.models.randomness_guard import RandomnessGuard
+from lsgd.models.randomness_guard import (
+    RandomnessGuard,
+    seeded_generators,
+    without_global_draws,
+)
 from lsgd.own_parts import NETWORK, OwnPart, first_line, imported_part
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
@@ -59,6 +64,7 @@ def check_library_network(recipe: Recipe) -> None:
     generator. This is found in a forward pass on meta tensors, which computes shapes only.
     """
     network = _build(recipe)
+    refuse_sparse_tensors(network)
     roles = _apply_roles(network, recipe)
     # Layers without a rule are refused here, before a run has written anything.
     ours = copy.deepcopy(network)
@@ -79,9 +85,12 @@ def check_library_network(recipe: Recipe) -> None:
     # The narrowest rectangles, whose longer side is a multiple of no more than all have.
     wide = {(each.side + MULTIPLE, each.side) for each in evaluated if each.in_rectangles}
     sizes |= wide | {size[::-1] for size in wide}
-    for size in sizes - {(recipe.data.image_size,) * 2}:
-        with torch.no_grad():
+    trained = {(side, side) for side in recipe.training_sizes}
+    for size in sorted(sizes - {(recipe.data.image_size,) * 2}):
+        with torch.no_grad(), _counted_rows(network) as rows:
             _check_logits(_call_on_images(network, recipe, size), recipe)
+        if size in trained:
+            _check_rows_per_image(rows, roles, recipe, size[0])
     for layer, path in drawing.items():
         if set(watched.calls.get(layer, [PROBE_IMAGES])) != {PROBE_IMAGES}:
             raise UsageError(
@@ -95,6 +104,39 @@ def check_library_network(recipe: Recipe) -> None:
             "number of processes and micro-batches; choose another network"
         )
     _check_rows(ours, recipe)
+
+
+@contextmanager
+def _counted_rows(network: nn.Module) -> Iterator[dict[str, set[int]]]:
+    """Return the numbers of input rows of each batch norm, by its path, in this context."""
+    found: dict[str, set[int]] = {}
+
+    def count(path: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        found.setdefault(path, set()).add(len(inputs[0]))
+
+    with ExitStack() as hooks:
+        for path, module in network.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                hooks.enter_context(module.register_forward_pre_hook(partial(count, path)))
+        yield found
+
+
+def _check_rows_per_image(
+    found: dict[str, set[int]], roles: ParameterRoles, recipe: Recipe, side: int
+) -> None:
+    """Raise UsageError if a BN has several rows for each image of a training size alone.
+
+    A layer with one row per image at data.image_size counts none.
+    """
+    for path, counts in found.items():
+        rows = _rows_per_image(path, frozenset(counts), recipe)
+        own = _rows_per_image(path, roles.norm_rows.get(path, frozenset()), recipe)
+        if rows > own == 1:
+            raise UsageError(
+                f"model={recipe.model.name} normalises in {path} {rows} rows for each image of "
+                f"{side} x {side}, and 1 for each of data.image_size={recipe.data.image_size}; "
+                "choose other sizes, or another network"
+            )
 
 
 def _check_rows(network: nn.Module, recipe: Recipe) -> None:
@@ -116,8 +158,13 @@ def _probe(network: nn.Module, watched: RandomnessGuard, recipe: Recipe) -> Any:
     """Run a network on a few meta images under a guard against randomness; return its output."""
 
     def call(images: Tensor) -> Any:
-        with watched:
-            return network(images)
+        def forward() -> Any:
+            with watched:
+                return network(images)
+
+        if not recipe.model.is_own:
+            return forward()
+        return without_global_draws(watched.part, watched.fix, forward)
 
     with watched.modules(), torch.no_grad():
         return _call_on_images(call, recipe)
@@ -225,7 +272,8 @@ def _build_own(recipe: Recipe) -> nn.Module:
     """Build the network of a user's own, with the recipe's seed; raises UsageError if it fails."""
     part = _own_network(recipe)
     try:
-        return _build_seeded(partial(part.make, **own_network_keywords(recipe)), recipe.seed)
+        with seeded_generators(recipe.seed):
+            return _build_seeded(partial(part.make, **own_network_keywords(recipe)), recipe.seed)
     except UsageError:
         raise
     except Exception as error:

@@ -1,15 +1,61 @@
 """A guard that finds random numbers which do not depend on the example alone."""
 
 import math
-from collections.abc import Iterator
+import pickle
+import random
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsgd.errors import UsageError
+
+Result = TypeVar("Result")
+
+
+@contextmanager
+def seeded_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators of Python and numpy within this context; put them back then."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+def without_global_draws(part: str, fix: str, call: Callable[[], Result]) -> Result:
+    """Call a function of the user's own; raise UsageError if it draws from a global generator.
+
+    These are Python's and numpy's. A function that seeds a generator before each draw leaves it in
+    the same state from any other one, which a second call shows.
+    """
+    ends: list[list[bytes]] = []
+    for seed in (0, 1):
+        with seeded_generators(seed):
+            begin = _generator_states()
+            result = call()
+            ends.append(_generator_states())
+        if ends == [begin]:
+            return result
+    for name, *states in zip(("random", "numpy.random"), begin, *ends, strict=True):
+        if states[0] != states[2] != states[1]:
+            raise UsageError(
+                f"{part} draws random numbers in its own forward pass ({name}), which do not "
+                f"depend on the example alone; {fix}"
+            )
+    return result
+
+
+def _generator_states() -> list[bytes]:
+    """Return the states of the global generators of Python and numpy."""
+    return [pickle.dumps(random.getstate()), pickle.dumps(np.random.get_state())]
 
 
 class RandomnessGuard(TorchDispatchMode):

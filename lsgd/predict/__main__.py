@@ -50,7 +50,7 @@ def predict(options: argparse.Namespace) -> int:
     overrides = [
         word
         for word in options.words
-        if re.match(r"[+~]?[\w.]+=", word) and not os.path.exists(word)
+        if re.match(r"(\+{1,2}|~)?[\w.]+=", word) and not os.path.exists(word)
     ]
     given = [paths.parse_path(word) for word in options.words if word not in overrides]
     if options.validation:

@@ -39,7 +39,8 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
     calls in this micro-batch, since an assignment to a module takes ten times as long.
 
     In a network that makes several rows of each image, such as tokens, `rows_per_image` is their
-    number, and the rows of one image are adjacent.
+    number, and the rows of one image are adjacent. In images of another size it is another one,
+    which follows from the number of `images` of the micro-batch.
 
     A layer with `is_frozen` stays in evaluation mode: it normalises by its running statistics,
     which do not change.
@@ -48,6 +49,8 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
     is_frozen: bool = False
     workers: int = 1
     rows_per_image: int = 1
+    images: int = 0
+    """The images of the micro-batch; 0 if rows_per_image is the number in all of them."""
     seen: Tensor
     calls: list[int] = [1]  # noqa: RUF012
     """The number of calls in this micro-batch; unread in layers without RunningStatistics."""
@@ -63,7 +66,8 @@ class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
         images = input
         if self.workers > 1 and self.rows_per_image > 1:
             # The rows of an image become its pixels.
-            of_images = input.unflatten(0, (-1, self.rows_per_image)).transpose(1, 2)
+            rows = len(input) // self.images if self.images else self.rows_per_image
+            of_images = input.unflatten(0, (-1, rows)).transpose(1, 2)
             images = of_images.flatten(2)
         normalise = choose_normalisation(images, self.workers)
         output, seen = normalise(images, self.weight, self.bias, self.workers, self.eps)
@@ -415,6 +419,7 @@ class RunningStatistics:
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self.layers = worker_batch_norms(model)
+        self._of_rows = [layer for layer in self.layers if layer.rows_per_image > 1]
         # The paper's running average with momentum 0.9 is PyTorch's momentum 0.1; momentum 1 keeps
         # only the last step.
         self.momentum = momentum
@@ -445,6 +450,8 @@ class RunningStatistics:
             if layer.workers != workers:  # an assignment to a module takes ten times as long
                 layer.workers = workers
             layer.calls[0] = 0
+        for layer in self._of_rows:
+            layer.images = len(each.examples)
         self._current = workers
         self._workers += workers
 

@@ -154,7 +154,7 @@ def learning_rate(
         progress = epoch / warmup_epochs if warmup == "gradual" else 0.0
         return start + (target - start) * progress
     if own_decay:
-        return target * own_decay(remaining_decay)
+        return target * float(own_decay(remaining_decay))  # one of numpy is in no checkpoint
     match decay:
         case "polynomial":
             return end_lr + (target - end_lr) * math.pow(remaining_decay, power)

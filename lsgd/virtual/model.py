@@ -325,5 +325,7 @@ def restore_batch_norms(plain: dict[nn.Module, type[nn.Module]]) -> None:
     """Give the batch norm layers that `convert_batch_norms` returned their classes again."""
     for layer, kind in plain.items():
         layer.__class__ = kind
-        for name in ("is_frozen", "workers", "rows_per_image", "seen", "calls", "freshness"):
+        for name in (
+            "is_frozen", "workers", "rows_per_image", "images", "seen", "calls", "freshness",
+        ):  # fmt: skip
             vars(layer).pop(name, None)

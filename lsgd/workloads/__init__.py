@@ -31,6 +31,8 @@ from lsgd.rules.metric import Metric
 from lsgd.rules.sampler import MicroBatch
 from lsgd.scores import Scores
 
+WORST = 1e300
+"""The value of a metric of the user's own where neither it nor the loss is finite."""
 Sum = Callable[[Tensor], None]
 """A function that all-reduces a tensor in place with a sum."""
 
@@ -250,9 +252,10 @@ def is_finite_output(outputs: Tensor) -> Tensor:
 def compute_metrics(workload: Workload, state: MetricSumsState, split: str = "train") -> Scores:
     """Convert the summed loss and counts of an evaluation or epoch into metrics by name.
 
-    Raises UsageError, on all processes, if the first count, which divides the loss, is 0, or if a
-    part of the user's own fails or has a non-finite metric of an evaluation set, which would make
-    the run folder unreadable.
+    A non-finite metric of an evaluation set would make the run folder unreadable: with a loss that
+    is not finite either, one of the user's own has a value that is worse than any other. Raises
+    UsageError, on all processes, for one with a finite loss, if a part of the user's own fails, or
+    if the first count, which divides the loss, is 0.
     """
     counts = state["counts"].tolist()
     if counts[0] == 0:
@@ -275,11 +278,19 @@ def _finite_metrics(
         return workload.metrics(loss, counts)
     where = f"with the counts {counts} of the set {split}"
     with refusing_errors(f"{part} fails {where}"):
-        metrics = workload.metrics(loss, counts)
-        wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
-    if wrong and split != "train" and math.isfinite(loss):
+        # Also of numpy's numbers, which neither a row nor a checkpoint can hold.
+        metrics = {name: float(value) for name, value in workload.metrics(loss, counts).items()}
+    wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
+    if split == "train" or not wrong:
+        return metrics
+    if math.isfinite(loss):
         raise UsageError(
             f"{part} has {wrong[0]}={metrics[wrong[0]]} {where}; return a finite number, such as "
             "the worst one where nothing is counted"
         )
-    return metrics
+    return metrics | {name: _worst(name) for name in wrong}
+
+
+def _worst(name: str) -> float:
+    """Return a finite value of a metric of the user's own that is worse than any measured one."""
+    return 100.0 if name.endswith("error") else WORST

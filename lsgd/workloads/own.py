@@ -18,7 +18,11 @@ from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
 from lsgd.models import DTYPES, converted
-from lsgd.models.randomness_guard import RandomnessGuard
+from lsgd.models.randomness_guard import (
+    RandomnessGuard,
+    seeded_generators,
+    without_global_draws,
+)
 from lsgd.own_parts import WORKLOAD, imported_part, refusing_errors
 from lsgd.recipe import Recipe
 from lsgd.recipe.schedule_checks import refuse_single_examples
@@ -66,7 +70,7 @@ class OwnWorkload(ABC):
 
     @abstractmethod
     def make_network(self) -> nn.Module:
-        """Build the network on the CPU, with torch's generator at the recipe's seed."""
+        """Build the network on the CPU, with the global generators at the recipe's seed."""
 
     @abstractmethod
     def open_inputs(self) -> Inputs:
@@ -128,8 +132,9 @@ class OwnWorkload(ABC):
     def network(self) -> nn.Module:
         """Build the network in the recipe's precision, with the layers of virtual workers."""
         where = f"data.workload={self.recipe.data.workload} fails in make_network"
-        with torch.random.fork_rng(devices=[]), refusing_errors(where):
-            torch.manual_seed(self.recipe.seed)
+        seed = self.recipe.seed
+        with torch.random.fork_rng(devices=[]), seeded_generators(seed), refusing_errors(where):
+            torch.manual_seed(seed)
             model = self.make_network()
         replace_dropout(model, seed=self.recipe.seed)
         for path, module in model.named_modules():
@@ -145,6 +150,8 @@ class OwnWorkload(ABC):
         inputs = self.open_inputs()
         _check_examples(self)
         _try_out(self, inputs)
+        if not getattr(inputs, "name", None):
+            inputs.name = type(inputs).__name__
         return inputs
 
 
@@ -175,10 +182,11 @@ def open_own_workload(recipe: Recipe, device: torch.device) -> OwnWorkload:
         )
     sets: Any = made.evaluation_sets
     is_named = isinstance(sets, tuple) and all(isinstance(each, str) for each in sets)
-    if not is_named or sets[:1] != (MAIN_SET,) or "_" in "".join(sets):
+    is_apart = is_named and "train" not in sets and len(set(sets)) == len(sets)
+    if not is_apart or sets[:1] != (MAIN_SET,) or "_" in "".join(sets):
         raise UsageError(
-            f"{part.override} has evaluation_sets={sets!r}; write a tuple of names without _, of "
-            f"which the first is {MAIN_SET!r}, such as ('val', 'test')"
+            f"{part.override} has evaluation_sets={sets!r}; write a tuple of different names "
+            f"without _, none of them train and the first {MAIN_SET!r}, such as ('val', 'test')"
         )
     return made
 
@@ -260,6 +268,12 @@ def _try_evaluation(workload: OwnWorkload, model: nn.Module, inputs: Inputs) -> 
             "for each of count_names"
         )
     each_loss = [float(each) for each, _ in alone]
+    for example, value in zip(ids, each_loss, strict=True):
+        if math.isnan(value):
+            raise UsageError(
+                f"{override} has a loss of nan for validation example {example}; correct the "
+                "example, or return a number"
+            )
     losses, tolerance = sum(each_loss), 1e-3 * sum(map(abs, each_loss))
     counted = torch.stack([each for _, each in alone]).sum(0)
     if not (counts.equal(counted) and math.isclose(loss, losses, rel_tol=0, abs_tol=tolerance)):
@@ -307,8 +321,13 @@ def _try_training(
         for each, batch in zip(passes, inputs.train(passes), strict=True):
             for state in states:
                 state.start_micro_batch(each)
-            with _checking_rows(override, layers, len(each.examples)), guard.modules(), guard:
-                workload.loss(model, batch, each)
+
+            def loss(batch: Any = batch, each: MicroBatch = each) -> None:
+                with guard:
+                    workload.loss(model, batch, each)
+
+            with _checking_rows(override, layers, len(each.examples)), guard.modules():
+                without_global_draws(override, fix, loss)
 
 
 def _refuse_single_values(recipe: Recipe, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -29,11 +29,29 @@ def test_a_file_says_where_it_is_and_is_not_overwritten(
     assert main([run, "--to", "torchvision", "--out", "a.pth", "val_batch=7"]) == 0
     kept = Path("a.pth").read_bytes()
     said = usage_error(main, capsys, run, "--to", "safetensors", "--out", "a.pth")
-    assert said.startswith("lsgd: a.pth exists already and is not overwritten; write another")
+    assert said.startswith("lsgd: --out a.pth exists already and is not overwritten; write")
     said = usage_error(main, capsys, run, "--to", "torchvision")
-    assert said.startswith("lsgd: digits-seed0-step2.pth exists already")
+    assert said.startswith("lsgd: --out digits-seed0-step2.pth exists already")
     assert Path("a.pth").read_bytes() == kept
     assert sorted(map(str, Path().iterdir())) == ["a.pth", "digits-seed0-step2.pth", "run"]
+
+
+def test_what_cannot_be_written_is_refused_before_the_network_is_built(
+    run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing folder, and a link that leads nowhere, also of the default name."""
+    monkeypatch.setattr(command, "build_exported_network", lambda *_: pytest.fail("it is built"))
+    Path("digits-seed0-step2.pth").symlink_to("nowhere")
+    for words, sentence in (
+        (["--out", "missing/a.pth"], "--out missing/a.pth cannot be written, as missing is not a"),
+        ([], "--out digits-seed0-step2.pth exists already"),
+    ):
+        said = usage_error(main, capsys, run, "--to", "torchvision", *words)
+        assert said.startswith(f"lsgd: {sentence}")
+    Path("hub").symlink_to("nowhere")
+    monkeypatch.setattr(command, "is_installed", lambda name: True)
+    said = usage_error(main, capsys, run, "--to", "hub", "--out", "hub")
+    assert said.startswith("lsgd: --out hub exists already")
 
 
 def test_an_export_that_fails_leaves_nothing(

@@ -8,7 +8,7 @@ from torch import Tensor
 from helpers.capabilities import require_capability
 from helpers.checkpoints import WORDS, learner_after
 from helpers.composed import compose_recipe
-from lsgd.export.network import ExportedNetwork, load_exported_network
+from lsgd.export.network import ExportedNetwork, build_exported_network, load_for_export
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
@@ -70,7 +70,7 @@ def trained_learner(name: str, folder: Path, *words: str) -> Learner:
 
 
 def read(folder: Path, form: str, *words: str) -> ExportedNetwork:
-    return load_exported_network(folder, words, form)
+    return build_exported_network(folder, *load_for_export(folder, words, form))
 
 
 def images(recipe: Recipe, count: int) -> Tensor:

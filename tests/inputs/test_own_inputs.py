@@ -22,8 +22,9 @@ import torch
 class Loader:
     name = "own"
 
-    def __init__(self, data, *, side=8, train=1442, fails=False):
+    def __init__(self, data, *, side=8, train=1442, fails=False, dtype="int64"):
         self.side, self.labels, self.fails = side, np.zeros(train, np.int64), fails
+        self.dtype = getattr(torch, dtype)
 
     def columns(self):
         return {"train labels": self.labels}
@@ -32,7 +33,7 @@ class Loader:
         for each in passes:
             if self.fails: raise OSError("no disk")
             count = len(each.examples)
-            yield torch.ones(count, 1, self.side, self.side), torch.zeros(count, dtype=torch.int64)
+            yield torch.ones(count, 1, self.side, self.side), torch.zeros(count, dtype=self.dtype)
 
     evaluation = train
 """
@@ -73,6 +74,8 @@ def opened(*overrides: str) -> Any:
     [
         ("side=9", r"yields a batch of shapes \(2, 1, 9, 9\) and \(2,\) for 2 examples, and this"),
         ("train=1000", r"has 1000 train labels, and this recipe has data\.train_examples=1442"),
+        ("dtype=uint8", r"yields labels of torch.uint8, .*; yield labels of torch.int64, as lab"),
+        ("dtype=int32", "yields labels of torch.int32, in which"),
         ("fails=true", r"fails on the first 2 validation examples \(OSError: no disk\); fix it"),
     ],
 )

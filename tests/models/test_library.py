@@ -1,5 +1,6 @@
 """Any network of torchvision or timm keeps the rules of a worker, or is refused by name."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -243,6 +244,16 @@ class Odd(nn.Module):
             self.count += 1
         x = self.drop(x.t()).t() if self.kind == "turned" else self.drop(x)
         return (self.fc(x), x) if self.kind == "several" else self.fc(x)
+
+
+def test_tokens_of_a_training_size_alone_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of 3 x 3 have one token here, and those of 4 x 4 four."""
+    monkeypatch.setattr("lsgd.models.library_networks._build", lambda recipe: Odd("tokens"))
+    sizes = ["image_sizes.points=[[0,5],[2,3]]", "image_sizes.multiple=1"]
+    made = of("torchvision/resnet18", *sizes)
+    check_library_network(replace(made, data=replace(made.data, image_size=4)))
+    with pytest.raises(UsageError, match="normalises in rows 4 rows for each image of 4 x 4, and"):
+        check_library_network(replace(made, data=replace(made.data, image_size=3)))
 
 
 @pytest.mark.parametrize(

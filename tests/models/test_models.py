@@ -15,10 +15,10 @@ from helpers.steps import CPU
 from torch import Tensor, nn
 
 from lsgd.errors import UsageError
-from lsgd.models import converted, initialise, make_model
+from lsgd.models import converted, initialise, make_model, make_network
 from lsgd.recipe.settings import MODELS
 from lsgd.rules import optim
-from lsgd.rules.batchnorm import WorkerBatchNorm2d
+from lsgd.rules.batchnorm import WorkerBatchNorm2d, worker_batch_norms
 from lsgd.vision import models
 from lsgd.workloads.images import ImageClassification
 
@@ -257,6 +257,18 @@ def test_the_preactivation_network_is_timms() -> None:
     assert {n for n, p in model.named_parameters() if n.endswith("weight") and not p.any()} == {
         f"layer{i}.{j}.bn3.weight" for i, depth in enumerate((3, 4, 6, 3), 1) for j in range(depth)
     }
+
+
+@pytest.mark.slow
+def test_all_weights_of_the_preactivation_network_are_trained() -> None:
+    """A gamma of 0 before the ReLU and the last convolution of a block would stop its gradients."""
+    network = make_network(compose_recipe("+recipe=bs256", "model=resnet50_v2"))
+    for layer in worker_batch_norms(network):
+        layer.seen = torch.zeros(2, layer.num_features)
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    network(images).square().sum().backward()
+    untrained = [name for name, weight in network.named_parameters() if not weight.grad.any()]
+    assert untrained == []
 
 
 def test_resnet50_strides_in_the_3x3_convolution() -> None:

@@ -188,6 +188,7 @@ def test_an_unreadable_image_is_named_and_the_others_are_predicted(
         (["{own}", "--top=5"], "--top 5 must be at most 4, the number of classes"),
         (["{own}", "--validation"], "leave out images, --top, --to and --out"),
         (["{own}", "seed=1"], "would change the run"),
+        (["{own}", "++seed=1"], "would change the run"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(

@@ -602,3 +602,19 @@ def test_rows_of_an_image_are_its_worker_s(size: tuple[int, ...]) -> None:
     apart[[0, 1, 2, 6, 7, 8]], apart[[3, 4, 5, 9, 10, 11]] = found["first"][0], found["second"][0]
     torch.testing.assert_close(found["both"][0], apart, **CLOSE)
     torch.testing.assert_close(found["both"][1], found["first"][1] + found["second"][1], **CLOSE)
+
+
+def test_images_of_another_size_have_other_rows() -> None:
+    """Three of each image, in a network that has five at its own size, of two workers or one."""
+    rows = torch.randn(12, CHANNELS, generator=seeded(5), dtype=torch.float64)
+    layer = WorkerBatchNorm1d(CHANNELS).double()
+    layer.rows_per_image = 5
+    running = RunningStatistics(layer, hosted=2, workers=2, rank=0, world_size=1)
+    images = rows.unflatten(0, (4, 3))
+    running.start_micro_batch(sampler.MicroBatch(0, np.arange(4), range(2)))
+    both = layer(rows).unflatten(0, (4, 3))
+    for worker in range(2):
+        own = sampler.MicroBatch(0, np.arange(4)[worker::2], range(worker, worker + 1))
+        running.start_micro_batch(own)
+        alone = layer(images[worker::2].flatten(0, 1))
+        torch.testing.assert_close(both[worker::2].flatten(0, 1), alone, **CLOSE)

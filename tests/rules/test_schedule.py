@@ -7,6 +7,7 @@ import math
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,6 +119,12 @@ def test_a_smooth_decay_is_exact_at_every_step(
         remaining_decay=remaining_decay(step, warmup_steps=warmup, decay_steps=last),
     )
     assert found == pytest.approx(float(expected), rel=1e-14, abs=0)
+
+
+def test_a_decay_of_numpy_has_a_plain_number() -> None:
+    """A checkpoint with one of numpy could not be read."""
+    found = learning_rate(90.0, batch_size=256, own_decay=np.sqrt, remaining_decay=0.25)
+    assert (found, type(found)) == (0.05, float)
 
 
 def test_a_cosine_has_its_middle_and_ends_and_does_not_cancel() -> None:

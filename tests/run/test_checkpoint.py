@@ -137,12 +137,14 @@ def test_nothing_is_saved_that_is_not_finite(optimizer: str, what: str, value: f
 
 
 def test_buffers_of_any_kind_are_saved() -> None:
-    """An own network may have an empty one, or factors of rotary embeddings, which are complex."""
+    """An own network may have an empty one, unsigned ones, or complex factors."""
     learner = Learner(recipe(), SingleComm(), CPU)
     learner.model.register_buffer("none", torch.empty(0, 3))
+    learner.model.register_buffer("table", torch.tensor([0, 65535], dtype=torch.uint16))
     learner.model.register_buffer("factors", torch.polar(torch.ones(4), torch.arange(4.0)))
     saved = learner.checkpoint()
     assert saved.model["factors"].is_complex()
+    assert saved.model["table"].tolist() == [0, 65535]
     learner.model.factors[1] = complex(1, math.nan)
     with pytest.raises(DivergedError, match="is not finite"):
         learner.checkpoint()

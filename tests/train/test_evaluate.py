@@ -14,10 +14,11 @@ from torch.nn import functional as F
 
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
-from lsgd.evaluate import evaluate_path, main
+from lsgd.evaluate import _format_scores, evaluate_path, main
 from lsgd.learner import Learner
 from lsgd.prepare.indexing import index_folder
 from lsgd.run import checkpoint
+from lsgd.scores import Scores
 from lsgd.start_weights import read_state_dict
 from lsgd.trained_model import load_trained
 from lsgd.vision import models, transforms
@@ -313,6 +314,13 @@ def test_weights_are_read_without_running_code(
     for name in ("new.pth", "old.pth", "pickled.pth"):
         assert "could run code" in usage_error(main, capsys, name, "+recipe=digits")
     assert not Path("executed").exists()
+
+
+def test_metrics_of_a_workload_of_ones_own_are_shown_whatever_their_names() -> None:
+    """A top-1 error of one class is 0, but what a workload calls so is not known."""
+    scores = Scores({"numbers": 4}, {"loss": 0.5, "top1_error": 25.0})
+    assert _format_scores("val", scores, 1) == "4 numbers: loss 0.5000"
+    assert _format_scores("val", scores, None) == "4 numbers: top-1 error 25.00 %, loss 0.5000"
 
 
 def test_a_word_that_would_make_another_run_is_refused(

@@ -28,7 +28,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.evaluate import evaluate_path
 from lsgd.export.__main__ import write
-from lsgd.export.network import load_exported_network
+from lsgd.export.network import build_exported_network, load_for_export
 from lsgd.learner import Learner
 from lsgd.models import head_parameters, make_network
 from lsgd.models.pretrained import with_pretrained_weights
@@ -75,7 +75,8 @@ def saved(path: Path, value: Any, *, zipped: bool = True) -> Path:
 
 def write_export(form: str) -> Callable[[Path, Any], Path]:
     def written(path: Path, _: Any) -> Path:
-        write(load_exported_network(FINISHED, [], form), form, path)
+        exported = build_exported_network(FINISHED, *load_for_export(FINISHED, [], form))
+        write(exported, form, path)
         return path
 
     return written

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.config import from_saved, load_recipe, to_yaml
 from lsgd.errors import UsageError
 from lsgd.evaluation import evaluate
-from lsgd.export.network import load_exported_network
+from lsgd.export.network import build_exported_network, load_for_export
 from lsgd.learner import Learner
 from lsgd.models.randomness_guard import RandomnessGuard, _dropout_rate
 from lsgd.recipe import Recipe
@@ -30,6 +31,7 @@ from lsgd.workloads.images import ImageClassification
 
 CPU = torch.device("cpu")
 MODULE = '''
+import random
 import numpy as np
 import torch
 from torch import nn
@@ -49,6 +51,8 @@ class Sums(OwnWorkload):
         if kind == "no counts": self.count_names = ()
         if kind == "test set": self.evaluation_sets = ("test",)
         if kind == "empty set": self.evaluation_sets = ("val", "test")
+        if kind == "train set": self.evaluation_sets = ("val", "train")
+        if kind == "one set twice": self.evaluation_sets = ("val", "test", "test")
         if kind == "shares": self.example_weights = np.full(recipe.train_examples, 0.5)
         if kind == "no weights": self.example_weights = np.zeros(recipe.train_examples, np.int64)
         if kind == "rare weights": self.example_weights = np.int64(np.arange(64) % 3 == 0)
@@ -62,6 +66,7 @@ class Sums(OwnWorkload):
         norm = nn.BatchNorm3d(4) if self.kind == "volumes" else nn.BatchNorm1d(4)
         if self.rows > 1: norm = nn.Sequential(nn.Unflatten(1, (self.rows, -1)), nn.Flatten(0, 1),
                                                nn.BatchNorm1d(4 // self.rows), Merge(self.rows))
+        if self.kind == "sparse": norm.register_buffer("links", torch.eye(3).to_sparse())
         if self.kind == "images": norm = nn.Sequential(nn.Unflatten(1, (1, 2, 2)),
                                                        nn.BatchNorm2d(1), nn.Flatten())
         return nn.Sequential(nn.Linear(2, 4), norm, nn.Dropout(0.5), nn.Linear(4, 1))
@@ -73,6 +78,7 @@ class Sums(OwnWorkload):
         if self.kind == "fails": raise IndexError("too few")
         far = (model(batch).squeeze(1) - batch.sum(1)).square()
         if self.kind == "small mean": far = 1e-5 * far
+        if self.kind == "nan" and each.examples[-1] == 1: far = far * np.nan
         loss = far.mean() if "mean" in self.kind else far if self.kind == "each" else far.sum()
         counts = torch.tensor([len(batch), int((far > 1).sum())])
         if self.kind == "uncounted" and each.split == "train": counts[0] = 0
@@ -81,6 +87,7 @@ class Sums(OwnWorkload):
     def metrics(self, loss, counts):
         if self.kind == "other": return {"rmse": loss}
         if self.kind == "no number": return {"rmse": loss, "far_error": np.nan}
+        if self.kind == "numpy": return {"rmse": np.sqrt(loss), "far_error": np.float32(counts[1])}
         return {"rmse": loss**0.5, "far_error": 100 * counts[1] / counts[0]}
 
 
@@ -121,6 +128,15 @@ class Numbers:
     evaluation = train
 
 
+class Nameless(Sums):
+    def open_inputs(self):
+        return Unnumbered(self.dtype)
+
+
+class Unnumbered(Numbers):
+    name = ""
+
+
 class Averaged(Sums):
     """Sums, evaluated with weights that carried_states averages."""
 
@@ -142,6 +158,8 @@ class Drawing(Sums):
     def make_network(self):
         layers = {"lstm": Recurrent(0.5), "attention": Attention(0.5), "still lstm": Recurrent(0.0),
                   "still attention": Attention(0.0), "time first": TimeFirst(),
+                  "random": Thrown("random"), "numpy": Thrown("numpy"), "seeded": Thrown("seeded"),
+                  "drawn": Drawn(),
                   "alpha": nn.AlphaDropout(0.5), "channels": nn.Dropout1d(0.5), "rrelu": nn.RReLU()}
         network = super().make_network()
         network[2] = layers.get(self.layer, nn.Identity())
@@ -173,6 +191,38 @@ class Attention(nn.Module):
 
     def forward(self, x):
         return self.attention(*[x[:, None]] * 3)[0][:, 0]
+
+
+class Thrown(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        if not self.training: return x
+        if self.by == "seeded": random.seed(0)
+        return x * (np.random.rand() if self.by == "numpy" else random.random())
+
+
+class Drawn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.by_python, self.by_numpy = (nn.Parameter(torch.tensor(draw()))
+                                         for draw in (random.random, np.random.rand))
+
+    def forward(self, x):
+        return self.by_python * self.by_numpy * x
+
+
+class Pictures(nn.Module):
+    def __init__(self, classes, layer: str = "drawn"):
+        super().__init__()
+        self.linear = nn.Linear(64, classes)
+        self.last = Drawn() if layer == "drawn" else Thrown(layer)
+        if layer == "sparse": self.register_buffer("links", torch.eye(3).to_sparse())
+
+    def forward(self, x):
+        return self.last(self.linear(x.flatten(1)))
 
 
 class TimeFirst(nn.Module):
@@ -334,7 +384,10 @@ def test_what_does_not_fit_the_workload_is_refused(words: list[str], message: st
     ("kind", "message"),
     [
         ("no counts", r"has count_names=\(\); write a tuple"),
-        ("test set", r"has evaluation_sets=\('test',\); write a tuple of .* first is 'val'"),
+        ("test set", r"has evaluation_sets=\('test',\); write a tuple of .* the first 'val'"),
+        ("train set", r"has evaluation_sets=\('val', 'train'\); write a tuple of different names"),
+        ("one set twice", r"has evaluation_sets=\('val', 'test', 'test'\); write a tuple of dif"),
+        ("nan", "has a loss of nan for validation example 1; correct the example, or return"),
         ("empty set", "has 0 examples in its evaluation set test, of .*; return the number of"),
         ("no set", "has 0 examples in its evaluation set val, of which there is no mean loss"),
         ("shares", r"has example_weights of shape \(64,\) and float64; write an int64 array of"),
@@ -357,6 +410,11 @@ def test_a_broken_workload_is_one_sentence(kind: str, message: str) -> None:
     recipe = sums(f"data.workload_options.kind='{kind}'")
     with pytest.raises(UsageError, match=f"data.workload=own_task:Sums {message}"):
         open_workload(recipe, CPU).inputs()
+
+
+def test_a_sparse_buffer_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"1\.links of the network is a sparse tensor, which a"):
+        open_workload(sums("data.workload_options.kind=sparse"), CPU).inputs()
 
 
 def test_an_update_has_an_example_with_a_weight() -> None:
@@ -400,8 +458,20 @@ def test_a_metric_without_a_number_ends_an_evaluation_and_no_training(
     assert repr(compute_metrics(workload, sums, "train").metrics[name]) == value
     with pytest.raises(UsageError, match=f"{part} has {metric} with the counts .* of the set val"):
         compute_metrics(workload, sums, "val")
-    # An evaluation of weights that are no numbers has no metrics either.
-    compute_metrics(workload, sums | {"loss": torch.tensor(torch.nan)}, "val")
+    # With weights that are no numbers the run stays readable, by a metric worse than any other.
+    worst = compute_metrics(workload, sums | {"loss": torch.tensor(torch.nan)}, "val").metrics
+    assert worst[name] == 100
+    if "rmse" in worst:
+        assert 1e200 < worst["rmse"] < torch.inf
+
+
+def test_metrics_of_numpy_are_plain_numbers() -> None:
+    """Those of numpy are in no checkpoint that can be read, and some in no row."""
+    workload = open_workload(sums("data.workload_options.kind=numpy"), CPU)
+    sums_ = {"counts": torch.tensor([4, 1]), "loss": torch.tensor(16.0)}
+    metrics = compute_metrics(workload, sums_, "val").metrics
+    assert metrics == {"loss": 4, "rmse": 2, "far_error": 1}
+    assert {*map(type, metrics.values())} == {float}
 
 
 @pytest.mark.parametrize(
@@ -448,9 +518,11 @@ def test_an_unfinished_workload_is_refused() -> None:
         ("layer=lstm", r"in 2.lstm "),
         ("layer=attention", r"in 2.attention "),
         ("in_loss=true", "in its own forward pass "),
+        ("layer=random", r"in its own forward pass \(random\)"),
+        ("layer=numpy", r"in its own forward pass \(numpy.random\)"),
     ],
 )
-def test_draws_from_the_generator_of_torch_are_refused(options: str, message: str) -> None:
+def test_draws_from_global_generators_are_refused(options: str, message: str) -> None:
     """They depend on the earlier micro-batches of the process."""
     recipe = sums("data.workload=own_task:Drawing", f"data.workload_options.{options}")
     message = f"own_task:Drawing draws random numbers {message}.*; set their rate to 0 and use nn"
@@ -458,10 +530,51 @@ def test_draws_from_the_generator_of_torch_are_refused(options: str, message: st
         open_workload(recipe, CPU).inputs()
 
 
-@pytest.mark.parametrize("layer", ["still lstm", "still attention"])
+@pytest.mark.parametrize("layer", ["still lstm", "still attention", "seeded"])
 def test_layers_that_drop_nothing_are_kept(layer: str) -> None:
     recipe = sums("data.workload=own_task:Drawing", f"data.workload_options.layer='{layer}'")
     assert open_workload(recipe, CPU).inputs().name
+
+
+@pytest.mark.parametrize("own", ["workload", "network"])
+def test_weights_of_global_generators_are_a_function_of_the_seed(own: str) -> None:
+    """Every process builds the network for itself."""
+    kept = random.getstate()
+
+    def weights(seed: int) -> list[float]:
+        words = [f"seed={seed}"]
+        if own == "network":
+            made = load_recipe(["recipe=digits", "model=own_task:Pictures", *words])
+        else:
+            words += ["data.workload=own_task:Drawing", "data.workload_options.layer=drawn"]
+            made = sums(*words)
+        state = open_workload(made, CPU).network().state_dict()
+        return [float(value) for name, value in state.items() if ".by_" in name]
+
+    assert weights(1) == weights(1)
+    assert len({*weights(1), *weights(2)}) == 4
+    assert random.getstate() == kept
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ("random", r"draws random numbers in its own forward pass \(random\), which .*; set their"),
+        ("numpy", r"draws random numbers in its own forward pass \(numpy.random\), which"),
+        ("sparse", "links of the network is a sparse tensor, which a checkpoint cannot hold; make"),
+    ],
+)
+def test_a_network_of_ones_own_is_checked(layer: str, message: str) -> None:
+    recipe = load_recipe(
+        ["recipe=digits", "model=own_task:Pictures", f"model.options.layer={layer}"]
+    )
+    with pytest.raises(UsageError, match=message):
+        open_workload(recipe, CPU).inputs()
+
+
+def test_a_loader_without_a_name_has_that_of_its_class() -> None:
+    workload = open_workload(sums("data.workload=own_task:Nameless"), CPU)
+    assert workload.inputs().name == "Unnumbered"
 
 
 def test_a_generator_that_the_workload_seeds_may_draw() -> None:
@@ -581,7 +694,8 @@ def test_the_code_that_an_export_prints_loads_the_network(tmp_path: Path) -> Non
     (tmp_path / "run").mkdir()
     checkpoint.write(learner.checkpoint(), tmp_path / "run")
     (tmp_path / "run/config.yaml").write_text(to_yaml(learner.recipe))
-    exported = load_exported_network(tmp_path / "run", (), "safetensors")
+    folder = tmp_path / "run"
+    exported = build_exported_network(folder, *load_for_export(folder, (), "safetensors"))
     code = "import json, torch, lsgd.workloads, lsgd.config; from pathlib import Path; "
     code += f"RUN = Path('run'); print(json.dumps([*{exported.constructor_code}.state_dict()]))"
     run = [*fork_command(), "-c", code]
