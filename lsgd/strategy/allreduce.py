@@ -85,7 +85,9 @@ class AllReduce(AllReduceUpdate):
         if self.loss_scale:
             found_inf = self.loss_scale.found_inf
             optim.create_state(optimizer)
-        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        # Of torch's own loops only the fused ones know the flag, and the others refuse it.
+        if not recipe.optim.is_own or getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         # A single process waits for no other, so its steps have no timeout.
         timeout = recipe.comm.timeout if comm.world_size > 1 else math.inf
         guard = NonFiniteGuard(reducer.flags, timeout=timeout)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.checkpoints import learner_after, recipe
 
 from lsgd.errors import UsageError
 from lsgd.own_parts import OPTIMIZER, OwnPart
@@ -121,3 +122,13 @@ def test_what_cannot_be_made_is_refused(
     with pytest.raises(UsageError, match=message):
         own(kind, **options)
     assert "own" not in sys.modules
+
+
+@pytest.mark.parametrize("words", ["SGD", "Adam", "Adam optim.options.fused=true"])
+def test_torchs_own_optimizers_make_steps(words: str) -> None:
+    """Their loops assert that nobody has set found_inf, but for the fused ones, which read it."""
+    name, *options = words.split()
+    made = recipe(f"optim=torch.optim:{name}", *options)
+    learner = learner_after(made, 0, 2)
+    assert learner.next_step == 2
+    assert hasattr(learner.strategy.optimizer, "found_inf") == bool(options)
