@@ -1,4 +1,4 @@
-"""What must be equal in the recipes of all processes of a job, and where two of them differ."""
+"""The fields of a recipe that must be equal on all processes of a job, and their comparison."""
 
 import hashlib
 import json
