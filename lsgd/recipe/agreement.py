@@ -32,7 +32,7 @@ def shared_fields(recipe: Recipe) -> dict[str, Any]:
 def _is_shared(key: str) -> bool:
     """Return whether a field, or an entry of a dictionary in one, must be equal by its metadata."""
     while key:
-        metadata = _METADATA.get(key, {})
+        metadata: Mapping[str, Any] = _METADATA.get(key, {})
         if "shared" in metadata or "execution" in metadata:
             return "shared" in metadata
         key = key.rpartition(".")[0]
