@@ -89,8 +89,9 @@ def train(recipe: Recipe, *, on_row: Callable[[Row], object] | None = None) -> f
     """Train a recipe, or resume it in its `run_dir`; return the final metric.
 
     `on_row` is called on process 0 with each row of metrics.jsonl, after it is written; the row's
-    `kind` is start, train (every `log_steps` steps), epoch, warning or diverged. An exception that
-    it raises ends the run; training the same recipe again resumes it from its last checkpoint.
+    `kind` is start, train (every `log_steps` steps), evaluation (within an epoch), epoch, warning
+    or diverged. An exception that it raises ends the run; training the same recipe again resumes it
+    from its last checkpoint.
 
     Raises UsageError, before anything is written, if the recipe cannot be trained here;
     DivergedError, PreemptedError and other subclasses of ExitError if they end the run.

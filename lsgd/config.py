@@ -652,10 +652,14 @@ def _ordered_overrides(overrides: Sequence[str]) -> list[str]:
     of a group replaces earlier ones, of which one such as model=timm/NAME also sets a field.
     """
     hardware = [f"+{word}" for word in overrides if key_and_value(word)[0] == "hardware"]
-    chosen = {word: key for word in overrides if (key := _chosen_group(word))}
-    last = {key: word for word, key in chosen.items()}
-    rest = [word for word in overrides if f"+{word}" not in hardware]
-    rest = [word for word in rest if word not in chosen or last[chosen[word]] == word]
+    # By place, since a command line may repeat a choice behind another one of its group.
+    chosen = {place: key for place, word in enumerate(overrides) if (key := _chosen_group(word))}
+    last = {key: place for place, key in chosen.items()}
+    rest = [
+        word
+        for place, word in enumerate(overrides)
+        if f"+{word}" not in hardware and (place not in chosen or last[chosen[place]] == place)
+    ]
     return [*(part for word in rest for part in _to_hydra_overrides(word)), *hardware]
 
 

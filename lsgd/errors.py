@@ -15,6 +15,8 @@ class ExitError(Exception):
     """
 
     exit_code: int
+    has_joined = False
+    """Whether it was raised where the processes of the job had joined each other."""
     is_local = False
     """Whether only this process may know of the error.
 
@@ -120,6 +122,26 @@ def unusable_path_error(error: OSError) -> UsageError | None:
     return UsageError(
         f"{os.fsdecode(path)} cannot be used ({error.strerror}); write another path, or change "
         "this one or its permissions"
+    )
+
+
+NO_COMPILER = (
+    *("InvalidCxxCompiler", "Failed to find C compiler"),
+    *("working triton installation", "Python.h: No such file"),
+)
+"""The texts by which torch.compile and Triton say that a part of their compiler is missing."""
+
+
+def compiler_error(error: RuntimeError) -> UsageError | None:
+    """Convert an error of torch.compile without a compiler to a UsageError; None for others."""
+    of_compiler = type(error).__module__.startswith(("torch._inductor.", "torch._dynamo."))
+    lines = str(error).splitlines() if of_compiler else []
+    why = [line.strip() for line in lines if any(text in line for text in NO_COMPILER)]
+    if not why:
+        return None
+    return UsageError(
+        f"compile=true needs a compiler, which torch.compile does not find ({why[0]}); install "
+        "gcc, g++ and python3-dev, and triton for a GPU, or write compile=false"
     )
 
 

@@ -47,7 +47,7 @@ class Learner:
         device: torch.device,
         data: Digests | None = None,
         start: Mapping[str, Tensor] = MappingProxyType({}),
-        optimizer: Mapping[int, Any] | None = None,
+        optimizer: Mapping[int | str, Any] | None = None,
     ) -> None:
         """Create the model and strategy of a run before step 0.
 

@@ -15,12 +15,13 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from lsgd.comm import Comm, all_or_raise, broadcast_from_rank0
 from lsgd.config import from_saved
 from lsgd.errors import UsageError
 from lsgd.installation import install_command, is_installed
-from lsgd.models import first_layer_parameters, head_parameters, make_network
+from lsgd.models import DTYPES, first_layer_parameters, head_parameters, make_network
 from lsgd.paths import CHECKPOINT, existing_checkpoint
 from lsgd.recipe import Model, Recipe
 from lsgd.recipe.fields import as_override
@@ -43,7 +44,7 @@ class StartWeights:
     """The tensors that replace a network's initial weights, by name; empty if the seed decides."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    optimizer: Mapping[int, Any] | None = None
+    optimizer: Mapping[int | str, Any] | None = None
     """The optimizer state of the checkpoint, if the recipe starts from it too."""
     notes: tuple[str, ...] = ()
     """Text for the log: the file, its hash, and how the tensors were found in it."""
@@ -199,7 +200,7 @@ def _load_safetensors(content: bytes, name: str) -> dict[str, Tensor]:
         raise ValueError(f"it is a damaged safetensors file: {error}") from None
 
 
-def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[int, Any]:
+def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[int | str, Any]:
     """Return a start checkpoint's optimizer state in the parameter order of the new optimizer.
 
     Parameters are numbered by their groups, which may differ between the two runs. A velocity of
@@ -225,7 +226,7 @@ def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[int, A
             f"was trained by strategy={earlier.strategy.name}, which has an optimizer for each "
             "worker or server"
         )
-    state: Mapping[int, dict[str, Any]] = saved.optimizer["state"]
+    state: Mapping[int | str, dict[str, Any]] = saved.optimizer["state"]
     if not state:
         refuse("has no optimizer state")
     if saved.fingerprint != earlier.fingerprint:
@@ -235,7 +236,15 @@ def _optimizer_state(saved: Checkpoint | None, recipe: Recipe) -> Mapping[int, A
     earlier_factors, factors = _lr_factors(of_earlier), _lr_factors(recipe)
     numbers = {name: number for number, name in enumerate(factors)}
     names = list(earlier_factors)
-    state = {numbers[names[number]]: each for number, each in state.items()}
+    # A text is the key of an entry that belongs to no parameter, in an optimizer of one's own.
+    state = {
+        key if isinstance(key, str) else numbers[names[key]]: each for key, each in state.items()
+    }
+    before, now = DTYPES[earlier.precision], DTYPES[recipe.precision]
+    if recipe.optim.is_own and before != now:
+        # Its tensors are loaded in the types that they have, and those of the parameters' follow.
+        cast = partial(tree_map_only, Tensor, lambda it: it.to(now) if it.dtype == before else it)
+        state = {key: cast(each) for key, each in state.items()}
     if recipe.optim.momentum_correction and saved.lr:
         for name, number in numbers.items():
             ratio = recipe.lr(0) * factors[name] / (saved.lr * earlier_factors[name])

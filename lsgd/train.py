@@ -58,7 +58,7 @@ def train(recipe: Recipe) -> float:
         recipe = with_pretrained_weights(recipe, comm)
         stage_data(recipe, comm)
         inputs, data = open_consistent_inputs(
-            comm, lambda: open_training_inputs(recipe, device), recipe.part_sources
+            comm, lambda: open_training_inputs(recipe, device), recipe
         )
         start = read_start_weights(recipe, comm)
         with open_run(recipe, comm) as run:

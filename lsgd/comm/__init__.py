@@ -230,6 +230,8 @@ def joined(settings: CommSettings, device: Device) -> Iterator[Comm]:
     try:
         yield comm
     except BaseException as error:
+        if isinstance(error, ExitError):
+            error.has_joined = True
         if comm.world_size == 1:
             comm.close()
         elif isinstance(error, PeerLostError) and error.waited >= TIMED_OUT * settings.timeout:

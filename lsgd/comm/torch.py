@@ -62,7 +62,8 @@ class TorchComm(GroupComm):
         address = _address(launch)
         who = f"process {launch.rank} of {launch.world_size}"
         try:
-            store = _join(launch, join_timeout)
+            # Over gloo all devices can meet; others have a library of their own.
+            store = _join(launch, join_timeout, "cpu" if own in ("", "gloo") else device.type)
         except (dist.DistError, RuntimeError, ValueError) as error:
             why = str(error).splitlines()[0].rstrip(".")
             text = (
@@ -213,8 +214,11 @@ def _decides(store: Store) -> bool:
     return store.add("decided", 1) == 1
 
 
-def _join(launch: Launch, timeout: float) -> Store:
-    """Connect to the store of process 0; wait until all processes have joined."""
+def _join(launch: Launch, timeout: float, device: str) -> Store:
+    """Connect to the store of process 0; wait until all processes have joined.
+
+    Raises UsageError on all processes if they have not all chosen the same device.
+    """
     limit = timedelta(seconds=timeout)
     store = open_store(launch, timeout)
     if launch.on_host:
@@ -222,6 +226,9 @@ def _join(launch: Launch, timeout: float) -> Store:
     # All wait for one key: to wait for those of all others would take N requests of N keys.
     # A process that was restarted in the meantime has been counted, and one verdict is for all.
     is_first_start = store.add(f"joined/{launch.rank}", 1) == 1
+    if is_first_start:
+        store.set(f"device/{launch.rank}", device)
+        store.add(f"devices/{device}", 1)
     if is_first_start and store.add("joined", 1) == launch.world_size and _decides(store):
         store.set(MISSING, "")
     try:
@@ -240,7 +247,24 @@ def _join(launch: Launch, timeout: float) -> Store:
         missing = store.get(MISSING).decode()
     if missing:
         raise RuntimeError(f"no answer from process {missing}")
+    if store.add(f"devices/{device}", 0) != launch.world_size:
+        _check_devices(store, launch)
     return store
+
+
+def _check_devices(store: Store, launch: Launch) -> None:
+    """Raise UsageError for the first process that has another device than process 0."""
+    devices = [store.get(f"device/{rank}").decode() for rank in range(launch.world_size)]
+    other = next((rank for rank, each in enumerate(devices) if each != devices[0]), None)
+    if other is None:
+        return
+    if launch.rank == 0 and not _is_torchruns_store():
+        time.sleep(READING)  # until the others have read this too
+    raise UsageError(
+        f"{_with_hosts(store, [other])} computes on {devices[other]} and "
+        f"{_with_hosts(store, [0])} on {devices[0]}; write device=cpu, or start the job on "
+        "machines that all have GPUs which torch finds"
+    )
 
 
 def call_roll(store: Store, process: int, members: Sequence[tuple[int, int]]) -> str:

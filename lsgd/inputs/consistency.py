@@ -6,8 +6,7 @@ compare names, labels and sizes, which a loader has already, so no image is open
 
 import hashlib
 import platform
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -17,36 +16,61 @@ from lsgd.comm import Comm, all_or_raise
 from lsgd.errors import UsageError
 from lsgd.inputs import ExampleColumns, Inputs
 from lsgd.inputs.index import FURTHER_SET
+from lsgd.recipe import Recipe
+from lsgd.recipe.agreement import Fields, describe_difference, differing_keys, digest, shared_fields
 
 Digests = dict[str, str]
 """SHA-256 digests of a dataset's columns by column name; empty if they are unknown."""
 
 CHUNK = 1 << 16
 """The number of rows copied at once from a column that is not contiguous in its file."""
+COUNTED = ("data.train_examples", "data.val_examples", "data.classes", "data.skip")
+"""The fields of a recipe that may have been read from the files of its dataset."""
 REMEDY = "use the same files in data.root"
 
 
 def open_consistent_inputs(
-    comm: Comm, open_: Callable[[], Inputs], sources: Mapping[str, str] = MappingProxyType({})
+    comm: Comm, open_: Callable[[], Inputs], recipe: Recipe | None = None
 ) -> tuple[Inputs, Digests]:
     """Open a data loader on all ranks; return it with digests of the data, which all ranks share.
 
-    `sources` has the hashes of parts of the user's own (Recipe.part_sources). Raises UsageError on
-    all processes if one does, or if two processes read different data or have different sources.
+    Raises UsageError on all processes if one does, or if two processes read different data. With a
+    `recipe` to train it is also raised if two processes have different sources of a part of the
+    user's own, or differ in a field that must be equal on all.
     """
     inputs = all_or_raise(comm, open_)
     columns = inputs.columns()
     own = {name: _digest(column) for name, column in columns.items()}
-    (first_sources, first), *others = comm.gather_objects((dict(sources), own))
-    for rank, (their_sources, digests) in enumerate(others, 1):
+    sources, fields = (recipe.part_sources, shared_fields(recipe)) if recipe else ({}, {})
+    # A recipe may have a long list of skipped images, so only its digest is sent.
+    (first_sources, first_recipe, first), *others = comm.gather_objects(
+        (sources, digest(fields), own)
+    )
+    for rank, (their_sources, their_recipe, digests) in enumerate(others, 1):
         if changed := _differing(first_sources, their_sources):
             raise UsageError(
                 f"process {rank} has another source of {changed[0]} than process 0; install the "
                 "same version of its package on all machines"
             )
-        if differing := _differing(first, digests):
+        differing = _differing(first, digests)
+        if their_recipe != first_recipe:
+            # Where the files differ, so do the numbers of examples, and the row says more.
+            _refuse_other_recipe(comm, rank, fields, but=COUNTED if differing else ())
+        if differing:
             raise UsageError(_first_difference(comm, rank, differing[0], columns))
     return inputs, own
+
+
+def _refuse_other_recipe(comm: Comm, rank: int, fields: Fields, but: Collection[str]) -> None:
+    """Raise UsageError for the first field, `but` these, that a rank has otherwise than rank 0.
+
+    All processes call it, each with its own fields.
+    """
+    told = comm.gather_objects((platform.node(), fields if comm.rank in (0, rank) else {}))
+    (host, ours), (other_host, theirs) = told[0], told[rank]
+    if keys := [key for key in differing_keys(ours, theirs) if key not in but]:
+        who, reference = f"process {rank} on {other_host}", f"process 0 on {host}"
+        raise UsageError(describe_difference(keys[0], theirs, ours, who, reference))
 
 
 def check_same_data(saved: Digests, own: Digests) -> None:

@@ -15,6 +15,7 @@ from lsgd.errors import (
     ExitError,
     TrainingInterrupted,
     UsageError,
+    compiler_error,
     disk_full_error,
     unusable_path_error,
 )
@@ -277,7 +278,8 @@ def run_command(command: Callable[[], object]) -> int:
 
     Process 0 prints an error that ends the whole job. An error that only one process has is printed
     by that process, which then exits at once, since the others do not help it to close the job's
-    connections.
+    connections. Before the processes have joined nobody knows whether the others have it too, so
+    that the first process of each machine prints it.
     """
     _begin()
     try:
@@ -297,16 +299,18 @@ def run_command(command: Callable[[], object]) -> int:
                 command()
                 return leave(0, "")
             except ExitError as error:
-                if error.is_local:
+                may_be_alone = isinstance(error, UsageError) and not error.has_joined
+                is_first_elsewhere = rank > 0 and launch.local_rank == 0
+                if error.is_local or (may_be_alone and is_first_elsewhere):
                     print(f"lsgd: process {rank}{launch.on_host}: {error}", file=sys.stderr)
                 elif rank == 0:
                     print(f"lsgd: {error}", file=sys.stderr)
                 code, alone = leave(error.exit_code, str(error)), error.is_local
-            except OSError as error:
-                if (full := disk_full_error(error)) is None:
+            except (OSError, RuntimeError) as error:
+                if (ends := _ending(error)) is None:
                     raise
-                print(f"lsgd: process {rank}{launch.on_host}: {full}", file=sys.stderr)
-                code, alone = leave(full.exit_code, str(full)), True
+                print(f"lsgd: process {rank}{launch.on_host}: {ends}", file=sys.stderr)
+                code, alone = leave(ends.exit_code, str(ends)), True
             except KeyboardInterrupt as interrupt:
                 forget_interrupt()
                 why = str(interrupt) or "interrupted"
@@ -338,7 +342,7 @@ def run_alone(command: Callable[[], int | None], *, go_on: str = "") -> int:
         print(f"lsgd: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        if (ends := disk_full_error(error) or unusable_path_error(error)) is None:
+        if (ends := _ending(error)) is None:
             raise
         print(f"lsgd: {ends}", file=sys.stderr)
         return ends.exit_code
@@ -346,6 +350,13 @@ def run_alone(command: Callable[[], int | None], *, go_on: str = "") -> int:
         forget_interrupt()
         print(f"\nlsgd: interrupted{'; ' if go_on else ''}{go_on}", file=sys.stderr)
         return 130
+
+
+def _ending(error: OSError | RuntimeError) -> ExitError | None:
+    """Return what ends a command where its machine lacks something; None for any other error."""
+    if isinstance(error, OSError):
+        return disk_full_error(error) or unusable_path_error(error)
+    return compiler_error(error)
 
 
 def _leave_at_once(code: int) -> NoReturn:

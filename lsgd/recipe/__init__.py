@@ -515,7 +515,7 @@ class Recipe(RunSettings):
         """Return the first step of the run that starts at or after this (fractional) epoch."""
         # Rounded, since the product may miss an integer in its last bit or lie between two.
         near = round(self.stage(epoch).steps_until(epoch))
-        return near if self.epoch(near) >= epoch else near + 1
+        return near if schedule.is_reached(self.epoch(near), epoch) else near + 1
 
     def trajectory(self) -> dict[str, Any]:
         """Return the fields that decide what a run computes (trajectory) as a nested dictionary."""

@@ -44,6 +44,11 @@ class FieldLimit:
 
 EXECUTION: FieldMetadata = {"execution": True}
 """Metadata of a field or group that changes speed, place or description, but no result."""
+SHARED: FieldMetadata = {"shared": True}
+"""Metadata of a field or group that must be equal on all processes, as the trajectory must.
+
+Their sums and messages depend on it. Any other execution field may differ between processes.
+"""
 
 
 def added_later(as_before: Any) -> FieldMetadata:

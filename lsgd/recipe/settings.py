@@ -22,6 +22,7 @@ from lsgd.recipe.fields import (
     ADDED_LATER,
     AUTO,
     EXECUTION,
+    SHARED,
     WORKLOAD,
     above_0,
     added_later,
@@ -417,7 +418,7 @@ class Optim:
     """The weight decay of sgd: in the gradient, or decoupled from it.
     decoupled multiplies a weight by 1 - weight_decay lr / (full lr) before each update, as
     MosaicML's code does: the full lr is the scaled one, or the highest of schedule.points."""
-    fused: str = setting("torch", EXECUTION, one_of("torch", "apex"))
+    fused: str = setting("torch", EXECUTION, SHARED, one_of("torch", "apex"))
     """The source of fused kernels for sgd and lars by equation 9: PyTorch or NVIDIA's apex.
     apex has to be installed. The two agree except for the last bits, and a run may be resumed with
     the other."""
@@ -499,11 +500,11 @@ class Evaluation:
     The last epoch is always evaluated.
     """
 
-    every: int | float | str = setting(1, ADDED_LATER, evaluation_places())
+    every: int | float | str = setting(1, SHARED, ADDED_LATER, evaluation_places())
     """The interval between evaluations: a number of epochs, a fraction of one, or '500 steps'.
     A fraction, or steps of the run, add evaluations within epochs to those at the end of each. Only
     whole numbers of epochs are hashed, since evaluations within epochs change no result."""
-    sets: list[str] = setting(["val"], EXECUTION, IMAGES, set_names())
+    sets: list[str] = setting(["val"], EXECUTION, SHARED, IMAGES, set_names())
     """The evaluation sets of an image folder: val first, by which the run is judged, then others.
     Each is a folder beside `train` with the same classes, such as v2 of [val, v2], which
     `lsgd prepare folder --sets v2` indexes. Each has its own metrics in the rows, such as
@@ -708,7 +709,7 @@ class CommSettings:
     """The communication library: auto, single, torch or horovod.
     auto is single without a launcher; with one it is Horovod if that is built for the launcher, or
     else torch."""
-    bucket_mb: float = setting(25.0, above_0())
+    bucket_mb: float = setting(25.0, SHARED, above_0())
     """The size, in MiB, of the flat buckets in which gradients are reduced."""
     timeout: float = setting(600.0, above_0())
     """The timeout of a collective, in seconds.
@@ -815,7 +816,7 @@ class RunSettings:
     """The paper that this recipe follows, whose rules lsgd.check verifies."""
     target: Target | None = setting(None, EXECUTION)
     strategy: StrategySettings = field(
-        default_factory=StrategySettings, metadata=added_later({"name": "allreduce"})
+        default_factory=StrategySettings, metadata=added_later({"name": "allreduce"}) | SHARED
     )
     cluster: VirtualCluster = field(default_factory=VirtualCluster, metadata=added_later({}))
     evaluation: Evaluation = field(default_factory=Evaluation, metadata=added_later({}))
@@ -837,7 +838,7 @@ class RunSettings:
     With auto, lsgd.autotune finds the number when training starts. It is always one where each
     worker pushes its own gradient."""
     val_batch: int = setting(
-        250, EXECUTION, only_for(WORKLOAD, "images", "tagging", "trees", FORM), at_least(1)
+        250, EXECUTION, SHARED, only_for(WORKLOAD, "images", "tagging", "trees", FORM), at_least(1)
     )
     """The number of images, sentences, trees or other examples in one evaluation batch.
     A batch of a text is always one window of each stream."""
@@ -878,7 +879,7 @@ class RunSettings:
         None, EXECUTION, not_empty("write run_dir=PATH, or leave it out for a new folder")
     )
     """The run folder; by default runs/<name>/<time>-seed<seed>."""
-    checkpoint_steps: int = setting(0, EXECUTION, at_least(0))
+    checkpoint_steps: int = setting(0, EXECUTION, SHARED, at_least(0))
     """The number of steps between checkpoints within an epoch; 0 for none by step count."""
     checkpoint_minutes: float = setting(10.0, EXECUTION, at_least(0))
     """The minutes between checkpoints within an epoch, by process 0's clock; 0 for none by time."""
@@ -889,13 +890,13 @@ class RunSettings:
     keep_best: str | None = setting(None, EXECUTION)
     """The validation metric whose best checkpoint is kept too, such as top1_error; None for none.
     The link best.pt leads to it. Lower is better, and the first of equal ones is kept."""
-    log_steps: int = setting(20, EXECUTION, at_least(1))
+    log_steps: int = setting(20, EXECUTION, SHARED, at_least(1))
     """The number of steps between two rows of metrics."""
-    noise_scale: bool = setting(False, EXECUTION, IMAGES)
+    noise_scale: bool = setting(False, EXECUTION, SHARED, IMAGES)
     """Whether the gradient noise scale is measured; updates do not change.
     It needs steps of at least two micro-batches, and takes one more norm of each parameter's
     gradient per micro-batch."""
-    profile: bool = setting(False, EXECUTION)
+    profile: bool = setting(False, EXECUTION, SHARED)
     """Whether lsgd.profile times the phases of some steps and traces a few."""
     trackers: list[str] = setting([], EXECUTION, some_of(*TRACKERS))
     """The experiment trackers that receive the run's metrics, each by a process of lsgd.track."""

@@ -396,11 +396,42 @@ def copy_in_layout(
                 f"shape {tuple(parameter.shape)}"
             )
     return {
-        name: torch.empty_like(parameter).copy_(value)
+        name: torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         if name != STEP_KEY and isinstance(value, Tensor) and value.shape == parameter.shape
         else deepcopy(value)
         for name, value in state.items()
     }
+
+
+def load_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], *, is_own: bool) -> None:
+    """Load the saved state of an optimizer, in the memory format of its parameters.
+
+    The tensors of one that `is_own`, of another package, keep their types and shapes. It may also
+    have entries that belong to no parameter.
+    """
+    optimizer.load_state_dict(saved)
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if isinstance(state := optimizer.state.get(parameter), dict):
+            if is_own:
+                state |= _in_saved_types(state, saved["state"].get(number))
+            state |= copy_in_layout(parameter, state, any_shape=is_own)
+
+
+def _in_saved_types(loaded: Any, saved: Any) -> Any:
+    """Return a loaded value in which each tensor has its saved type, where torch has cast it.
+
+    torch casts all tensors of a state to the type of the parameter, such as masks and counts.
+    """
+    match saved:
+        case Tensor() if isinstance(loaded, Tensor) and loaded.shape == saved.shape:
+            return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+        case dict() if isinstance(loaded, dict) and loaded.keys() == saved.keys():
+            return {key: _in_saved_types(loaded[key], each) for key, each in saved.items()}
+        case list() | tuple() if type(loaded) is type(saved) and len(loaded) == len(saved):
+            return type(saved)(map(_in_saved_types, loaded, saved))
+    return loaded
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

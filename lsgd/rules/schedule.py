@@ -17,6 +17,12 @@ SCALINGS = ("linear", "sqrt", "none")
 WARMUPS = ("gradual", "constant", "none")
 SMOOTH_DECAYS = ("polynomial", "linear", "cosine")
 DECAYS = ("steps", *SMOOTH_DECAYS, "points")
+ROUNDING = 1e-10
+"""The part of an epoch by which a step may begin before a change of the lr that is written for it.
+
+Step 68 of 50 per epoch begins at 1 + 18 / 50, which is rounded to a number below 1.36. A step is a
+much larger part of an epoch, and the rounding of an epoch a much smaller one.
+"""
 
 
 class LrDecay(Protocol):
@@ -27,6 +33,15 @@ class LrDecay(Protocol):
 
         It is a pure function: the same in each process, and again after a resume.
         """
+
+
+def is_reached(epoch: float, change: float) -> bool:
+    """Return whether a step that begins at this fractional epoch is at a change of the lr or later.
+
+    >>> is_reached(1 + 18 / 50, 1.36), is_reached(1 + 17 / 50, 1.36)
+    (True, False)
+    """
+    return epoch >= change - ROUNDING
 
 
 def scaled_lr(
@@ -79,6 +94,7 @@ def value_by_points(epoch: float, points: Sequence[Sequence[float]]) -> float:
     >>> [value_by_points(epoch, [(0, 1.0), (2, 3.0), (2, 8.0)]) for epoch in (-1, 0, 0.5, 2, 9)]
     [1.0, 1.0, 1.5, 8.0, 8.0]
     """
+    epoch = next((at for at in jumps(points) if epoch < at and is_reached(epoch, at)), epoch)
     place = sum(epoch >= point[0] for point in points)
     if place in (0, len(points)):
         return float(points[max(place - 1, 0)][1])
@@ -147,7 +163,9 @@ def learning_rate(
     rises = has_warmup(
         batch_size, reference_batch=reference_batch, warmup=warmup, warmup_start=warmup_start
     )
-    if rises and epoch < warmup_epochs:
+    # Only a constant warmup ends with a jump.
+    is_over = warmup == "constant" and is_reached(epoch, warmup_epochs)
+    if rises and not is_over and epoch < warmup_epochs:
         start = reference_lr if warmup_start is None else warmup_start
         if per == "epoch":
             epoch = min(epoch + 1, warmup_epochs)
@@ -163,7 +181,7 @@ def learning_rate(
         case "cosine":
             # (1 + cos(pi (1 - remaining_decay))) / 2, without the cancellation at its end.
             return end_lr + (target - end_lr) * math.sin(math.pi / 2 * remaining_decay) ** 2
-    drops = sum(epoch >= milestone for milestone in milestones)
+    drops = sum(is_reached(epoch, milestone) for milestone in milestones)
     if factors:
         return target * factors[drops - 1] if drops else target
     return target * gamma**drops

@@ -14,6 +14,7 @@ from lsgd.errors import ExitError, UsageError, disk_full_error
 from lsgd.files import create_empty, sync_file, sync_folder
 from lsgd.paths import is_leftover
 from lsgd.recipe import Recipe, differing_fields
+from lsgd.recipe.agreement import Fields, describe_difference, differing_keys, shared_fields
 from lsgd.recipe.continuation import is_longer_run, past_difference
 from lsgd.recipe.fields import TIMED
 from lsgd.recipe.part_sources import changed_parts
@@ -51,6 +52,8 @@ class OpenRun:
 
     It is empty without a checkpoint.
     """
+    shared: dict[str, Any] = field(default_factory=dict)
+    """In an answer to a restarted process: the fields of process 0 that must be equal there."""
 
 
 @contextmanager
@@ -65,6 +68,8 @@ def open_run(recipe: Recipe, comm: Comm) -> Iterator[OpenRun]:
     """
     with ExitStack() as holding:
         opened = broadcast_from_rank0(comm, lambda: _open(recipe, holding))
+        if opened.shared:
+            _check_restarted(recipe, opened.shared, comm.rank)
         if isinstance(comm, ElasticComm):
             comm.answer_restarted(lambda: _restart_point(recipe, opened.folder))
         yield opened
@@ -156,7 +161,16 @@ def _restart_point(recipe: Recipe, folder: Path) -> tuple[OpenRun, None] | None:
         epoch, steps = recipe.locate_step(saved.step)
         if epoch and not steps and epoch not in saved.rates:
             return None
-    return opened, None
+    return replace(opened, shared=shared_fields(recipe)), None
+
+
+def _check_restarted(recipe: Recipe, ours: Fields, rank: int) -> None:
+    """Raise UsageError if a restarted process has another recipe than process 0 of its job."""
+    own = shared_fields(recipe)
+    if keys := differing_keys(ours, own):
+        who = f"process {rank} has restarted and"
+        text = describe_difference(keys[0], own, ours, who, "process 0")
+        raise UsageError(text, is_local=True)
 
 
 def _refuse_other_run(recipe: Recipe, folder: Path, theirs: str, step: int) -> NoReturn:

@@ -150,12 +150,9 @@ class AllReduce(AllReduceUpdate):
 
     def restore(self, state: dict[str, Any], step: int) -> None:
         """Restore the state of the optimizer and the loss scale from a checkpoint."""
-        self.optimizer.load_state_dict(state)
+        optim.load_state(self.optimizer, state, is_own=self.recipe.optim.is_own)
         if self.loss_scale:
             self.loss_scale.restore(state[STATE_KEY])
-        for parameter, values in self.optimizer.state.items():
-            any_shape = self.recipe.optim.is_own
-            values |= optim.copy_in_layout(parameter, values, any_shape=any_shape)
         self.next_step = step
 
     def epoch_sums(self) -> MetricSumsState:

@@ -1,7 +1,10 @@
 """What torch.distributed leaves behind."""
 
+import platform
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -32,6 +35,34 @@ ncclSystemError: System call (e.g. socket, malloc) or external library call fail
 Last error:
 Bootstrap : no socket interface found
 """
+
+
+@pytest.mark.parametrize("second", ["cpu", "cuda"])
+def test_processes_with_other_devices_are_refused_when_they_meet(second: str) -> None:
+    """Each chooses its own by device=auto, and they could not connect."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    stores = []  # process 0 keeps the store until both have left
+
+    def meet(rank: int, device: str) -> str:
+        launch = Launch("mpirun", rank, 2, 0, 1, "127.0.0.1", port)
+        try:
+            stores.append(lsgd.comm.torch._join(launch, 60, device))
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(2) as pool:
+        said = [
+            each.result() for each in [pool.submit(meet, 0, "cuda"), pool.submit(meet, 1, second)]
+        ]
+    host = platform.node()
+    refusal = (
+        f"process 1 on {host} computes on cpu and process 0 on {host} on cuda; write device=cpu"
+    )
+    assert [text.partition(", or")[0] for text in said] == [refusal if second == "cpu" else ""] * 2
 
 
 @pytest.mark.parametrize("fails", ["meeting", "connecting"])

@@ -1,7 +1,8 @@
 """Processes with different copies of the data are refused, and so is a run on other data."""
 
 import os
-from collections.abc import Iterable, Iterator
+import platform
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from lsgd.inputs import ExampleColumns
 from lsgd.inputs.consistency import check_same_data, open_consistent_inputs
 from lsgd.learner import Learner
 from lsgd.prepare.indexing import index_folder
+from lsgd.recipe import Recipe
 from lsgd.rules.sampler import MicroBatch
 from lsgd.run import checkpoint
 from lsgd.text.conll import read_tagged_corpus
@@ -57,19 +59,53 @@ def opened(*copies: ExampleColumns) -> list[dict[str, str]]:
     return run_on_threads(len(copies), body)
 
 
+def opened_for(*recipes: Recipe, copies: Sequence[ExampleColumns] = ()) -> list[dict[str, str]]:
+    """The digests that the processes of a job have, each with a recipe of its own."""
+
+    def body(comm: ThreadComm) -> dict[str, str]:
+        listed = Listed(copies[comm.rank] if copies else made())
+        return open_consistent_inputs(comm, lambda: listed, recipes[comm.rank])[1]
+
+    return run_on_threads(len(recipes), body)
+
+
 def test_parts_of_another_source_are_refused() -> None:
     """On all processes, before the data are compared, and the digests have nothing of them."""
-
-    def body(comm: ThreadComm, sources: list[str]) -> dict[str, str]:
-        own = {"optim=mine:Rule": sources[comm.rank]}
-        return open_consistent_inputs(comm, lambda: Listed(made()), own)[1]
-
-    same = run_on_threads(2, lambda comm: body(comm, ["abc", "abc"]))
-    assert same == opened(made(), made())
+    first = recipe()
+    optims = [replace(first.optim, name="mine:Rule", source=source) for source in ("abc", "def")]
+    one, other = (replace(first, optim=optim) for optim in optims)
+    assert opened_for(one, one) == opened(made(), made())
     with pytest.raises(
         UsageError, match="process 1 has another source of optim=mine:Rule than pro"
     ):
-        run_on_threads(2, lambda comm: body(comm, ["abc", "def"]))
+        opened_for(one, other)
+
+
+def test_processes_with_another_recipe_are_refused() -> None:
+    """By the first field in which one differs from process 0, with both of its values."""
+    host = platform.node()
+    assert opened_for(recipe(), recipe("device=cpu", "threads=2")) == opened(made(), made())
+    others = recipe(), recipe("seed=5", "log_steps=3")
+    said = (
+        f"process 2 on {host} has seed=5 and process 0 on {host} has seed=0; start all processes "
+        "of the job with the same command line and the same files"
+    )
+    with pytest.raises(UsageError) as caught:
+        opened_for(recipe(), *others)
+    assert str(caught.value) == said
+
+
+def test_where_the_files_differ_too_the_first_of_them_is_named() -> None:
+    """The numbers of examples of a folder are read from its index, and so differ with it."""
+    first, fewer = recipe(), made()
+    shorter = replace(first, data=replace(first.data, train_examples=19))
+    fewer["train path"], fewer["train label"] = fewer["train path"][1:], fewer["train label"][1:]
+    with pytest.raises(UsageError, match=r"reads other data .* from row 0 of train path on"):
+        opened_for(first, shorter, copies=[made(), fewer])
+    with pytest.raises(UsageError, match=r"has data\.train_examples=19 and process 0"):
+        opened_for(first, shorter)
+    with pytest.raises(UsageError, match="has seed=5 and process 0"):
+        opened_for(first, replace(shorter, seed=5), copies=[made(), fewer])
 
 
 def made() -> ExampleColumns:

@@ -2,16 +2,22 @@
 
 import errno
 import os
+import platform
 import subprocess
 import sys
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from lsgd import paths
+from lsgd.comm import joined
+from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from, run_alone, run_command, seconds
+from lsgd.recipe import CommSettings
 
 
 def refused() -> int:
@@ -73,6 +79,95 @@ def test_a_process_of_a_job_on_a_full_disk(
         monkeypatch.delenv(name, raising=False)
     assert run_command(full) == 6
     assert capsys.readouterr().err == f"lsgd: process 0: {FULL} to resume\n"
+
+
+def test_a_process_of_a_job_with_a_path_that_cannot_be_used(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(read_only) == 2
+    says = "lsgd: process 0: runs/a cannot be used (Read-only file system); write another path, or"
+    assert capsys.readouterr().err.startswith(says)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """A function that makes this process one of a job of two machines, by rank and local rank."""
+
+    def launch(rank: int, local_rank: int) -> None:
+        variables = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": 2}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+
+    return launch
+
+
+def test_the_first_process_of_each_machine_says_why_it_does_not_join(
+    launched: Callable[[int, int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be the only one with the error, and the others wait for it without a reason."""
+    reason = "--np 0 is no number of processes; write 1 or more\n"
+    host = platform.node()
+    says = {0: reason, 1: "", 2: f"process 2 on {host}: {reason}", 3: ""}
+    for rank, line in says.items():
+        launched(rank, rank % 2)
+        assert run_command(refused) == 2
+        assert capsys.readouterr().err == (f"lsgd: {line}" if line else "")
+
+
+def test_where_the_processes_have_joined_process_0_alone_says_why_they_end(
+    launched: Callable[[int, int], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def joins() -> None:
+        with joined(CommSettings(), torch.device("cpu")):
+            refused()
+
+    monkeypatch.setattr("lsgd.comm.open_comm", lambda *_: SingleComm())
+    for rank in (0, 2):
+        launched(rank, 0)
+        assert run_command(joins) == 2
+        assert bool(capsys.readouterr().err) == (rank == 0)
+
+
+class InductorError(RuntimeError):
+    """A stand-in for the error of torch.compile, the import of which takes seconds."""
+
+    __module__ = "torch._inductor.exc"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [
+        (
+            InductorError,
+            "InvalidCxxCompiler: No working C++ compiler found in cpp.cxx: ('g++',)\n\nSet …",
+            "InvalidCxxCompiler: No working C++ compiler found in cpp.cxx: ('g++',)",
+        ),
+        (
+            InductorError,
+            "backend='inductor' raised:\nRuntimeError: Failed to find C compiler. Please …",
+            "RuntimeError: Failed to find C compiler. Please …",
+        ),
+        (InductorError, "LoweringException: of a fault in the compiler", ""),
+        (RuntimeError, "InvalidCxxCompiler", ""),
+    ],
+)
+def test_a_missing_compiler_is_named(
+    kind: type[Exception], text: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compiles() -> None:
+        raise kind(text)
+
+    if not why:
+        with pytest.raises(kind):
+            run_command(compiles)
+        return
+    assert run_command(compiles) == 2
+    assert capsys.readouterr().err == (
+        "lsgd: process 0: compile=true needs a compiler, which torch.compile does not find "
+        f"({why}); install gcc, g++ and python3-dev, and triton for a GPU, or write compile=false\n"
+    )
 
 
 @pytest.mark.parametrize("run", ["run_alone", "run_command"])

@@ -133,6 +133,20 @@ def test_words_change_the_recipe() -> None:
     assert recipe.deviations["crop"] == "smaller"
 
 
+@pytest.mark.parametrize(
+    ("words", "network"),
+    [
+        ("model=resnet20 model=small_resnet model=resnet20", "resnet20"),
+        ("model=timm/resnet18 model=resnet20 model=timm/resnet18", "timm/resnet18"),
+        ("model=resnet20 model=timm/resnet18 model=resnet20", "resnet20"),
+    ],
+)
+def test_the_last_choice_of_a_group_counts_also_if_it_was_made_before(
+    words: str, network: str
+) -> None:
+    assert config.load_recipe(["recipe=digits", *words.split()]).model.name == network
+
+
 @pytest.mark.parametrize("rehearse", ["false", "true"])
 def test_a_recipe_survives_being_written(rehearse: str) -> None:
     """As config.yaml in a run folder and as a dict in a checkpoint, fingerprint and all."""

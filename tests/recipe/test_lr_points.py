@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers.base_recipe import BASE, with_fields
 from helpers.composed import compose_recipe
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lsgd.config import load_recipe
@@ -83,6 +83,7 @@ def test_between_two_points_the_lr_is_between_theirs(
     points: list[tuple[int, float]], epoch: float
 ) -> None:
     points = sorted(points, key=lambda point: point[0])
+    assume(all(not 0 < at - epoch < 1e-8 for at, _ in points))  # as a jump has begun there
     found = value_by_points(epoch, points)
     before = [lr for at, lr in points if at <= epoch][-1:] or [points[0][1]]
     after = [lr for at, lr in points if at > epoch][:1] or [points[-1][1]]

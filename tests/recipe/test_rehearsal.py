@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lsgd.recipe import Target
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
+from lsgd.rules.schedule import is_reached
 
 ratios = st.fractions(min_value=Fraction(1, 100), max_value=20, max_denominator=100).map(float)
 
@@ -39,6 +40,7 @@ def test_rehearsal_keeps_the_lr_of_every_step(
 
 @given(st.integers(1, 40), ratios, ratios)
 @example(25, 2.2, 1.0)  # 2.2 x 25 is a little more than 55
+@example(25, 1.08, 0.28)  # 1 + 9 / 25 is a little less than 1.36
 def test_rehearsal_makes_six_steps(steps: int, warmup: float, later: float) -> None:
     """Those of the first epoch at or after mid-warmup, its end and the drop, for any fraction."""
     drop = warmup + later
@@ -50,7 +52,8 @@ def test_rehearsal_makes_six_steps(steps: int, warmup: float, later: float) -> N
     )  # fmt: skip
     run = range(recipe.total_steps)
     middle, end, dropped = (
-        next(s for s in run if recipe.epoch(s) >= epoch) for epoch in (warmup / 2, warmup, drop)
+        next(s for s in run if is_reached(recipe.epoch(s), epoch))
+        for epoch in (warmup / 2, warmup, drop)
     )
     found = list(recipe.epochs_from(0))
     assert [s for _, each in found for s in each] == sorted(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.checkpoints import learner_after, recipe
+from torch.utils._pytree import tree_leaves
 
 from lsgd.errors import UsageError
 from lsgd.own_parts import OPTIMIZER, OwnPart
@@ -75,15 +76,42 @@ def test_it_gets_the_lr_of_each_step(own: Any) -> None:
     assert weight.tolist() == [[0.5, 0.5]] * 3
 
 
+class Counting(Scaled):
+    """An optimizer whose state has tensors of several types, and entries of no parameter."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.state["steps"] = self.state.get("steps", 0) + 1  # type: ignore[index, call-overload]
+        for weight in self.param_groups[0]["params"]:
+            self.state[weight] |= {
+                "mask": weight.grad > 0,
+                "seen": torch.full_like(weight, 2**60 + 1, dtype=torch.int64),
+                "levels": torch.full_like(weight, 200, dtype=torch.uint8),
+                "mean": torch.full_like(weight, 1 / 3, dtype=torch.float32),
+                "blocks": [torch.ones(2, dtype=torch.bool), {"scale": torch.ones(1).half()}],
+            }
+
+
+def test_a_state_is_restored_as_it_was_saved(own: Any) -> None:
+    """torch casts all tensors to the type of the parameter, but for those of no parameter."""
+    made, again = own(Counting), own(Counting)
+    made.step()
+    optim.load_state(again, made.state_dict(), is_own=True)
+    assert again.state["steps"] == 1
+    [weight], [other] = (each.param_groups[0]["params"] for each in (made, again))
+    before, after = (tree_leaves(each) for each in (made.state[weight], again.state[other]))
+    assert [each.dtype for each in after] == [each.dtype for each in before]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert not {each.data_ptr() for each in before} & {each.data_ptr() for each in after}
+
+
 def test_a_state_of_any_shape_is_restored(own: Any) -> None:
     made, again = own(Scaled), own(Scaled)
     made.step()
-    again.load_state_dict(made.state_dict())
-    for parameter, values in again.state.items():
-        with pytest.raises(ValueError, match=r"rows of shape \(3,\) for .* of shape \(3, 2\)"):
-            optim.copy_in_layout(parameter, values)  # as for an optimizer of lsgd
-        values |= optim.copy_in_layout(parameter, values, any_shape=True)
-        assert (values["rows"].tolist(), values["count"], values["extra"]) == ([1.0] * 3, 3, 0.5)
+    with pytest.raises(ValueError, match=r"rows of shape \(3,\) for .* of shape \(3, 2\)"):
+        optim.load_state(again, made.state_dict(), is_own=False)  # as for an optimizer of lsgd
+    optim.load_state(again, made.state_dict(), is_own=True)
+    [values] = again.state.values()
+    assert (values["rows"].tolist(), values["count"], values["extra"]) == ([1.0] * 3, 3, 0.5)
 
 
 def test_a_state_that_a_checkpoint_cannot_hold_is_refused(

@@ -92,6 +92,28 @@ def test_drops_stay_and_multiply_once(drops: list[int], steps: int, gamma: Fract
             assert of_step(step, steps, 8192, **rule) == expected
 
 
+@given(st.integers(2, 5000), st.data())
+def test_a_fractional_drop_is_at_its_step(steps: int, data: st.DataObject) -> None:
+    """Where the milestone is written as a decimal, and e + t / S is rounded to less than that."""
+    place = data.draw(st.integers(6 * steps, 89 * steps))
+    for at in (place / steps, float(f"{place / steps:.12g}")):
+        changes: list[dict[str, object]] = [
+            {"milestones": [at]},
+            {"warmup": "constant", "warmup_epochs": at, "milestones": []},
+            {"decay": "points", "points": [[0, 1.0], [at, 1.0], [at, 0.5], [90, 0.5]]},
+        ]
+        for rule in changes:
+            before, first, after = (of_step(place + by, steps, 8192, **rule) for by in (-1, 0, 1))
+            assert before != first == after
+
+
+def test_a_step_just_before_a_point_without_jump_has_its_own_lr() -> None:
+    points = [[0, 0.0], [1.36, 1.36], [2, 0.0]]
+    epoch = 1 + 18 / 50
+    assert epoch < 1.36
+    assert of_step(68, 50, 8192, decay="points", points=points) == epoch
+
+
 SMOOTH = {"polynomial": lambda left: left**2, "linear": lambda left: left}
 
 

@@ -17,6 +17,7 @@ from helpers.watched_disk import watched_disk
 from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import NotSavedError, UsageError
+from lsgd.recipe.agreement import shared_fields
 from lsgd.run import checkpoint, lock
 from lsgd.run import folder as run_folder
 from lsgd.run.folder import OpenRun, open_run
@@ -79,7 +80,8 @@ def test_a_restarted_process_begins_at_no_checkpoint_whose_evaluation_is_still_t
 ) -> None:
     """It has no steps left of that epoch, and would evaluate alone while the others do."""
     made = recipe(f"run_dir={tmp_path}")
-    assert run_folder._restart_point(made, tmp_path) == (OpenRun(tmp_path), None)
+    first = OpenRun(tmp_path, shared=shared_fields(made))
+    assert run_folder._restart_point(made, tmp_path) == (first, None)
     identity = {"fingerprint": made.fingerprint, "recipe": asdict(made)}
     for step, epochs in {3: 0, made.first_step(1): 1, made.total_steps: made.epochs}.items():
         for ended in {max(0, epochs - 1), epochs}:
@@ -88,6 +90,23 @@ def test_a_restarted_process_begins_at_no_checkpoint_whose_evaluation_is_still_t
             point = run_folder._restart_point(made, tmp_path)
             assert (point is None) == (ended < epochs)
             assert point is None or point[0].checkpoint_path.endswith(f"-{step}.pt")
+
+
+def test_a_restarted_process_with_another_recipe_is_refused(tmp_path: Path) -> None:
+    """By what the answer of process 0 has of its recipe; it prints that itself and leaves alone."""
+
+    class Restarted(SingleComm):
+        rank = 3
+
+        def broadcast_object(self, value: Any) -> Any:
+            return run_folder._restart_point(recipe(), tmp_path)
+
+    with open_run(recipe("device=cpu"), Restarted()) as opened:
+        assert opened.folder == tmp_path
+    said = "process 3 has restarted and has seed=4 and process 0 has seed=0; start all processes of"
+    with pytest.raises(UsageError, match=said) as caught, open_run(recipe("seed=4"), Restarted()):
+        raise AssertionError
+    assert caught.value.is_local
 
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:

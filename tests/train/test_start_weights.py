@@ -236,6 +236,19 @@ def test_a_momentum_stays_that_of_its_parameter(words: list[str]) -> None:
         assert torch.equal(momentum, theirs[name].to(momentum.dtype)), name
 
 
+def test_an_entry_of_no_parameter_stays(tmp_path: Path) -> None:
+    """An optimizer of one's own may count its steps in self.state["steps"]."""
+    found = newest_checkpoint(FINISHED)
+    state = found.optimizer["state"] | {"steps": 7}
+    write_checkpoint(replace(found, optimizer=found.optimizer | {"state": state}), tmp_path)
+    made = recipe(f"model.start={tmp_path}", "model.start_optimizer=true")
+    start = read_start_weights(made, SingleComm())
+    learner = Learner(made, SingleComm(), CPU, start=start.tensors, optimizer=start.optimizer)
+    restored = learner.strategy.state()["state"]
+    assert restored.keys() == state.keys()
+    assert restored["steps"] == 7
+
+
 def test_a_velocity_is_corrected_for_the_first_lr(tmp_path: Path) -> None:
     """It has the lr of the last update in it, that of the last layer another one."""
     rule = ["optim.equation=10", "optim.momentum_correction=true"]
