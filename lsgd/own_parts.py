@@ -383,7 +383,7 @@ def _options(shown: str, target: Any) -> tuple[dict[str, Option], bool]:
         takes_any = takes_any or each.kind is each.VAR_KEYWORD
         if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
             kind = hints.get(each.name, Any if each.default in (each.empty, None) else None)
-            options[each.name] = Option(kind or type(each.default), each.default)
+            options[each.name] = Option(kind or type(_plain_number(each.default)), each.default)
     return options, takes_any
 
 
@@ -402,7 +402,13 @@ def _is_plain(value: Any) -> bool:
 def _as_plain(default: Any) -> Any:
     if isinstance(default, tuple | list):
         return [_as_plain(each) for each in default]
-    return float(default) if isinstance(default, float) else default  # such as one of numpy
+    return _plain_number(default)
+
+
+def _plain_number(value: Any) -> Any:
+    """Return a scalar of numpy as the number that it is, and any other value as it is."""
+    # numpy needs no import here: of its types and torch's only scalars have no length.
+    return value.item() if hasattr(value, "item") and not hasattr(value, "__len__") else value
 
 
 def _source_digest(shown: str, modules: Sequence[str]) -> str:

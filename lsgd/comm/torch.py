@@ -247,7 +247,7 @@ def _join(launch: Launch, timeout: float, device: str) -> Store:
         missing = store.get(MISSING).decode()
     if missing:
         raise RuntimeError(f"no answer from process {missing}")
-    if store.add(f"devices/{device}", 0) != launch.world_size:
+    if is_first_start and store.add(f"devices/{device}", 0) != launch.world_size:
         _check_devices(store, launch)
     return store
 

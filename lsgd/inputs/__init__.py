@@ -266,10 +266,10 @@ def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
             f"examples, and this recipe has {wanted[0]} and {wanted[1]}; fix it, or write the "
             "data.channels and data.image_size that it has"
         )
-    if str(labels.dtype) != "torch.int64":
+    if labels.is_floating_point() or labels.is_complex():
         raise UsageError(
-            f"{part.override} yields labels of {labels.dtype}, in which neither classes nor images "
-            "are counted; yield labels of torch.int64, as labels.long() makes them"
+            f"{part.override} yields labels of {labels.dtype}, and a label is a class number; "
+            "yield integers, such as those of labels.long()"
         )
     for name, count in columns.items():
         split = name.partition(" ")[0]

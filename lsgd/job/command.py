@@ -307,9 +307,12 @@ def run_command(command: Callable[[], object]) -> int:
                     print(f"lsgd: {error}", file=sys.stderr)
                 code, alone = leave(error.exit_code, str(error)), error.is_local
             except (OSError, RuntimeError) as error:
-                if (ends := _ending(error)) is None:
+                # Process 0 writes the run folder. Another one that lacks a path, such as one on a
+                # network drive, may be started again.
+                if (ends := _ending(error, writes=rank == 0)) is None:
                     raise
-                print(f"lsgd: process {rank}{launch.on_host}: {ends}", file=sys.stderr)
+                if rank == 0 or launch.local_rank == 0 or not isinstance(ends, UsageError):
+                    print(f"lsgd: process {rank}{launch.on_host}: {ends}", file=sys.stderr)
                 code, alone = leave(ends.exit_code, str(ends)), True
             except KeyboardInterrupt as interrupt:
                 forget_interrupt()
@@ -352,10 +355,13 @@ def run_alone(command: Callable[[], int | None], *, go_on: str = "") -> int:
         return 130
 
 
-def _ending(error: OSError | RuntimeError) -> ExitError | None:
-    """Return what ends a command where its machine lacks something; None for any other error."""
+def _ending(error: OSError | RuntimeError, *, writes: bool = True) -> ExitError | None:
+    """Return what ends a command where its machine lacks something; None for any other error.
+
+    With `writes` it may lack a path that the user has named.
+    """
     if isinstance(error, OSError):
-        return disk_full_error(error) or unusable_path_error(error)
+        return disk_full_error(error) or (unusable_path_error(error) if writes else None)
     return compiler_error(error)
 
 

@@ -63,7 +63,7 @@ CLASS_KEYS = ("label", "cls")
 """The keys of an example's JSON file that may hold its class number."""
 WITHOUT_IMAGE = "an example without an image"
 """The problem of an example whose files have no image among them."""
-MAX_CLASS_FILE = 2**20
+MAX_CLASS_FILE = 2**24
 """The largest size in bytes of a file that is read for a class."""
 
 
@@ -158,7 +158,8 @@ def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[s
                 f"{root} has no shards {pattern or f'named {split}-….tar or {split}/….tar'}; "
                 f"give --{split} PATTERN, such as '{split}-*.tar'"
             )
-    if both := sorted(set(found["train"]) & set(found["val"])):
+    files = {os.path.realpath(root / shard) for shard in found["val"]}
+    if both := [shard for shard in found["train"] if os.path.realpath(root / shard) in files]:
         raise UsageError(
             f"{both[0]} would be in train and in val; give --train and --val patterns that have "
             "no shard in common"

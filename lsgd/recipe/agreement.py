@@ -19,11 +19,12 @@ _METADATA = {key: entry.metadata for key, entry in all_fields(Recipe)}
 def shared_fields(recipe: Recipe) -> dict[str, Any]:
     """Return the fields of a recipe that must be equal on all processes of a job.
 
-    They are the trajectory, the fields and groups marked SHARED, and auto where the processes
-    choose a value together.
+    They are the trajectory, the fields and groups marked SHARED, and whether any field is auto, in
+    which case the processes choose values together.
     """
     every = dict(flatten(asdict(recipe)))
-    together = {key: AUTO for key in TIMED if every[key] == AUTO}
+    is_timed = any(every[key] == AUTO for key in TIMED)
+    together = {"hardware": AUTO if is_timed else "none"}
     # The trajectory has the content of a file with an order of pushes, and not its path.
     trajectory = dict(flatten(recipe.trajectory()))
     return {key: each for key, each in every.items() if _is_shared(key)} | trajectory | together

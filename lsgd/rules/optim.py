@@ -410,12 +410,14 @@ def load_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], *, is_ow
     have entries that belong to no parameter.
     """
     optimizer.load_state_dict(saved)
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    # The state_dict of a wrapper of another optimizer may have any form.
+    numbers = [each for group in saved.get("param_groups", []) for each in group.get("params", [])]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
+    known = saved.get("state", {}) if len(numbers) == len(parameters) else {}
+    for number, parameter in itertools.zip_longest(numbers, parameters):
         if isinstance(state := optimizer.state.get(parameter), dict):
             if is_own:
-                state |= _in_saved_types(state, saved["state"].get(number))
+                state |= _in_saved_types(state, known.get(number))
             state |= copy_in_layout(parameter, state, any_shape=is_own)
 
 

@@ -181,7 +181,8 @@ def learning_rate(
         case "cosine":
             # (1 + cos(pi (1 - remaining_decay))) / 2, without the cancellation at its end.
             return end_lr + (target - end_lr) * math.sin(math.pi / 2 * remaining_decay) ** 2
-    drops = sum(is_reached(epoch, milestone) for milestone in milestones)
+    latest = epoch + ROUNDING  # is_reached would be one more call for each milestone in each step
+    drops = sum(latest >= milestone for milestone in milestones)
     if factors:
         return target * factors[drops - 1] if drops else target
     return target * gamma**drops

@@ -227,7 +227,8 @@ class ImageClassification:
         """
         images, labels = batch
         trains = each.split == "train"
-        labels, mixed = labels.to(self.device, non_blocking=self.is_async), None
+        # Of a loader of the user's own they may be other integers.
+        labels, mixed = labels.to(self.device, torch.int64, non_blocking=self.is_async), None
         if trains:
             images = images.to(
                 self.device, self.dtype, memory_format=self.layout, non_blocking=self.is_async

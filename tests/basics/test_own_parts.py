@@ -23,7 +23,7 @@ import numpy as np
 class Decay:
     def __init__(self, a: int, b: float = 1.5, kind: Literal["x", "y"] = "x", c=True,
                  many: Sequence[int] = (1, 2), maybe: float | None = None,
-                 by_numpy: float = np.float64(0.5)): ...
+                 by_numpy: float = np.float64(0.5), count=np.int64(2)): ...
     def share(self, remaining): return remaining
 
 class Base:
@@ -115,11 +115,14 @@ def test_wrong_options_are_refused(package: Path, options: dict[str, Any], messa
 def test_options_are_completed_by_their_defaults(package: Path) -> None:
     """A default that a recipe cannot hold, such as None, stays the part's own."""
     part = decay(package)
-    completed = {"a": 3, "b": 2, "kind": "x", "c": True, "many": [1, 2], "by_numpy": 0.5}
+    completed = {"a": 3, "b": 2, "kind": "x", "c": True, "many": [1, 2]}
+    completed |= {"by_numpy": 0.5, "count": 2}
     assert part.completed({"a": 3, "b": 2}) == completed
     assert part.completed({"a": 3, "maybe": 1.0})["maybe"] == 1.0
     assert part.keywords({"a": 3, "many": [4]}) == {"a": 3, "many": (4,)}
-    assert type(part.completed({"a": 3})["by_numpy"]) is float
+    found = part.completed({"a": 3})
+    assert (type(found["by_numpy"]), type(found["count"])) == (float, int)
+    assert part.completed(found) == found
 
 
 def test_a_function_says_what_it_makes(package: Path) -> None:

@@ -74,8 +74,7 @@ def opened(*overrides: str) -> Any:
     [
         ("side=9", r"yields a batch of shapes \(2, 1, 9, 9\) and \(2,\) for 2 examples, and this"),
         ("train=1000", r"has 1000 train labels, and this recipe has data\.train_examples=1442"),
-        ("dtype=uint8", r"yields labels of torch.uint8, .*; yield labels of torch.int64, as lab"),
-        ("dtype=int32", "yields labels of torch.int32, in which"),
+        ("dtype=float32", r"yields labels of torch.float32, and a label is .*; yield integers"),
         ("fails=true", r"fails on the first 2 validation examples \(OSError: no disk\); fix it"),
     ],
 )

@@ -166,6 +166,14 @@ def test_a_run_opens_what_was_indexed_and_notices_another_shard(tmp_path: Path) 
         open_indexes(data, root)
 
 
+def test_a_link_does_not_bring_shards_of_val_into_train(tmp_path: Path) -> None:
+    """Whose names are below it in both splits."""
+    both(tmp_path / "all", {"1.jpg": jpeg(1), "1.cls": b"0"})
+    (tmp_path / "train").symlink_to("all")
+    with pytest.raises(UsageError, match="would be in train and in val; give --train and --val"):
+        webdataset.find_shards(tmp_path, {"train": None, "val": None})
+
+
 def test_only_shards_that_changed_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,8 +364,8 @@ def test_hidden_files_between_those_of_an_example_are_skipped(
         ({"1.jpg": jpeg(1), "1.json": b'{"label": [0, 1]}'}, "several labels"),
         ({"1.jpg": jpeg(1), "1.json": b'{"label": [0, 1], "cls": 0}'}, "several labels"),
         (
-            {"a/1.jpg": jpeg(1), "a/1.json": b'{"label": 0}' + b" " * 2**20},
-            r"1\.json has more than 1048576 bytes and is not searched for a class",
+            {"a/1.jpg": jpeg(1), "a/1.json": b'{"label": 0}' + b" " * 2**24},
+            r"1\.json has more than 16777216 bytes and is not searched for a class",
         ),
         (
             {"1.cls": b"0", "1.left.jpg": jpeg(1), "1.right.png": jpeg(1)},

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.composed import compose_recipe
 
+from lsgd.config import load_recipe
 from lsgd.recipe.agreement import describe_difference, differing_keys, digest, shared_fields
 
 
@@ -26,8 +27,8 @@ from lsgd.recipe.agreement import describe_difference, differing_keys, digest, s
         ["log_steps=5"],
         ["noise_scale=true"],
         ["profile=true"],
-        ["threads=auto"],
-        ["workers_per_pass=auto"],
+        # The processes time steps together where any field is auto, whichever it is.
+        ["hardware=auto"],
         # Its kernels round otherwise, and all processes make the same update.
         ["optim.fused=apex"],
     ],
@@ -51,6 +52,15 @@ def test_a_field_that_may_differ_between_processes(word: str) -> None:
     own, other = (shared_fields(compose_recipe("+recipe=digits", *given)) for given in ([], [word]))
     assert differing_keys(own, other) == []
     assert digest(own) == digest(other)
+
+
+def test_machines_with_other_settings_time_the_other_fields_together() -> None:
+    """Process 0 decides those that are auto there, and any other process may have a value."""
+    recipes = [
+        load_recipe(["+recipe=bs256", *words], is_tuned=True) for words in ([], ["threads=4"])
+    ]
+    own, other = map(shared_fields, recipes)
+    assert differing_keys(own, other) == []
 
 
 def test_an_order_to_replay_is_compared_by_its_content(tmp_path: Path) -> None:

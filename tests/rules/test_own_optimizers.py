@@ -104,6 +104,24 @@ def test_a_state_is_restored_as_it_was_saved(own: Any) -> None:
     assert not {each.data_ptr() for each in before} & {each.data_ptr() for each in after}
 
 
+class Wrapper(Scaled):
+    """An optimizer whose state_dict has a form of its own, as those that wrap another have."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": super().state_dict(), "count": 2}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict["inner"])
+
+
+def test_a_state_dict_of_another_form_is_restored(own: Any) -> None:
+    made, again = own(Wrapper), own(Wrapper)
+    made.step()
+    optim.load_state(again, made.state_dict(), is_own=True)
+    [values] = again.state.values()
+    assert (values["rows"].tolist(), values["count"]) == ([1.0] * 3, 3)
+
+
 def test_a_state_of_any_shape_is_restored(own: Any) -> None:
     made, again = own(Scaled), own(Scaled)
     made.step()

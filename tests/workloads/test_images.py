@@ -199,3 +199,12 @@ def test_a_balanced_sampler_repeats_images_with_other_crops(made_up: bool) -> No
     ((images, labels),) = inputs.train([MicroBatch(2, ids)])
     assert labels[0] == labels[1] == training_labels(recipe)[ids[1]]
     assert torch.equal(images[0], images[1]) == made_up
+
+
+def test_labels_of_a_loader_of_ones_own_may_be_other_integers() -> None:
+    """Counts in the type of the labels, such as uint8, would end at 255."""
+    logits, each = torch.eye(10)[torch.arange(300) % 10], MicroBatch(0, np.arange(300))
+    for dtype in (torch.uint8, torch.int32):
+        labels = (torch.arange(300) % 10).to(dtype)
+        _, counts = IMAGES.loss(nn.Identity(), (logits, labels), each)
+        assert counts.tolist() == [300, 300, 300]
