@@ -53,7 +53,6 @@ from lsgd.recipe.fields import (
     group_of,
 )
 from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images, without_skipped
-from lsgd.recipe.model_checks import check_branches
 from lsgd.recipe.overrides import (
     base_of_part,
     check_overrides,
@@ -214,7 +213,6 @@ def load_recipe(overrides: Sequence[str], *, is_tuned: bool = False) -> Recipe:
     try:
         composed = _compose(overrides)
         recipe = with_own_parts(recipe_from_mapping(composed), all_parts=True)
-        check_branches(recipe)
         if is_tuned and all(key_and_value(word)[0] != "hardware" for word in overrides):
             recipe = _with_default_hardware(recipe, composed)
     except UsageError as refusal:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from lsgd.config import check_before_composition, load_recipe, to_yaml
+from lsgd import config
 from lsgd.definitions import load_readable
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, RecipeFolder, matching, option_and_value
@@ -65,9 +65,9 @@ class RecipeParser(Parser):
         """
         # Options may stand between overrides.
         arguments = self.parse_intermixed_args(argv)
-        recipe = load_recipe(arguments.words, is_tuned=self.is_tuned)
+        recipe = config.load_recipe(arguments.words, is_tuned=self.is_tuned)
         if arguments.cfg:
-            print(to_yaml(recipe), end="")
+            print(config.to_yaml(recipe), end="")
             raise SystemExit(0)
         return recipe, arguments
 
@@ -78,14 +78,14 @@ class RecipeParser(Parser):
         name, value = option_and_value(word, line)
         if (key := name.lstrip("-").replace("-", "_")) in ("batch_size", "recipe"):
             overrides = [each for each in line if "=" in each and not each.startswith("-")]
-            check_before_composition([f"{key}={value}", *overrides])
+            config.check_before_composition([f"{key}={value}", *overrides])
         super().reject_argument(word, line, *remedy, **more)
 
 
 def check_command_line(argv: Sequence[str]) -> None:
     """Check a recipe's command line for errors that show before composition; raises UsageError."""
     parser = RecipeParser(program="lsgd.train", about="")
-    check_before_composition(parser.parse_intermixed_args(argv).words)
+    config.check_before_composition(parser.parse_intermixed_args(argv).words)
 
 
 def parse_recipe(argv: Sequence[str], *, program: str, about: str) -> Recipe:

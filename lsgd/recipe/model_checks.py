@@ -48,20 +48,6 @@ def check_model(recipe: Recipe) -> None:
             )
 
 
-def check_branches(recipe: Recipe) -> None:
-    """Raise UsageError for a network none of whose residual branches can learn.
-
-    It is a check of new recipes alone: a run that was trained so can still be read.
-    """
-    model = recipe.model
-    if model.name == "resnet50_v2" and model.gamma == "ones" and model.last_gamma == 0:
-        raise UsageError(
-            "model.last_gamma=0 with model=resnet50_v2 stops the gradients of all residual "
-            "branches for ever, since a block's last BN is before a ReLU and a convolution; write "
-            "model.last_gamma=1"
-        )
-
-
 def check_weights(recipe: Recipe) -> None:
     """Raise UsageError for settings of a network's weights and their updates that do not fit."""
     _check_bn_statistics(recipe)

@@ -6,7 +6,6 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,11 @@ from helpers.composed import compose_recipe
 from helpers.steps import CPU
 from torch import Tensor, nn
 
-from lsgd.config import from_saved, load_recipe
 from lsgd.errors import UsageError
-from lsgd.models import converted, initialise, make_model
+from lsgd.models import converted, initialise, make_model, make_network
 from lsgd.recipe.settings import MODELS
 from lsgd.rules import optim
-from lsgd.rules.batchnorm import WorkerBatchNorm2d
+from lsgd.rules.batchnorm import WorkerBatchNorm2d, worker_batch_norms
 from lsgd.vision import models
 from lsgd.workloads.images import ImageClassification
 
@@ -261,17 +259,16 @@ def test_the_preactivation_network_is_timms() -> None:
     }
 
 
-def test_a_preactivation_network_whose_branches_cannot_learn_is_refused() -> None:
-    """Its last BN is before a ReLU and a convolution; a run that was trained so stays readable."""
-    words = ["+recipe=bs256", "model=resnet50_v2"]
-    with pytest.raises(UsageError, match=r"stops the gradients .*; write model\.last_gamma=1"):
-        load_recipe(words)
-    for fix in ("model.last_gamma=1", "model.gamma=uniform"):
-        made = load_recipe([*words, fix])
-        assert from_saved(asdict(made)) == made
-    saved = asdict(load_recipe([*words, "model.last_gamma=1"]))
-    saved["model"]["last_gamma"] = 0.0
-    assert from_saved(saved).model.last_gamma == 0
+@pytest.mark.slow
+def test_all_weights_of_the_preactivation_network_are_trained() -> None:
+    """A gamma of 0 before the ReLU and the last convolution of a block would stop its gradients."""
+    network = make_network(compose_recipe("+recipe=bs256", "model=resnet50_v2"))
+    for layer in worker_batch_norms(network):
+        layer.seen = torch.zeros(2, layer.num_features)
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    network(images).square().sum().backward()
+    untrained = [name for name, weight in network.named_parameters() if not weight.grad.any()]
+    assert untrained == []
 
 
 def test_resnet50_strides_in_the_3x3_convolution() -> None:
