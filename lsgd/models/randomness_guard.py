@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsgd.errors import UsageError
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def seeded_generators(seed: int) -> Iterator[None]:
         np.random.set_state(of_numpy)
 
 
-def without_global_draws(part: str, fix: str, call: Callable[[], Result]) -> Result:
+def without_global_draws(part: str, fix: str, call: Callable[[], T]) -> T:
     """Call a function of the user's own; raise UsageError if it draws from a global generator.
 
     These are Python's and numpy's. A function that seeds a generator before each draw leaves it in
