@@ -167,7 +167,7 @@ def _check_fields_of_files(group: str, name: str, *definitions: Study | Search |
 
 
 def _find_recipe(text: str, file: OwnFile | None) -> tuple[str, str | None]:
-    """Return the name of a recipe that a study or search has, and the file of a user's own."""
+    """Return the name of a recipe in a study or search, and its file if it is a user's own."""
     return find_recipe(text, file.path.parent) if file else (text, None)
 
 

@@ -129,7 +129,7 @@ NO_COMPILER = (
     *("InvalidCxxCompiler", "Failed to find C compiler"),
     *("working triton installation", "Python.h: No such file"),
 )
-"""The texts by which torch.compile and Triton say that a part of their compiler is missing."""
+"""The texts in errors of torch.compile and Triton that show that their compiler is missing."""
 
 
 def compiler_error(error: RuntimeError) -> UsageError | None:

@@ -61,21 +61,9 @@ class TorchComm(GroupComm):
             self.backend, timeout = f"cpu:gloo,{device.type}:{own}", timeout + WATCHDOG
         address = _address(launch)
         who = f"process {launch.rank} of {launch.world_size}"
-        try:
-            # Over gloo all devices can meet; others have a library of their own.
-            store = _join(launch, join_timeout, "cpu" if own in ("", "gloo") else device.type)
-        except (dist.DistError, RuntimeError, ValueError) as error:
-            why = str(error).splitlines()[0].rstrip(".")
-            text = (
-                f"{who} could not rendezvous with the others at {address} within "
-                f"{join_timeout:g} s ({why}); check that all processes were started, and that "
-                "MASTER_ADDR and MASTER_PORT are right if set"
-            )
-            if launch.launcher == "srun" and "SLURM_PTY_PORT" in os.environ:
-                # Each task of srun is then a shell, and only the first receives the user's input.
-                shell = "start a shell under srun --pty with --ntasks 1"
-                raise UsageError(f"{text}; {shell}", is_local=True) from None
-            raise PeerLostError(text) from None
+        # Over gloo all devices can meet; others have a library of their own.
+        kind = "cpu" if own in ("", "gloo") else device.type
+        store = _meet(launch, who, address, join_timeout, kind)
         # Where a firewall drops packets, gloo waits for much longer than it is told to.
         reminder = Timer(join_timeout, _remind, [f"{who}{launch.on_host}", address, join_timeout])
         reminder.daemon = True
@@ -212,6 +200,27 @@ def _is_torchruns_store() -> bool:
 def _decides(store: Store) -> bool:
     """Return True for the first process that asks, which then sets MISSING."""
     return store.add("decided", 1) == 1
+
+
+def _meet(launch: Launch, who: str, address: str, timeout: float, device: str) -> Store:
+    """Join the other processes at the store of process 0, as _join does; return the store.
+
+    Raises PeerLostError, or UsageError for an interactive srun, if they do not all come.
+    """
+    try:
+        return _join(launch, timeout, device)
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        text = (
+            f"{who} could not rendezvous with the others at {address} within "
+            f"{timeout:g} s ({why}); check that all processes were started, and that "
+            "MASTER_ADDR and MASTER_PORT are right if set"
+        )
+        if launch.launcher == "srun" and "SLURM_PTY_PORT" in os.environ:
+            # Each task of srun is then a shell, and only the first receives the user's input.
+            shell = "start a shell under srun --pty with --ntasks 1"
+            raise UsageError(f"{text}; {shell}", is_local=True) from None
+        raise PeerLostError(text) from None
 
 
 def _join(launch: Launch, timeout: float, device: str) -> Store:

@@ -103,7 +103,7 @@ def write(exported: ExportedNetwork, export_format: str, out: Path) -> str:
 
 
 def _check_new(out: Path, export_format: str) -> None:
-    """Raise UsageError unless the export can make a new file, or a folder of --to hub, there."""
+    """Raise UsageError unless a new file, or with --to hub a folder, can be created at a path."""
     if export_format != "hub":
         check_new_file(out, "--out")
     elif out.exists() or out.is_symlink():

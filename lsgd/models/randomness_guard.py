@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
-    """Seed the global generators of Python and numpy within this context; put them back then."""
+    """Seed Python's and numpy's global random generators, and restore their states at the end."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -65,7 +65,10 @@ class _FirstOf(SingleComm):
 
 
 def fake_learner(recipe: Recipe, world_size: int) -> Learner:
-    """Build rank 0's learner within `fake_tensor_mode`, without compilers, apex and tf32."""
+    """Build the learner of rank 0 on fake tensors, without compilers, apex and tf32.
+
+    It has to be called within `fake_tensor_mode`.
+    """
     eager = replace(
         without_tf32(recipe),
         workers_per_pass=1,

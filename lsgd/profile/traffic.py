@@ -37,7 +37,7 @@ FREE_OPERATORS = {
 }  # fmt: skip
 """Operators that neither read nor write values, in addition to views."""
 FLOPS = flop_counter().flop_registry
-"""The functions that count the floating-point operations of a call, by operator."""
+"""The function that counts the floating-point operations of a call, for each operator."""
 COPIES = ("_to_copy", "copy_", "clone")
 COUNTED_MICRO_BATCHES = 3
 """The number of micro-batches that are counted; those between the first and the last are equal."""
@@ -103,7 +103,7 @@ class OperatorTraffic(OperatorCounter):
         )
 
     def _bytes_by_content(self, tensors: Iterable[Tensor]) -> dict[int, int]:
-        """Return the bytes of tensors by the number of their storage's contents.
+        """Return the bytes that tensors cover of each storage, by the number of its contents.
 
         Views of one storage, such as gradients in a bucket, add up to at most all of it.
         """

@@ -87,7 +87,7 @@ def _check_order(recipe: Recipe) -> None:
 
 
 def _refuse_halts(recipe: Recipe, strategy: str) -> None:
-    """Raise UsageError for settings that need all processes after the same step of an epoch."""
+    """Raise UsageError for settings that need all processes to stop after the same step."""
     minutes = recipe.checkpoint_minutes
     for key, value, is_set in (
         ("checkpoint_steps", recipe.checkpoint_steps, recipe.checkpoint_steps > 0),

@@ -68,7 +68,7 @@ def examples_per_second(
 
 
 def _scale(hardware: str, count: int, processes: int, threads: int) -> float:
-    """Return the factor from the speed of `count` processes on this hardware to that of others.
+    """Return the factor by which the speed of `count` processes is converted to `processes` ones.
 
     It is in proportion to the GPUs, or to the threads on CPUs, but no more than were used there.
 

@@ -422,7 +422,7 @@ def load_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any], *, is_ow
 
 
 def _in_saved_types(loaded: Any, saved: Any) -> Any:
-    """Return a loaded value in which each tensor has its saved type, where torch has cast it.
+    """Return loaded optimizer state with each tensor in the dtype in which it was saved.
 
     torch casts all tensors of a state to the type of the parameter, such as masks and counts.
     """

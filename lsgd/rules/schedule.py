@@ -18,7 +18,7 @@ WARMUPS = ("gradual", "constant", "none")
 SMOOTH_DECAYS = ("polynomial", "linear", "cosine")
 DECAYS = ("steps", *SMOOTH_DECAYS, "points")
 ROUNDING = 1e-10
-"""The part of an epoch by which a step may begin before a change of the lr that is written for it.
+"""The tolerance, in epochs, by which a step counts as at a change of the learning rate.
 
 Step 68 of 50 per epoch begins at 1 + 18 / 50, which is rounded to a number below 1.36. A step is a
 much larger part of an epoch, and the rounding of an epoch a much smaller one.
@@ -164,8 +164,7 @@ def learning_rate(
         batch_size, reference_batch=reference_batch, warmup=warmup, warmup_start=warmup_start
     )
     # Only a constant warmup ends with a jump.
-    is_over = warmup == "constant" and is_reached(epoch, warmup_epochs)
-    if rises and not is_over and epoch < warmup_epochs:
+    if rises and epoch < warmup_epochs - ROUNDING * (warmup == "constant"):
         start = reference_lr if warmup_start is None else warmup_start
         if per == "epoch":
             epoch = min(epoch + 1, warmup_epochs)

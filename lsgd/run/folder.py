@@ -53,7 +53,7 @@ class OpenRun:
     It is empty without a checkpoint.
     """
     shared: dict[str, Any] = field(default_factory=dict)
-    """In an answer to a restarted process: the fields of process 0 that must be equal there."""
+    """The fields of process 0 that a restarted process must have too; empty at a first start."""
 
 
 @contextmanager

@@ -131,19 +131,8 @@ def verify(
         checked.keep_common(comm)
         recipe, _ = resolve_auto_fields(recipe, checked.timed, comm, device)
         checked.draw_places(places, drawn_seed)
-        last_steps = checked.last_steps
-        progress = Progress(
-            {place: work_of_place(recipe, place, last) for place, last in last_steps.items()},
-            partial(print, flush=True) if comm.rank == 0 else None,
-        )
-        if comm.rank == 0:
-            print(checked.plan(recipe, drawn_seed, progress.all), flush=True)
         new = partial(Learner, recipe, comm, device, data, start.tensors, start.optimizer)
-        executed, rows = set[int](), list[Row]()
-        for place in last_steps:
-            if ours := checked.execute(new, inputs, place, progress):
-                executed |= set(range(ours.first, ours.last))
-                rows += ours.rows
+        executed, rows = checked.execute_all(recipe, new, inputs, comm, drawn_seed)
         records.check_keys(run, rows, workload.evaluation_sets, evidence)
         checked.note_distances()
         checked.require_confirmation()
@@ -314,6 +303,31 @@ class _CheckedRun:
                 "rounding of their sum in older versions"
             )
         return text
+
+    def execute_all(
+        self,
+        recipe: Recipe,
+        new_learner: Callable[[], Learner],
+        inputs: Inputs,
+        comm: Comm,
+        seed: int,
+    ) -> tuple[set[int], list[Row]]:
+        """Execute the steps after all places again; return their numbers and the rows they make.
+
+        Process 0 prints what is executed, before the first step, and the progress.
+        """
+        progress = Progress(
+            {place: work_of_place(recipe, place, last) for place, last in self.last_steps.items()},
+            partial(print, flush=True) if comm.rank == 0 else None,
+        )
+        if comm.rank == 0:
+            print(self.plan(recipe, seed, progress.all), flush=True)
+        steps, rows = set[int](), list[Row]()
+        for place in self.last_steps:
+            if ours := self.execute(new_learner, inputs, place, progress):
+                steps |= set(range(ours.first, ours.last))
+                rows += ours.rows
+        return steps, rows
 
     def execute(
         self, new_learner: Callable[[], Learner], inputs: Inputs, place: int, progress: Progress
