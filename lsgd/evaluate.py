@@ -231,14 +231,13 @@ def _progress_lines() -> EvaluationProgress:
 def _format_scores(split: str, scores: Scores, classes: int | None) -> str:
     """Format the number of examples, the metrics and the loss of one evaluation set.
 
-    The set val is not named, and metrics that are always 0 with so few classes are left out; none
-    is without a number of classes.
+    The set val is not named, and metrics that are always 0 with so few classes are left out.
     """
     kind, count = next(iter(scores.counts.items()))
     rates = [
         named_metric(name).format_labelled(rate)
         for name, rate in scores.metrics.items()
-        if name != "loss" and not (classes and named_metric(name).is_always_0(classes))
+        if name != "loss" and not named_metric(name).is_always_0(classes)
     ]
     text = ", ".join([*rates, f"loss {scores.metrics['loss']:.4f}"])
     return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"
@@ -262,8 +261,7 @@ def _print_evaluation(arguments: argparse.Namespace) -> None:
         check_new_file(arguments.confusion, "--confusion")
     by_set, confusion = _evaluate(saved, confusion=asked)
     if detect_launch().rank == 0:
-        data = saved.recipe.data
-        classes = None if data.is_own_workload else data.classes
+        classes = saved.recipe.data.rated_classes
         for split, of_set in by_set.items():
             print(_format_scores(split, of_set, classes))
         for line in _crop_differences(saved):

@@ -223,6 +223,14 @@ class Data:
         return is_import_path(self.workload)
 
     @property
+    def rated_classes(self) -> int | None:
+        """The number of classes that predictions are among; None for a workload of the user's own.
+
+        What the metrics of such a workload mean is not known, whatever their names.
+        """
+        return None if self.is_own_workload else self.classes
+
+    @property
     def folder(self) -> Path:
         """The folder of the dataset's files: data.root, or the default one of its name."""
         return Path(self.root) if self.root else paths.data_root(self.name)

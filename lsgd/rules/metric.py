@@ -59,13 +59,13 @@ class Metric:
         """The unique name of the metric, by which `metric_by_name` finds it."""
         return self.name
 
-    def is_always_0(self, classes: int) -> bool:
-        """Return whether every prediction among this number of classes has the value 0.
+    def is_always_0(self, classes: int | None) -> bool:
+        """Return whether every prediction among this number of classes, if known, has the value 0.
 
         >>> [METRICS["top5_error"].is_always_0(classes) for classes in (2, 5, 6)]
         [True, True, False]
         """
-        return self.chance_level(classes) == 0
+        return classes is not None and self.chance_level(classes) == 0
 
     @property
     def key(self) -> str:

@@ -81,7 +81,7 @@ class Console:
             if evaluation_set == "train" or name in ("", "loss") or name not in METRICS:
                 continue
             rate = METRICS[name]
-            if self.classes is not None and rate.is_always_0(self.classes):
+            if rate.is_always_0(self.classes):
                 continue
             if evaluation_set != MAIN_SET:
                 yield f"{rate.label_on(evaluation_set)} {rate.format_value(_shown(row, key))}"

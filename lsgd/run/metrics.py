@@ -180,13 +180,11 @@ class RunLog(Log):
         self.rows = AppendOnlyFile(path)
         rate = run.workload.metric.base_metric.name
         self.curves = Curves(folder, run.recipe.examples, rate=rate)
-        data = run.recipe.data
         self.console = Console(
             run.next_step,
             run.recipe.total_steps,
             run.workload.metric,
-            # What a metric of one's own workload means is not known, whatever its name.
-            classes=None if data.is_own_workload else data.classes,
+            classes=run.recipe.data.rated_classes,
         )
         self.remaining = RemainingTime()
         self.steps: Sequence[int] = ()

@@ -44,7 +44,7 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
     recipe = SimpleNamespace(
         trackers=[],
         threads=None,
-        data=SimpleNamespace(workload="language", classes=10, is_own_workload=False),
+        data=SimpleNamespace(workload="language", rated_classes=10),
         has_stopped=lambda rates: False,
         examples=lambda steps: 10 * steps,
         total_steps=20,
@@ -297,7 +297,7 @@ recipe = SimpleNamespace(
     examples=lambda steps: 10 * steps,
     total_steps=20,
     has_stopped=bool,
-    data=SimpleNamespace(classes=10, is_own_workload=False),
+    data=SimpleNamespace(rated_classes=10),
 )
 workload = SimpleNamespace(metric=TOP1)
 run = SimpleNamespace(recipe=recipe, next_step=0, workload=workload)
