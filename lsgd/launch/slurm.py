@@ -274,8 +274,15 @@ def _environment(options: Mapping[str, str]) -> str:
     checked = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
     if checked.returncode:
         raise UsageError(f"--setup: {checked.stderr.strip().splitlines()[0]}; correct that line")
-    failed = '{ echo "lsgd: the last command of --setup failed"; exit 1; }'
-    return f"{lines}source {shell_line([path])} || {failed}\n"
+    # The file may end the script itself, also with 0; a trap of its own may be for the job's end.
+    ended = 'echo "lsgd: --setup ended the job by exit or an error; write return in place of exit"'
+    failed = '{ is_set_up=1; echo "lsgd: the last command of --setup failed"; exit 1; }'
+    return (
+        f"{lines}is_set_up=\ntrap '((is_set_up)) || {{ {ended}; exit 1; }}' EXIT\n"
+        f"source {shell_line([path])} || {failed}\n"
+        # Else its settings would end this script at the first command that fails, such as srun.
+        "is_set_up=1\nset +Ceu\ntrap - ERR\n"
+    )
 
 
 def _train_line(options: Mapping[str, str], arguments: Sequence[str]) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lsgd.launch.__main__ import main
-from lsgd.launch.slurm import slurm_task
+from lsgd.launch.options import read_request
+from lsgd.launch.slurm import slurm_program_array, slurm_task
 
 Printed = Callable[..., str]
 
@@ -369,6 +370,36 @@ def test_a_hook_that_fails_ends_the_job(printed: Printed, tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (1, "lsgd: the last command of --setup failed\n")
     hook.write_text("if\n")
     assert main(["slurm", "digits", "--np", "1", "--setup", str(hook), "--print"]) == 2
+
+
+@pytest.mark.parametrize("hook", ["set -Ceuo pipefail\ntrap 'exit 9' ERR", "trap : EXIT"])
+def test_settings_of_a_hook_end_at_its_end(
+    hook: str, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first start would end before srun, as no log exists, and none would be requeued."""
+    programs = {"scontrol": "echo requeued", "python": 'shift; exec "$@"', "hook.sh": hook}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(tmp_path / "python"))
+    words = ["digits", "--np", "1", "--setup", str(tmp_path / "hook.sh"), "run_dir=a"]
+    started = printed("slurm", *words)
+    searched = slurm_program_array(read_request("slurm", words), [], "a", "log", "0-1")
+    for script in (started, started, searched):
+        done = run(script, tmp_path, "exit 75", SLURM_ARRAY_JOB_ID="1", SLURM_ARRAY_TASK_ID="0")
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (75, "requeued"), done.stderr
+
+
+@pytest.mark.parametrize("hook", ["exit 0", "set -u; echo $nothing"])
+def test_a_hook_that_ends_the_script_ends_it_with_1(
+    hook: str, printed: Printed, tmp_path: Path
+) -> None:
+    """Slurm would call the job COMPLETED."""
+    (tmp_path / "hook.sh").write_text(f"{hook}\n")
+    script = printed("slurm", "digits", "--np", "1", "--setup", str(tmp_path / "hook.sh"))
+    done = run(script, tmp_path, LOGS)
+    assert (done.returncode, done.stdout.count("\n")) == (1, 1)
+    assert done.stdout.startswith("lsgd: --setup ended the job by exit or an error; write return")
 
 
 def test_processes_get_what_the_hook_sets_whatever_sbatch_exports(
