@@ -394,7 +394,7 @@ def _container(
     folder = os.environ.get("PWD", "")
     if not (os.path.exists(folder) and os.path.samefile(folder, ".")):
         folder = os.getcwd()
-    named = [(key, request.path_of(key)) for request in requests for key in PATH_FIELDS]
+    named = [(key, _seen_path(request, key)) for request in requests for key in PATH_FIELDS]
     named.append(("LSGD_DATA", path_in_variable("LSGD_DATA")))
     named += _own_folders(own)
     for key, path in (*named, ("the current folder", folder)):
@@ -421,6 +421,18 @@ def _container(
         f"--container-workdir={folder}",
         *kept,
     ]
+
+
+def _seen_path(request: Request, key: str) -> str:
+    """Return the file or folder of a path field that the job's container has to see, or ''."""
+    path = request.path_of(key)
+    if key != "run_dir":
+        return path
+    # Each job of an array has a folder of its own beside this one. A check writes none, and a mount
+    # of a folder that does not exist would fail.
+    if "--array" in request.options:
+        return str(Path(path).parent)
+    return "" if request.is_check and not os.path.isdir(path) else path
 
 
 def _image(image: str) -> str:

@@ -87,6 +87,20 @@ def test_a_container_sees_all_that_the_run_reads_and_writes(
     assert mounts(inside) == [str(tmp_path), "/sets"]
 
 
+def test_a_container_sees_the_folders_that_an_array_writes_and_a_check_reads(
+    printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of run_dir is none of them, and need not exist."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    words = ["slurm", "digits", "--np", "1", "--container", "i"]
+    assert mounts(printed(*words, "--array", "0-1")) == [str(tmp_path)]
+    assert mounts(printed(*words, "run_dir=/r/a", "--array", "0-1")) == [str(tmp_path), "/r"]
+    assert mounts(printed(*words, "run_dir=/r/a", "--check")) == [str(tmp_path)]
+    there = str(tmp_path.parent)
+    assert mounts(printed(*words, f"run_dir={there}", "--check")) == [str(tmp_path), there]
+
+
 def test_the_file_of_an_image_has_an_absolute_path(
     printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
