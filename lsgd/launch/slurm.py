@@ -395,23 +395,26 @@ def _container(
     if not (os.path.exists(folder) and os.path.samefile(folder, ".")):
         folder = os.getcwd()
     named = [(key, _seen_path(request, key)) for request in requests for key in PATH_FIELDS]
-    named.append(("LSGD_DATA", path_in_variable("LSGD_DATA")))
+    named += [("run_dir", "runs"), ("LSGD_DATA", path_in_variable("LSGD_DATA", "data"))]
     named += _own_folders(own)
-    for key, path in (*named, ("the current folder", folder)):
-        if re.search("[,:]", path):
+    home, mounts = os.path.realpath(folder), {folder: "the current folder"}
+    for key, path in named:
+        path = os.path.normpath(os.path.join(folder, path))
+        if f"{path}/".startswith(f"{folder}/"):
+            # It is mounted with the folder, unless a link there leads out of it.
+            path = os.path.realpath(path)
+            if f"{path}/".startswith(f"{home}/"):
+                continue
+        # data.stage may have a variable of the node, whose folder --mount gives.
+        if "$" not in path:
+            mounts.setdefault(path, key)
+    for path, key in mounts.items():
+        if re.search(r"[,:\s]", path):
             raise UsageError(
-                f"{key}={path!r} has a comma or a colon, which would change the mounts of "
-                "--container; use another path"
+                f"{key}={path!r} has whitespace, a comma or a colon, which would change the mounts "
+                "of --container; use another path"
             )
-    # data.stage may have a variable of the node, whose folder --mount gives.
-    outside = [
-        os.path.normpath(os.path.join(folder, path))
-        for _, path in named
-        if path and "$" not in path
-    ]
-    # Paths inside the folder are mounted with it.
-    mounts = [folder, *(path for path in outside if not f"{path}/".startswith(f"{folder}/"))]
-    pairs = [f"{path}:{path}" for path in dict.fromkeys(mounts)]
+    pairs = [f"{path}:{path}" for path in mounts]
     pairs += [each for each in options.get("--mount", "").split(",") if each]
     # A variable of the image, such as LSGD_DATA in lsgd's own, otherwise hides that of the job.
     kept = ["--container-env=LSGD_DATA"] if os.environ.get("LSGD_DATA") else []

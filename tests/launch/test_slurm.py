@@ -45,20 +45,29 @@ def test_a_job_that_completes_has_trained(printed: Printed, tmp_path: Path) -> N
         assert run(script, tmp_path, LOGS + "exit 3").returncode == 3
 
 
+@pytest.mark.parametrize("name", ["a,b", "a:b", "a b", "a\tb"])
 def test_a_folder_whose_name_is_no_mount_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "a,b").mkdir()
-    monkeypatch.chdir(tmp_path / "a,b")
-    assert main(["slurm", "digits", "--np", "1", "--container", "i", "--print"]) == 2
-    assert "a,b' has a comma or a colon" in capsys.readouterr().err
+    """pyxis splits mounts at commas and colons, and its line for each of them at whitespace."""
+    (tmp_path / name).mkdir()
+    words = ["slurm", "digits", "--np", "1", "--container", "i", "--print"]
+    monkeypatch.setenv("LSGD_DATA", f"/sets/{name}")
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"lsgd: LSGD_DATA={f'/sets/{name}'!r} has whitespace")
+    monkeypatch.chdir(tmp_path / name)
+    assert main(words) == 2
+    assert "has whitespace, a comma or a colon, which would" in capsys.readouterr().err
 
 
 def mounts(script: str) -> list[str]:
     """What the container of the script sees of the machine."""
-    found = re.search(r"--container-mounts=(\S+)", script.replace("\\ ", "\0"))
+    found = re.search(r"--container-mounts=(\S+)", script)
     assert found
-    pairs = found[1].replace("\0", " ").split("\\,")
+    pairs = found[1].split("\\,")
     assert all(pair.partition(":")[0] == pair.partition(":")[2] for pair in pairs)
     return [pair.partition(":")[0] for pair in pairs]
 
@@ -70,12 +79,12 @@ def test_a_container_sees_all_that_the_run_reads_and_writes(
     monkeypatch.setenv("PWD", str(tmp_path))
     monkeypatch.setenv("LSGD_DATA", "/sets")
     words = [
-        "data.root=/data/imagenet", "data.index=/index/a", "data.skip_list='/lists/my skips.txt'",
+        "data.root=/data/imagenet", "data.index=/index/a", "data.skip_list=/lists/skips.txt",
         "run_dir=../runs/a",
     ]  # fmt: skip
     script = printed("slurm", "bs8k", *words, "--container", "image")
     expected = [
-        str(tmp_path), "/data/imagenet", "/index/a", "/lists/my skips.txt",
+        str(tmp_path), "/data/imagenet", "/index/a", "/lists/skips.txt",
         str(tmp_path.parent / "runs/a"), "/sets",
     ]  # fmt: skip
     assert mounts(script) == expected
@@ -101,6 +110,28 @@ def test_a_container_sees_the_folders_that_an_array_writes_and_a_check_reads(
     assert mounts(printed(*words, f"run_dir={there}", "--check")) == [str(tmp_path), there]
 
 
+def test_a_container_sees_where_links_in_its_folder_lead(
+    printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default folders too; a path within the folder may have any name."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    (here / "mine").mkdir()
+    for name in ("runs", "data", "more"):
+        (here / name).symlink_to(there / name)
+    (here / "inside").symlink_to("mine")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PWD", str(here))
+    words = ["slurm", "digits", "--np", "1", "--container", "i"]
+    defaults = [str(there / "runs"), str(there / "data")]
+    assert mounts(printed(*words, "run_dir='inside/a b'")) == [str(here), *defaults]
+    monkeypatch.setenv("LSGD_DATA", str(here / "more"))
+    expected = [str(here), str(there / "runs/a"), str(there / "runs"), str(there / "more")]
+    assert mounts(printed(*words, "run_dir=runs/a")) == expected
+    script = slurm_task({"--container": "i"}, ["-m", "lsgd.study"], "a", "log")
+    assert mounts(script) == [str(here), str(there / "runs"), str(there / "more")]
+
+
 def test_the_file_of_an_image_has_an_absolute_path(
     printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +153,7 @@ def test_a_container_sees_the_recipes_of_its_user(
     printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By path or by name, and for the job of one process the file of the study."""
-    here, elsewhere = tmp_path / "here", tmp_path / "my own"
+    here, elsewhere = tmp_path / "here", tmp_path / "mine"
     for folder in (here, elsewhere):
         folder.mkdir()
         (folder / "mine.yaml").write_text("defaults: [digits]\n")
@@ -135,7 +166,7 @@ def test_a_container_sees_the_recipes_of_its_user(
     task = ["-m", "lsgd.study", f"+study='{elsewhere}/mine.yaml'", "seeds=[0]"]
     script = slurm_task({"--container": "i"}, task, "a", "log")
     assert mounts(script) == [str(here), str(elsewhere)]
-    monkeypatch.setenv("LSGD_RECIPES", "../my own")
+    monkeypatch.setenv("LSGD_RECIPES", "../mine")
     assert mounts(printed("slurm", "mine", *words)) == [str(here), str(elsewhere)]
 
 
@@ -213,7 +244,7 @@ def test_a_job_has_its_log_beside_its_folder(written: str, log: str, printed: Pr
         (["--mail", "me"], "--mail is me, but must be the address of a person"),
         (["--setup", "no.sh"], "--setup no.sh is not a file"),
         (["--container", "i", "--mount", "/a,/b"], "--mount is /a,/b, but must be like"),
-        (["--container", "i", "data.root=/a,/etc"], "data.root='/a,/etc' has a comma or a colon"),
+        (["--container", "i", "data.root=/a,/etc"], "data.root='/a,/etc' has whitespace, a comma"),
     ],
 )
 def test_no_value_is_more_than_one_option(
