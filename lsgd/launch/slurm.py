@@ -113,7 +113,7 @@ def slurm(request: Request) -> LaunchCommand:
         options=_job_options(request.job_name, f"{folder}.log", options),
         run=f"{_environment(options)}run_dir={_expanded(shell_line([folder]))}",
         job_file=JOB_FILE,
-        job=_job_record(folder, f"{folder}.log", job_id),
+        job=_job_record(folder, f"{folder}.log", job_id, options),
         srun=shell_line(_srun(options, [request])),
         train=f"{_train_line(options, arguments)}{suffix}",
         job_id=job_id,
@@ -147,7 +147,7 @@ def slurm_array(requests: Sequence[Request], name: str, log: str, at_once: int |
         options=_job_options(name, log, {**options, "--array": indexes}),
         run="\n".join([f"{_environment(options)}case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]),
         job_file=JOB_FILE,
-        job=_job_record(requests[0].run_dir, log, ARRAY_TASK_ID),
+        job=_job_record(requests[0].run_dir, log, ARRAY_TASK_ID, options),
         srun=shell_line(_srun(options, requests)),
         train='"${train[@]}"',
         job_id=ARRAY_TASK_ID,
@@ -248,8 +248,10 @@ def write_job_record(folder: Path, log: Path) -> None:
     (folder / JOB_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
-def _job_record(folder: str, log: str, job_id: str) -> str:
+def _job_record(folder: str, log: str, job_id: str, options: Mapping[str, str]) -> str:
     """Return the job file's JSON for a here-document, with paths relative to the run folder."""
+    if "--clusters" in options or os.environ.get("SBATCH_CLUSTERS"):
+        job_id += ";$SLURM_CLUSTER_NAME"
     path = re.sub(r"[$`\\]", r"\\\g<0>", json.dumps(os.path.relpath(log, folder)))
     return (
         f'{{"job": "{job_id}", "nodes": "$SLURM_JOB_NODELIST", '

@@ -392,6 +392,13 @@ def test_an_array_trains_one_seed_in_each_job(
     assert (tmp_path / trained / record["log"]).name == f"{Path(trained).name}.log"
 
 
+def test_a_job_on_another_cluster_says_so(printed: Printed, tmp_path: Path) -> None:
+    """The machine of --status would ask its own."""
+    script = printed("slurm", "digits", "run_dir=a", "--np", "1", "--clusters", "c2")
+    assert run(script, tmp_path, f"{LOGS}exit 0", SLURM_CLUSTER_NAME="c2").returncode == 0
+    assert json.loads((tmp_path / "a/logs/job.json").read_text())["job"] == "1;c2"
+
+
 @pytest.mark.parametrize(("words", "job"), [([], "7"), (["--array", "0-4"], "7_3")])
 def test_a_preempted_job_requeues_itself_alone(
     words: list[str], job: str, printed: Printed, tmp_path: Path
