@@ -81,9 +81,14 @@ For one of them SLURM_JOB_ID is the array's, by which scontrol would requeue all
 """
 
 PLACE_OPTIONS = (
-    *("--partition", "--account", "--qos", "--reservation", "--setup", "--container", "--mount"),
+    *("--partition", "--account", "--qos", "--reservation", "--constraint", "--exclude"),
+    *("--clusters", "--cluster-constraint", "--licenses", "--wckey", "--comment", "--mcs-label"),
+    *("--setup", "--container", "--mount"),
 )
-"""The options that say where a job may run and with what software, whatever it computes."""
+"""The options that say where and for whom a job runs and with what software, whatever it computes.
+
+A site may ask for any of them of every job. The others are resources, or of the array alone.
+"""
 
 
 def slurm(request: Request) -> LaunchCommand:
@@ -181,6 +186,8 @@ def slurm_task(options: Mapping[str, str], arguments: Sequence[str], name: str, 
     current folder and those of LSGD_DATA, LSGD_RECIPES, --mount and the study's or search's file.
     """
     kept = {key: value for key, value in options.items() if key in PLACE_OPTIONS}
+    if "*" in kept.get("--constraint", ""):  # numbers of nodes, of which this job has one
+        del kept["--constraint"]
     lines = _option_lines(
         {
             **{"--job-name": name, "--nodes": "1", "--ntasks": "1"},

@@ -282,6 +282,17 @@ def test_what_a_site_asks_for_is_passed_on(printed: Printed) -> None:
     assert len({*names}) == len(names)
 
 
+def test_a_job_of_one_process_has_what_a_site_asks_of_every_job() -> None:
+    """Without the resources of the others, and without their numbers of nodes."""
+    site = {"--constraint": "cpu", "--clusters": "c2", "--wckey": "w", "--comment": "a b"}
+    resources = {"--gres": "gpu:8", "--nodelist": "n[1-2]", "--mem": "4G", "--hold": ""}
+    lines = options_of(slurm_task({**site, **resources}, ["-m", "lsgd.study"], "a", "log"))
+    assert {"--constraint=cpu", "--clusters=c2", "--wckey=w", '--comment="a b"'} <= {*lines}
+    assert not [line for line in lines if line.partition("=")[0] in resources]
+    script = slurm_task({"--constraint": "[a*2&b*2]"}, ["-m", "lsgd.study"], "a", "log")
+    assert "--constraint" not in script
+
+
 def test_an_option_has_a_value_of_its_own_or_none(
     printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
