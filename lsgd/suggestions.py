@@ -25,6 +25,7 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "rehearse=true for a dry run, or --cfg to print only its configuration",
     ),
     "print show-config print-config job": ("--print", "--cfg"),
+    "status": ("--status", "lsgd launch --status RUN prints the state of a run and of its job"),
     "out output o output-dir outdir out-dir save-dir work-dir logdir log-dir default-root-dir": (
         "--out",
         "run_dir=",
@@ -167,7 +168,10 @@ def suggest_equivalent(
     if exact := exact_equivalent(word, value, options=options, keys=keys):
         return exact
     pairs = [(option.lstrip("-"), option) for option in sorted(options)]
-    pairs += [(key.rpartition(".")[2].replace("_", "-"), f"{key}=") for key in keys]
+    ends = [(key.rpartition(".")[2].replace("_", "-"), f"{key}=") for key in keys]
+    # What is written as an option names a field only if it is very near: --status is not start.
+    is_option = word.startswith("--")
+    pairs += [(end, text) for end, text in ends if not is_option or misspelled(name, [end])]
     near = difflib.get_close_matches(name, [end for end, _ in pairs], n=2, cutoff=0.7)
     # The parser does not complete options, so a prefix of one is answered with it.
     near = near or [

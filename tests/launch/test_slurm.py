@@ -11,6 +11,7 @@ import pytest
 
 from lsgd.launch.__main__ import main
 from lsgd.launch.options import read_request
+from lsgd.launch.sbatch_options import FLAGS, OPTIONAL, SET_BY_LSGD, VALUED
 from lsgd.launch.slurm import slurm_program_array, slurm_task
 
 Printed = Callable[..., str]
@@ -297,7 +298,7 @@ def test_an_option_has_a_value_of_its_own_or_none(
     printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Never the recipe that follows it."""
-    options = ["--nice", "--propagate", "--no-kill", "--exclusive"]
+    options = ["--nice", "--propagate", "--no-kill", "--exclusive", "--get-user-env"]
     lines = options_of(printed("slurm", *options, "digits"))
     assert {*options} <= {*lines}
     valued = ["--nice=-5", "--propagate=NONE", "--no-kill=off", "--exclusive=mcs"]
@@ -374,7 +375,9 @@ def test_a_part_of_a_node_is_not_the_whole(
         ("--mount /a:/b", "--mount /a:/b adds folders to a container; write --container"),
         ("--output a.log", "--output is set by lsgd itself; run_dir=PATH"),
         ("--node 2", "option --node does not exist; did you mean --nodes"),
-        ("--zzz 2", "option --zzz does not exist; the options of sbatch's manual are passed on"),
+        ("--zzz 2", "option --zzz does not exist; options of a job in sbatch's manual are passed"),
+        ("--ntasks-per-gpu 2", "--ntasks-per-gpu is set by lsgd itself; a process has one GPU"),
+        ("--status runs/a", "option --status does not exist; lsgd launch --status RUN prints the"),
     ],
 )
 def test_an_option_that_is_not_passed_on(
@@ -382,6 +385,25 @@ def test_an_option_that_is_not_passed_on(
 ) -> None:
     assert main(["slurm", "bs8k", *words.split(), "--print"]) == 2
     assert capsys.readouterr().err.startswith(f"lsgd: {named}")
+
+
+@pytest.mark.slurm
+def test_every_option_of_a_job_in_sbatchs_help_is_known(tmp_path: Path) -> None:
+    """To be passed on or to be explained; the others are of sbatch itself, or of its own images."""
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=c\nSlurmctldHost=h\nNodeName=n\nPartitionName=p Nodes=ALL\n")
+    said = subprocess.run(
+        ["sbatch", "--help"], env=os.environ | {"SLURM_CONF": str(conf)}, capture_output=True,
+        text=True, timeout=900,
+    ).stdout  # fmt: skip
+    names = {*re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", said, re.M)}
+    ours = {"--nodes", "--cpus-per-task", "--gpus", "--mem", "--time", "--container"}
+    of_sbatch = {
+        "--help", "--input", "--quiet", "--test-only", "--uid", "--gid", "--usage", "--verbose",
+        "--version", "--wait",
+    }  # fmt: skip
+    assert len(names) > 50
+    assert names <= {*VALUED, *FLAGS, *OPTIONAL, *SET_BY_LSGD} | ours | of_sbatch
 
 
 @pytest.mark.parametrize("folder", ["", "run_dir='it is $a'"])
