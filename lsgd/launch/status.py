@@ -60,7 +60,10 @@ def print_status(arguments: Sequence[str]) -> int:
     for line in _job_lines(job, record):
         print(line)
     if record:
-        log = (folder / record["log"]).resolve()
+        log = folder / record["log"]
+        # It is beside the path of run_dir, which may be a link; or RUN is another link to that.
+        beside = Path(os.path.abspath(log))
+        log = log.resolve() if log.exists() and not beside.exists() else beside
         print(f"logs   {log}")
         if record["process_logs"]:
             print(f"       {folder / record['process_logs']}, one of each process")

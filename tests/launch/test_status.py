@@ -128,6 +128,22 @@ def test_a_study_is_no_folder(here: Path) -> None:
         print_status(["study=digits"])
 
 
+@pytest.mark.parametrize(("beside", "named"), [("link", "link"), ("run", "run"), ("", "link")])
+def test_a_log_is_beside_the_path_that_its_run_was_started_with(
+    beside: str, named: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That is a link, or there is another one to it."""
+    record = {"job": "9", "nodes": "", "start": 1, "began": "", "process_logs": ""}
+    (here / "there/run" / JOB_FILE).parent.mkdir(parents=True)
+    (here / "link").symlink_to("there/run")
+    (here / "link" / JOB_FILE).write_text(json.dumps(record | {"log": f"../{named}.log"}))
+    paths = {"link": here / "link.log", "run": here / "there/run.log"}
+    if beside:
+        paths[beside].touch()
+    print_status(["link"])
+    assert f"logs   {paths[named]}\n" in capsys.readouterr().out
+
+
 def test_a_step_of_a_search_has_one_log(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = {"job": "9", "nodes": "n1", "start": 1, "began": "now", "log": "../r.log"}
     (here / "r" / JOB_FILE).parent.mkdir(parents=True)
