@@ -168,10 +168,7 @@ def suggest_equivalent(
     if exact := exact_equivalent(word, value, options=options, keys=keys):
         return exact
     pairs = [(option.lstrip("-"), option) for option in sorted(options)]
-    ends = [(key.rpartition(".")[2].replace("_", "-"), f"{key}=") for key in keys]
-    # What is written as an option names a field only if it is very near: --status is not start.
-    is_option = word.startswith("--")
-    pairs += [(end, text) for end, text in ends if not is_option or misspelled(name, [end])]
+    pairs += [(key.rpartition(".")[2].replace("_", "-"), f"{key}=") for key in keys]
     near = difflib.get_close_matches(name, [end for end, _ in pairs], n=2, cutoff=0.7)
     # The parser does not complete options, so a prefix of one is answered with it.
     near = near or [
