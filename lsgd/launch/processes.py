@@ -41,7 +41,8 @@ def gpus_per_machine(launcher: str, options: Mapping[str, str]) -> int | None:
 def count_processes(launcher: str, options: Mapping[str, str]) -> int:
     """Return the total number of processes that the options ask for, or this machine's default.
 
-    Raises UsageError for more than the processes of --hosts.
+    Raises UsageError for more than the processes of --hosts under Horovod, which ends in a
+    traceback. Open MPI refuses them in a sentence, or its settings allow them.
     """
     if gpus := gpus_per_machine(launcher, options):
         return int(options.get("--nodes", 1)) * gpus
@@ -49,18 +50,12 @@ def count_processes(launcher: str, options: Mapping[str, str]) -> int:
     if "--np" not in options:
         return slots or default_processes(find_python())
     processes = int(options["--np"])
-    if slots and processes > slots and not (launcher == "mpirun" and _may_oversubscribe()):
+    if launcher == "horovodrun" and slots and processes > slots:
         raise UsageError(
             f"--np {processes} must not be above {slots}, the processes of --hosts "
             f"{options['--hosts']}; leave out --np, or write more in --hosts"
         )
     return processes
-
-
-def _may_oversubscribe() -> bool:
-    """Return whether variables of Open MPI let a host have more processes than it has slots."""
-    settings = [item for item in os.environ.items() if item[0].startswith(("OMPI_", "PRTE_"))]
-    return any("oversubscribe" in text.lower() for item in settings for text in item)
 
 
 @cache
