@@ -257,7 +257,9 @@ def write_job_record(folder: Path, log: Path) -> None:
 
 def _job_record(folder: str, log: str, job_id: str, options: Mapping[str, str]) -> str:
     """Return the job file's JSON for a here-document, with paths relative to the run folder."""
-    if "--clusters" in options or os.environ.get("SBATCH_CLUSTERS"):
+    # sbatch reads both variables.
+    variables = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
+    if "--clusters" in options or any(map(os.environ.get, variables)):
         job_id += ";$SLURM_CLUSTER_NAME"
     path = re.sub(r"[$`\\]", r"\\\g<0>", json.dumps(os.path.relpath(log, folder)))
     return (

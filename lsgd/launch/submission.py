@@ -137,12 +137,9 @@ def is_active(job: str) -> bool:
     """
     number, cluster = split_cluster(job)
     question = ["squeue", *cluster_option(cluster), "--noheader", "--format=%T", "--jobs", number]
-    # The user's settings for squeue could leave the job out.
-    ours = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("SQUEUE_") and name != "SLURM_CLUSTERS"
-    }
+    # The user's settings for squeue could leave the job out, save the one that asks a federation.
+    theirs = re.compile("SQUEUE_(?!FEDERATION$)|SLURM_CLUSTERS$")
+    ours = {name: value for name, value in os.environ.items() if not theirs.match(name)}
     try:
         queue = subprocess.run(question, capture_output=True, text=True, errors="replace", env=ours)
     except FileNotFoundError:

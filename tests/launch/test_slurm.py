@@ -425,9 +425,15 @@ def test_an_array_trains_one_seed_in_each_job(
     assert (tmp_path / trained / record["log"]).name == f"{Path(trained).name}.log"
 
 
-def test_a_job_on_another_cluster_says_so(printed: Printed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variable", ["", "SBATCH_CLUSTERS", "SLURM_CLUSTERS"])
+def test_a_job_on_another_cluster_says_so(
+    variable: str, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The machine of --status would ask its own."""
-    script = printed("slurm", "digits", "run_dir=a", "--np", "1", "--clusters", "c2")
+    if variable:
+        monkeypatch.setenv(variable, "c2")
+    option = [] if variable else ["--clusters", "c2"]
+    script = printed("slurm", "digits", "run_dir=a", "--np", "1", *option)
     assert run(script, tmp_path, f"{LOGS}exit 0", SLURM_CLUSTER_NAME="c2").returncode == 0
     assert json.loads((tmp_path / "a/logs/job.json").read_text())["job"] == "1;c2"
 

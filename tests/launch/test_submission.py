@@ -45,7 +45,7 @@ def test_a_job_on_another_cluster_is_asked_for_there(
         "sbatch": 'echo "$@" > asked; echo Submitted batch job 71 on cluster c2',
         # squeue names a cluster also with --noheader.
         "squeue": """
-            [ -z "$SQUEUE_STATES$SLURM_CLUSTERS" ] || exit 0
+            [ "$SQUEUE_STATES$SLURM_CLUSTERS$SQUEUE_FEDERATION" = 1 ] || exit 0
             case "$*" in
                 "--clusters c2 "*" 71") echo CLUSTER: c2; echo PENDING ;;
                 "--clusters c2 "*) echo CLUSTER: c2 ;;
@@ -59,6 +59,7 @@ def test_a_job_on_another_cluster_is_asked_for_there(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SQUEUE_STATES", "FAILED")
     monkeypatch.setenv("SLURM_CLUSTERS", "c3")
+    monkeypatch.setenv("SQUEUE_FEDERATION", "1")
     monkeypatch.chdir(tmp_path)
     answer = new_answer_file(tmp_path / ARRAYS, "a")
     assert sbatch("script", answer, after=["70;c2", "69;c2"]) == "71;c2"
