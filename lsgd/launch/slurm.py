@@ -408,16 +408,14 @@ def _container(
     named = [(key, _seen_path(request, key)) for request in requests for key in PATH_FIELDS]
     named += [("run_dir", "runs"), ("LSGD_DATA", path_in_variable("LSGD_DATA", "data"))]
     named += _own_folders(own)
-    home, mounts = os.path.realpath(folder), {folder: "the current folder"}
+    mounts = {folder: "the current folder"}
     for key, path in named:
         path = os.path.normpath(os.path.join(folder, path))
         if f"{path}/".startswith(f"{folder}/"):
             # It is mounted with the folder, unless a link there leads out of it.
-            path = os.path.realpath(path)
-            if f"{path}/".startswith(f"{home}/"):
-                continue
+            path = _linked_path(Path(path), Path(folder))
         # data.stage may have a variable of the node, whose folder --mount gives.
-        if "$" not in path:
+        if path and "$" not in path:
             mounts.setdefault(path, key)
     for path, key in mounts.items():
         if re.search(r"[,:\s]", path):
@@ -435,6 +433,22 @@ def _container(
         f"--container-workdir={folder}",
         *kept,
     ]
+
+
+def _linked_path(path: Path, folder: Path) -> str:
+    """Return where the link leads by which a path in a folder leaves it; '' if there is none.
+
+    It is the link's own text: the links on the way from there are not in the container. A link to
+    nothing counts as none, since its mount would fail.
+    """
+    inside = [each for each in (path, *path.parents) if folder in each.parents]
+    link = next((each for each in reversed(inside) if os.path.islink(each)), None)
+    if link is None or not os.path.exists(link):
+        return ""
+    there = Path(os.path.normpath(link.parent / os.readlink(link)))
+    if folder in (there, *there.parents):
+        return _linked_path(there / path.relative_to(link), folder)
+    return str(there) if there.exists() else ""
 
 
 def _seen_path(request: Request, key: str) -> str:

@@ -114,23 +114,25 @@ def test_a_container_sees_the_folders_that_an_array_writes_and_a_check_reads(
 def test_a_container_sees_where_links_in_its_folder_lead(
     printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default folders too; a path within the folder may have any name."""
+    """As the links say it, also if they lead to further ones; the default folders too."""
     here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    (here / "mine").mkdir()
-    for name in ("runs", "data", "more"):
-        (here / name).symlink_to(there / name)
-    (here / "inside").symlink_to("mine")
+    for folder in (here / "mine", tmp_path / "disk/runs", tmp_path / "disk/data"):
+        folder.mkdir(parents=True)
+    there.symlink_to("disk")
+    (here / "runs").symlink_to(there / "runs")
+    (here / "data").symlink_to("../there/data")
+    for name, leads_to in (("inside", "mine"), ("again", "runs"), ("loop", "loop")):
+        (here / name).symlink_to(leads_to)
     monkeypatch.chdir(here)
     monkeypatch.setenv("PWD", str(here))
     words = ["slurm", "digits", "--np", "1", "--container", "i"]
     defaults = [str(there / "runs"), str(there / "data")]
-    assert mounts(printed(*words, "run_dir='inside/a b'")) == [str(here), *defaults]
-    monkeypatch.setenv("LSGD_DATA", str(here / "more"))
-    expected = [str(here), str(there / "runs/a"), str(there / "runs"), str(there / "more")]
-    assert mounts(printed(*words, "run_dir=runs/a")) == expected
+    # A path within the folder may have any name.
+    for run_dir in ("'inside/a b'", "again/a", "runs/a", "loop/a"):
+        assert mounts(printed(*words, f"run_dir={run_dir}")) == [str(here), *defaults]
+    (tmp_path / "disk/data").rmdir()
     script = slurm_task({"--container": "i"}, ["-m", "lsgd.study"], "a", "log")
-    assert mounts(script) == [str(here), str(there / "runs"), str(there / "more")]
+    assert mounts(script) == [str(here), str(there / "runs")]
 
 
 def test_the_file_of_an_image_has_an_absolute_path(
