@@ -25,6 +25,7 @@ from lsgd.launch.submission import (
     most_array_jobs,
     new_answer_file,
     sbatch,
+    split_cluster,
     submitted_job,
 )
 from lsgd.planned import PlannedRun, RunLauncher, has_ended, runs_here
@@ -284,7 +285,8 @@ def _queued_jobs(folder: Path) -> list[str]:
     """Return the numbers of a search's Slurm jobs and arrays that are pending or running."""
     jobs = [job for path in (folder / JOBS).glob("*.job") if (job := submitted_job(path))]
     try:
-        return [job for job in sorted(jobs, key=int) if is_active(job)]
+        by_number = sorted(jobs, key=lambda job: int(split_cluster(job)[0]))
+        return [job for job in by_number if is_active(job)]
     except UsageError as error:
         raise UsageError(
             f"it is unknown whether jobs of this search are queued ({error}); submit it where "

@@ -170,6 +170,15 @@ def test_what_is_submitted_is_submitted_once(
     assert (here / "asked").read_text().splitlines() == asked
 
 
+def test_jobs_on_another_cluster_are_queued_there(here: Path, programs: Programs) -> None:
+    programs(squeue='[ "$1 $2" != "--clusters c2" ] || echo PENDING')
+    (FOLDER / slurm_jobs.JOBS).mkdir(parents=True)
+    for number, cluster in ((9, ""), (10, " on cluster c2"), (11, " on cluster c2")):
+        answer = f"Submitted batch job {number}{cluster}\n"
+        (FOLDER / slurm_jobs.JOBS / f"trial-{number}.job").write_text(answer)
+    assert slurm_jobs._queued_jobs(FOLDER) == ["10;c2", "11;c2"]
+
+
 def test_the_status_skips_trials_that_the_recipe_refuses(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
