@@ -575,6 +575,13 @@ def test_pretrained_weights_are_downloaded_once_and_recorded_as_start(
     start = read_start_weights(found, SingleComm()).tensors
     assert weights.keys() - start.keys() == {"classifier.1.weight", "classifier.1.bias"}
     assert torch.equal(start["features.0.weight"], weights["features.0.weight"])
+    checked = build_learner(made).model.state_dict()
+    assert torch.equal(checked["features.0.weight"], weights["features.0.weight"].double())
+    # Shapes and speeds need no weights: the network is that without the option.
+    assert not replace(made.model, name="package:Net").starts_pretrained  # an option of its own
+    seeded = make_network(replace(made, model=replace(made.model, options={}, new_head=False)))
+    built = make_network(made).state_dict()
+    assert all(torch.equal(built[name], value) for name, value in seeded.state_dict().items())
     with pytest.raises(
         UsageError, match=r"pretrained=true has no effect with model\.start=.*; leave"
     ):
