@@ -7,12 +7,14 @@ import pickle
 import shutil
 import sys
 import urllib.error
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from helpers.capabilities import require_capability
@@ -96,6 +98,18 @@ FORMS: dict[str, tuple[Callable[[Path, Any], Path], str]] = {
             {"epoch": 3, "state_dict": {f"_orig_mod.module.{k}": v for k, v in tensors.items()}},
         ),
         " of state_dict without the prefix _orig_mod. without the prefix module.",
+    ),
+    "checkpoints of torchvision's and timm's scripts": (
+        lambda path, tensors: saved(
+            path,
+            {
+                "model": tensors,
+                "epoch": 3,
+                "args": Namespace(lr=0.1, betas=(0.9, 0.999)),
+                "metric": numpy.float64(0.7),
+            },
+        ),
+        " of model",
     ),
     "legacy file, no counters": (
         lambda path, tensors: saved(
@@ -423,6 +437,14 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor], Path], bytes], str]] = {
     "code": (
         lambda tensors, path: _pickled(tensors | {"fc.bias": Code(path)}),
         r"objects other than tensors.*could run code\); give",
+    ),
+    "code beside the weights": (
+        lambda tensors, path: _pickled({"model": tensors, "args": Namespace(code=Code(path))}),
+        r"it contains builtins\.getattr, and objects .*by torch\.save\(model\.state_dict\(\), ",
+    ),
+    "numbers of numpy": (
+        lambda tensors, _: _pickled(tensors | {"fc.bias": numpy.float64(1)}),
+        r"its fc\.bias is not a dense tensor",
     ),
     "a pickle of code": (
         lambda _, path: pickle.dumps(Code(path)), r"objects other than tensors.*could run code",
