@@ -241,7 +241,7 @@ class ImageClassification:
             logits = self.logits(model, images)
         loss = self._loss(logits.to(self.dtype), labels, trains=trains, mixed=mixed)
         # topk breaks ties arbitrarily, so every image has exactly one first guess and at most five
-        # guesses.
+        # guesses, those of `ranked_labels`, which a step does not call.
         right = logits.detach().topk(min(5, logits.shape[1])).indices == labels[:, None]
         if not trains:
             right &= is_finite_output(logits)[:, None]
@@ -318,6 +318,15 @@ class ImageClassification:
             "top1_error": 100 * (images - top1) / images,
             "top5_error": 100 * (images - top5) / images,
         } | own
+
+
+def ranked_labels(logits: Tensor, number: int) -> Tensor:
+    """Return the labels of this number of highest logits of each image, in order.
+
+    The first one is the first guess, also where several logits are equal: that of the top-1 error,
+    of which the five highest are found.
+    """
+    return logits.topk(max(number, min(5, logits.shape[1]))).indices[:, :number]
 
 
 def binary_cross_entropy(
