@@ -197,7 +197,7 @@ class _Choice:
                 broadcast_from_rank0(self.comm, self.record.write_short)
                 return self.default, [self.defaults_line()]
             best, tried = self._descend(timer, compiles=compiles)
-        if not tried and not compiles:  # a longer run may have the time
+        if not tried and any(self.comm.gather_objects(timer.lacked_time)):  # a longer run may not
             broadcast_from_rank0(self.comm, self.record.write_short)
             return self.default, [self.defaults_line()]
         values = {name: getattr(best, name) for name in self.open_fields}
@@ -382,6 +382,8 @@ class StepTimer:
     """The time of an example in the default setting, in seconds."""
     models: dict[tuple[Any, Any], tuple[Learner, Inputs]] = field(default_factory=dict)
     """The models and their batches, by memory format and whether they are compiled."""
+    lacked_time: bool = False
+    """Whether a comparison was left out because it would have exceeded the limit."""
     not_compiled: str = ""
     """Why torch could not compile the network; empty if it could, or was not asked to."""
 
@@ -429,9 +431,10 @@ class StepTimer:
         repeats = max(1, int(unit / step))
         expected = 2 * step + 2 * ROUNDS * repeats * step
         is_too_large = passes[1] > max(passes[0], self.hosted)
-        if is_too_large or self._spent(expected) > self.seconds:
+        if is_too_large or (needs_all and _may_exceed_memory(self.device)):
             return NOT_POSSIBLE
-        if needs_all and _may_exceed_memory(self.device):
+        if self._spent(expected) > self.seconds:
+            self.lacked_time = True
             return NOT_POSSIBLE
         same = cpu_threads(current, self.hosted) == cpu_threads(candidate, self.hosted)
         is_processor_time = self.device.type == "cpu" and same

@@ -323,10 +323,14 @@ class ImageClassification:
 def ranked_labels(logits: Tensor, number: int) -> Tensor:
     """Return the labels of this number of highest logits of each image, in order.
 
-    The first one is the first guess, also where several logits are equal: that of the top-1 error,
-    of which the five highest are found.
+    The first five are the guesses of the top-1 and top-5 errors, also where logits are equal: which
+    of them topk finds depends on their number.
     """
-    return logits.topk(max(number, min(5, logits.shape[1]))).indices[:, :number]
+    labels = logits.topk(min(5, logits.shape[1])).indices
+    if number > 5:
+        others = logits.scatter(1, labels, -torch.inf)
+        labels = torch.cat((labels, others.topk(number - 5).indices), 1)
+    return labels[:, :number]
 
 
 def binary_cross_entropy(

@@ -189,6 +189,9 @@ def test_without_a_comparison_nothing_is_the_fastest(monkeypatch: pytest.MonkeyP
     words += ["data.train_examples=700", "schedule.milestones=[]"]
     for epochs, is_last in ((1, False), (100, True), (1, False)):
         assert choose(*LONG, *words, f"epochs={epochs}")[0]["channels_last"] is is_last
+    words += ["channels_last=false", "threads=2"]
+    for epochs, why in ((2, ": no other value is possible"), (100, ".json")):
+        assert choose(*LONG, *words, f"epochs={epochs}")[1][0].endswith(why)
 
 
 @pytest.mark.slow
