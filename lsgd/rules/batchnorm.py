@@ -464,8 +464,11 @@ class RunningStatistics:
         return self._pending
 
     def check_all_called(self) -> None:
-        """Raise UsageError if a layer was not called, whose statistics a server would not keep."""
-        self._average_calls()
+        """Raise UsageError if a layer was not called, whose statistics a server would not keep.
+
+        The calls since the last update are those of one worker, equally often in its steps or not.
+        """
+        self._average_calls(of_one_worker=True)
         if self._uncalled:
             channels = self.layers[self._uncalled[0]].num_features
             raise UsageError(
@@ -492,7 +495,7 @@ class RunningStatistics:
                 self._further_calls.setdefault(layer, []).extend(of_workers)
             calls[0] = 1
 
-    def _average_calls(self) -> None:
+    def _average_calls(self, *, of_one_worker: bool = False) -> None:
         """Make the pending statistics of each worker their mean over its calls of a layer."""
         if self._calls != self._once:
             self._count_calls()
@@ -500,7 +503,8 @@ class RunningStatistics:
             self._uncalled = []
         for layer, further in self._further_calls.items():
             calls = self._workers + sum(further)
-            if self.world_size > 1 and (len(further) < self._workers or len({*further}) > 1):
+            differ = len(further) < self._workers or len({*further}) > 1
+            if differ and self.world_size > 1 and not of_one_worker:
                 raise UsageError(
                     f"a batch norm layer of {self.layers[layer].num_features} channels was called "
                     "by some workers of a step more often than by others, and its running "

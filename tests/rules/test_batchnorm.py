@@ -544,6 +544,20 @@ def test_workers_of_several_processes_call_a_layer_equally_often(calls: list[int
         called_step(model, running, calls)
 
 
+def test_one_worker_may_call_a_layer_more_often_in_some_of_its_steps() -> None:
+    """Before its push to a server, in a job of several processes too."""
+    bn = WorkerBatchNorm2d(CHANNELS).double()
+    running = RunningStatistics(bn, hosted=1, workers=2, rank=0, world_size=2)
+    inputs = torch.randn(3, IMAGES, CHANNELS, 3, 3, generator=seeded(0)).double()
+    for calls in (inputs[:1], inputs[1:]):
+        running.start_micro_batch(training_micro_batch(1))
+        for images in calls:
+            bn(images)
+    running.check_all_called()
+    mean = inputs.mean((0, 1, 3, 4))
+    torch.testing.assert_close(running.pending_update[:CHANNELS], 2 * mean, rtol=0, atol=1e-12)
+
+
 def test_a_layer_without_calls_keeps_its_statistics() -> None:
     """Exactly, in steps and in a measurement, on a process without examples too."""
     model = Called()
