@@ -48,7 +48,7 @@ def inspect_folder(
             status = path.stat()
         except FileNotFoundError:
             raise UsageError(
-                f"{path} is a link to a file that does not exist; mend or remove it and all others "
+                f"{path} is a link to a file that does not exist; repair or remove it, like all "
                 "that find -L ROOT -type l lists, and rerun the same command"
             ) from None
         if not S_ISREG(status.st_mode):
