@@ -1,6 +1,6 @@
 """Networks of torchvision, timm or the user's own package, adapted to the rules of virtual workers.
 
-They start from the recipe's seed with their library's initialisation, without pretrained weights.
+They start from the recipe's seed with their library's initialisation; weights of a file come later.
 Every BN normalises per worker, and every dropout layer draws per example. A test forward pass finds
 anything else that depends on the other images of a micro-batch or on a generator, and refuses it.
 """
@@ -236,14 +236,18 @@ def _build(recipe: Recipe) -> nn.Module:
         return _build_own(recipe)
     library, _, name = recipe.model.name.partition("/")
     build, given = find_builder(recipe)
-    if loads := sorted(LOADING_OPTIONS & recipe.model.options.keys()):
+    options = builder_options(recipe)
+    if recipe.model.starts_pretrained:
+        # Its weights, which with_pretrained_weights finds, change no shape and no speed.
+        del options["pretrained"]
+    if loads := sorted(LOADING_OPTIONS & options.keys()):
         raise UsageError(
             f"model.options.{loads[0]} makes {library} fetch or load weights, which a run reads "
             f"from a file that identifies them; leave it out, save the weights once where the "
             f"network is reachable, by {saving_code(library, name)}, and write "
             f"model.start={name}.pth"
         )
-    given |= {"num_classes": recipe.data.classes} | builder_options(recipe)
+    given |= {"num_classes": recipe.data.classes} | options
     try:
         network = _build_seeded(partial(build, name, **given), recipe.seed)
     except (TypeError, ValueError, AssertionError) as error:

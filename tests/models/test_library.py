@@ -204,7 +204,7 @@ def test_taken(network: str) -> None:
             ([name, f"model.options.{option}"], r"fetch or load weights.*leave it out")
             for name, option in (
                 ("timm/resnet10t", "checkpoint_path=evil.pth"),
-                ("timm/resnet10t", "pretrained=true"),
+                ("timm/resnet10t", "pretrained=false"),
                 ("timm/resnet10t", "pretrained_cfg=evil"),
                 ("torchvision/resnet18", "weights=DEFAULT"),
             )
