@@ -181,7 +181,7 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
         format_batch_size(group.recipe.batch_size)
         for group in ladder.groups
         if base.recipe.batch_size < group.recipe.batch_size < elbow.recipe.batch_size
-        and group not in [*ladder.no_worse, *ladder.untested]
+        and group not in [*ladder.as_good, *ladder.untested]
     ]
     if between:
         text += f" Below it, {', '.join(between)} is not shown to be."
@@ -194,9 +194,13 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
     if untested:
         text += f" Not tested yet, with too few seeds: {untested}."
     within = metric.format_difference(f"{ladder.margin:g}")
+    level, worse = (percent(ladder.level(each)) for each in (ladder.relation, "worse_than"))
     text += (
-        f" As good: the {percent(ladder.level)} interval of the difference ends at {within} or "
-        "less; worse: it begins above that."
+        f" As good: the {level} interval of the difference lies within {within} on both sides; "
+        f"worse: the {worse} interval begins above that."
+        if ladder.relation == "as_good_as"
+        else f" As good: the {level} interval of the difference ends at {within} or less; worse: "
+        "it begins above that."
     )
     if metric == TOP1:
         text += " The paper's, on ImageNet, is 8k (156 steps per epoch); 16k (78) is worse."
