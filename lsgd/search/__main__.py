@@ -38,7 +38,7 @@ else one. --status prints the job of each run, with its nodes and log. Rerun the
 have ended to submit what is left. --print shows the scripts and the GPU hours, as does lsgd plan
 search=NAME.
 
-exit code 0: every trial has ended; 1: all have failed, or the first ones before their first step,
+exit code 0: every trial has ended; 1: all have failed, or several in a row before their first step,
 as where a machine is at fault, or a run that compares; 2: the command or a run was refused; 6: a
 disk is full; 75: stopped by a signal, or jobs submitted. After 6 and 75, rerun the same command to
 resume.
@@ -58,7 +58,7 @@ from lsgd.planned import has_ended, limit_threads
 from lsgd.report.folder import check_libraries
 from lsgd.search.backends import TrialBackend, backend_for
 from lsgd.search.command_line import ReportRequest, SearchRequest, read_request
-from lsgd.search.controller import UNSTARTED, Controller, comparison_runs, print_line
+from lsgd.search.controller import Controller, comparison_runs, crashed_trials, print_line
 from lsgd.search.folder import (
     check_folder,
     definition_hash,
@@ -80,6 +80,7 @@ from lsgd.search.slurm_jobs import (
 from lsgd.search.space import SearchSpace, format_values, overrides_of
 from lsgd.search.trial import FAILED, FINISHED, RUNNING, Trial, best_trial
 from lsgd.supervise import catch_stop_signals
+from lsgd.tables import format_count
 
 if TYPE_CHECKING:
     from lsgd.search.optuna_study import OptunaStudy
@@ -164,12 +165,10 @@ def run_search(
         controller.retry_failed()
     controller.search(jobs)
     points = engine.all_trials()
-    # A single one may be the trial's own fault, where a signal has stopped the search.
-    if len(controller.ended_before_first_step) >= min(UNSTARTED, controller.budget):
-        [(_, why), *_] = controller.ended_before_first_step.values()
+    if why := controller.machine_fault:
         print_line(
-            f"the first trials all ended before their first step ({why}), which their values do "
-            "not cause; fix that and rerun the same command to retry them"
+            f"the last trials all ended before their first step ({why}), most likely by a fault of "
+            "the machine; fix that and rerun the same command to retry them"
         )
         return 1
     elsewhere = sum(point.state == RUNNING for point in points if not signals)
@@ -197,6 +196,11 @@ def final_code(space: SearchSpace, points: Sequence[Trial]) -> int:
             "with --retry-failed"
         )
         return 1
+    if crashed := crashed_trials(space, points):
+        print_line(
+            f"{format_count(len(crashed), 'trial')} crashed, the last because: {crashed[-1].why}; "
+            "fix that and retry with --retry-failed"
+        )
     compared = [run for runs in comparison_runs(space, points).values() for run in runs]
     failed = [run for run in compared if not ((saved := run.saved_run) and saved.finished)]
     if failed:
