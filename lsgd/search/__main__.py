@@ -58,7 +58,7 @@ from lsgd.planned import has_ended, limit_threads
 from lsgd.report.folder import check_libraries
 from lsgd.search.backends import TrialBackend, backend_for
 from lsgd.search.command_line import ReportRequest, SearchRequest, read_request
-from lsgd.search.controller import Controller, comparison_runs, crashed_trials, print_line
+from lsgd.search.controller import Controller, comparison_runs, print_line
 from lsgd.search.folder import (
     check_folder,
     definition_hash,
@@ -77,7 +77,7 @@ from lsgd.search.slurm_jobs import (
     run_array_job,
     submit_search,
 )
-from lsgd.search.space import SearchSpace, format_values, overrides_of
+from lsgd.search.space import SearchSpace, crashed_trials, format_values, overrides_of
 from lsgd.search.trial import FAILED, FINISHED, RUNNING, Trial, best_trial
 from lsgd.supervise import catch_stop_signals
 from lsgd.tables import format_count

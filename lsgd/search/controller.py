@@ -18,7 +18,7 @@ from lsgd.run.remaining import duration
 from lsgd.run.rows import finite_number, is_row, read_rows
 from lsgd.search.backends import TrialBackend
 from lsgd.search.folder import acquire_lock, hold_lock
-from lsgd.search.space import SearchSpace, format_values
+from lsgd.search.space import SearchSpace, crashed_trials, format_values
 from lsgd.search.trial import (
     FAILED,
     FINISHED,
@@ -420,20 +420,6 @@ class Controller:
         print_line(
             f"trial {number} of {max(number, self.budget)} ({format_values(job.values)}): {what}"
         )
-
-
-def crashed_trials(space: SearchSpace, trials: Sequence[Trial]) -> list[Trial]:
-    """Return the failed trials of a search that may be retried.
-
-    Those with a run that diverged, and those of which the recipe is invalid, would fail again.
-    """
-
-    def would_fail_again(trial: Trial) -> bool:
-        planned = space.valid_runs(trial.values, space.search.seeds)
-        runs = [each.saved_run for each in planned]
-        return not planned or any(run is not None and run.diverged is not None for run in runs)
-
-    return [trial for trial in trials if trial.state == FAILED and not would_fail_again(trial)]
 
 
 def comparison_runs(space: SearchSpace, trials: Sequence[Trial]) -> dict[str, list[PlannedRun]]:

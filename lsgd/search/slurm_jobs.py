@@ -35,10 +35,10 @@ from lsgd.search.command_line import COMPARISON, TRIAL, SearchRequest
 from lsgd.search.controller import (
     Controller,
     comparison_runs,
-    crashed_trials,
     print_line,
 )
 from lsgd.search.folder import hold_lock
+from lsgd.search.space import crashed_trials
 from lsgd.search.trial import FINISHED, RUNNING, Trial, best_trial
 from lsgd.supervise import catch_stop_signals
 from lsgd.tables import format_count
@@ -353,8 +353,8 @@ def _train_trial(controller: Controller) -> int:
         controller.signals.clear()  # by which the controller has ended itself
         print_line(
             "the last trials all ended before their first step, most likely by a fault of the "
-            "machine: the array's pending jobs are cancelled; fix that and rerun the command of the "
-            "search"
+            "machine: the array's pending jobs are cancelled; fix that and rerun the command of "
+            "the search"
         )
         _cancel_pending()
     if controller.ended_before_first_step:

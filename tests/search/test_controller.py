@@ -19,11 +19,11 @@ from lsgd.recipe.search import Pruning, Search
 from lsgd.run.tuned import DEFINITION
 from lsgd.search import controller as module
 from lsgd.search.__main__ import final_code
-from lsgd.search.controller import Controller, comparison_runs, crashed_trials
+from lsgd.search.controller import Controller, comparison_runs
 from lsgd.search.folder import acquire_lock, check_folder, folder_id, hold_lock, open_folder
 from lsgd.search.optuna_study import OptunaStudy
 from lsgd.search.record import make_record
-from lsgd.search.space import SearchSpace
+from lsgd.search.space import SearchSpace, crashed_trials
 from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest
 from lsgd.supervise.logbook import SupervisorLockedError
 from lsgd.supervise.verdict import ExitSummary
@@ -539,8 +539,13 @@ def test_a_last_trial_that_ends_before_its_first_step_is_named(
     work.run(lambda trial, stop: (well if len(work.trained) == 1 else crashes)(trial, stop))
     assert work.states == [FINISHED, FAILED]
     assert final_code(work.space, work.engine.all_trials()) == 0
+    assert make_record(work.space, work.engine.all_trials(), "one", "").crashed == 1
     assert "1 trial crashed, the last because: exit code 1" in (said := capsys.readouterr().out)
     assert "retry with --retry-failed" in said
+    work.retries = True
+    work.run(crashes)
+    assert work.states == [FINISHED, FAILED]
+    assert make_record(work.space, work.engine.all_trials(), "one", "").crashed == 0
 
 
 def begins(trial: PlannedRun) -> None:
