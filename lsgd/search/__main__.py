@@ -171,7 +171,7 @@ def run_search(
             "the machine; fix that and rerun the same command to retry them"
         )
         return 1
-    elsewhere = sum(point.state == RUNNING for point in points if not signals)
+    elsewhere = [point.number for point in points if point.state == RUNNING and not signals]
     if not signals and not elsewhere:
         for name, trials in comparison_runs(request.space, points).items():
             controller.compare(name, trials, jobs)
@@ -180,9 +180,12 @@ def run_search(
         print_line("stopped; rerun the same command to resume")
         return PreemptedError.exit_code
     if elsewhere:
+        # Only a person knows whether a folder is gone, or its search is to be resumed.
         print_line(
-            f"{elsewhere} trials are running from another folder; rerun the same command once "
-            "they have ended"
+            f"{format_count(len(elsewhere), 'trial')} of another folder have not ended; rerun the "
+            "same command once they have, or, if that folder is gone, with --retry-failed after "
+            f"optuna tell {engine.where} --study-name {folder.name} --state fail --trial-number N "
+            f"for N={','.join(map(str, elsewhere))}"
         )
         return PreemptedError.exit_code
     return final_code(request.space, points)
@@ -198,8 +201,8 @@ def final_code(space: SearchSpace, points: Sequence[Trial]) -> int:
         return 1
     if crashed := crashed_trials(space, points):
         print_line(
-            f"{format_count(len(crashed), 'trial')} crashed, the last because: {crashed[-1].why}; "
-            "fix that and retry with --retry-failed"
+            f"{format_count(len(crashed), 'trial')} crashed, the last because: "
+            f"{crashed[-1].why or 'unknown'}; fix that and retry with --retry-failed"
         )
     compared = [run for runs in comparison_runs(space, points).values() for run in runs]
     failed = [run for run in compared if not ((saved := run.saved_run) and saved.finished)]

@@ -2,13 +2,18 @@
 
 import errno
 import json
+import re
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import optuna.cli
 import pytest
 from helpers.waiting import wait_until
 
@@ -17,8 +22,9 @@ from lsgd.errors import ExitError, NotSavedError, UsageError
 from lsgd.planned import PlannedRun
 from lsgd.recipe.search import Pruning, Search
 from lsgd.run.tuned import DEFINITION
+from lsgd.search import __main__ as main_module
 from lsgd.search import controller as module
-from lsgd.search.__main__ import final_code
+from lsgd.search.__main__ import final_code, run_search
 from lsgd.search.controller import Controller, comparison_runs
 from lsgd.search.folder import acquire_lock, check_folder, folder_id, hold_lock, open_folder
 from lsgd.search.optuna_study import OptunaStudy
@@ -546,6 +552,29 @@ def test_a_last_trial_that_ends_before_its_first_step_is_named(
     work.run(crashes)
     assert work.states == [FINISHED, FAILED]
     assert make_record(work.space, work.engine.all_trials(), "one", "").crashed == 0
+
+
+@pytest.mark.slow
+def test_a_trial_of_a_folder_that_is_gone_can_be_retried_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the commands that the search names; before, it would wait for the trial for good."""
+    work, url = Work(search(trials=1)), "sqlite:///s.db"
+    gone = OptunaStudy(work.space.search, work.folder, url, folder_id="gone")
+    gone.values(gone.ask())
+    work.engine = OptunaStudy(work.space.search, work.folder, url, folder_id="here")
+    monkeypatch.setattr(main_module, "write_results", lambda *_: None)
+    monkeypatch.setattr(main_module, "catch_stop_signals", list)
+    request: Any = SimpleNamespace(space=work.space, retries=False)
+    code = run_search(request, work.engine, Written(well), work.folder, 1)
+    said = re.search(r"with --retry-failed after optuna (.*) N for N=0$", capsys.readouterr().out)
+    assert code == 75
+    assert said
+    monkeypatch.setattr(sys, "argv", ["optuna", *said[1].split(), "0"])
+    assert optuna.cli.main() == 0
+    work.retries = True
+    work.run(well)
+    assert work.states == [FINISHED]
 
 
 def begins(trial: PlannedRun) -> None:
