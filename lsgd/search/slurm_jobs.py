@@ -230,7 +230,10 @@ def cost_lines(request: SearchRequest, work: PendingWork, trials: Sequence[Trial
             "as --images-per-second X"
         ]
     else:
-        examples = recipe.epochs * recipe.train_examples * mean_work(recipe)
+        # A search over epochs may choose the longest run for each trial.
+        examples = max(
+            each.epochs * each.train_examples * mean_work(each) for each in space.corner_recipes
+        )
         seconds = examples / rate
         # The runs of a trial follow one another, and its trials precede the comparisons.
         rounds = -(-work.trials // at_once) * len(space.search.seeds)
