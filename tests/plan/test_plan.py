@@ -172,6 +172,14 @@ def test_how_far_it_is_off_is_said_of_the_papers_own_machine_alone(
             [*RUN, str(RUNS / "float64-one"), "precision=float64", "model.blurpool=all"],
             "plan with model.blurpool=none",
         ),
+        (
+            [*RUN, str(RUNS / "float64-one"), "precision=float64", "model.frozen=[conv1]"],
+            "has model.frozen=[] and fashion_bs1k has [conv1], so its step time does not apply",
+        ),
+        (
+            [*RUN, str(RUNS / "float64-one"), "precision=float64", "noise_scale=true"],
+            "plan with noise_scale=false",
+        ),
     ],
 )
 def test_refusals(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
