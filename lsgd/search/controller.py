@@ -107,7 +107,7 @@ class Controller:
 
     @property
     def machine_fault(self) -> str:
-        """The reason why the trials in a row ended, if they are so many that the search has ended.
+        """The reason why the trials in a row ended, if their number has ended the search.
 
         It is empty otherwise: a single one may be the trial's own fault.
         """

@@ -32,11 +32,7 @@ from lsgd.report.groups import RecipeRuns
 from lsgd.run.remaining import duration
 from lsgd.search.backends import JobStepBackend, JobStepLauncher
 from lsgd.search.command_line import COMPARISON, TRIAL, SearchRequest
-from lsgd.search.controller import (
-    Controller,
-    comparison_runs,
-    print_line,
-)
+from lsgd.search.controller import Controller, comparison_runs, print_line
 from lsgd.search.folder import hold_lock
 from lsgd.search.space import crashed_trials
 from lsgd.search.trial import FINISHED, RUNNING, Trial, best_trial
