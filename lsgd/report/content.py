@@ -309,9 +309,9 @@ def _notes(findings: Findings) -> list[Block]:
             f"and for the elbow, a run that diverged {counts}."
         )
     notes += [
-        f"{group.label}: {group.never_reached} of {format_count(len(group.counted), 'run')} never "
-        "reached it. The mean is that of the others; in the claims such a run counts with "
-        f"{findings.metric.failed_label}, {group.chance_level:g}, which is too few: so it may be "
+        f"{group.label}: {len(group.never_reached)} of {format_count(len(group.counted), 'run')} "
+        "never reached it. The mean is that of the others; in the claims such a run counts with "
+        f"{findings.metric.failed_label}, {_unreached(group)}, which is too few: so it may be "
         "shown to be worse, and never to be as good."
         for group in findings.groups
         if group.never_reached
@@ -325,6 +325,12 @@ def _notes(findings: Findings) -> list[Block]:
         if group.repeats
     ]
     return notes
+
+
+def _unreached(group: RecipeRuns) -> str:
+    """Return the range of the values of a recipe's runs that never reached the target, as text."""
+    values = [f"{value:g}" for value in sorted({*map(group.claim_value, group.never_reached)})]
+    return " to ".join(dict.fromkeys([values[0], values[-1]]))
 
 
 def _how_repeats_count(group: RecipeRuns) -> str:
