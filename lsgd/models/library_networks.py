@@ -246,7 +246,7 @@ def _build(recipe: Recipe) -> nn.Module:
     given |= {"num_classes": recipe.data.classes} | builder_options(recipe)
     try:
         network = _build_seeded(partial(build, name, **given), recipe.seed)
-    except (TypeError, ValueError, AssertionError) as error:
+    except Exception as error:
         raise UsageError(
             f"model={recipe.model.name} cannot be built with "
             f"model.options={dict(recipe.model.options)} ({first_line(error)}); write "
