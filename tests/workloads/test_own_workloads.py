@@ -218,11 +218,12 @@ class Pictures(nn.Module):
     def __init__(self, classes, layer: str = "drawn"):
         super().__init__()
         self.linear = nn.Linear(64, classes)
-        self.last = Drawn() if layer == "drawn" else Thrown(layer)
+        self.last, self.layer = Drawn() if layer == "drawn" else Thrown(layer), layer
         if layer == "sparse": self.register_buffer("links", torch.eye(3).to_sparse())
 
     def forward(self, x):
-        return self.last(self.linear(x.flatten(1)))
+        x = self.linear(x.flatten(1))
+        return x - x.mean(0) if self.layer == "centred" else self.last(x)
 
 
 class TimeFirst(nn.Module):
@@ -561,6 +562,7 @@ def test_weights_of_global_generators_are_a_function_of_the_seed(own: str) -> No
     [
         ("random", r"draws random numbers in its own forward pass \(random\), which .*; set their"),
         ("numpy", r"draws random numbers in its own forward pass \(numpy.random\), which"),
+        ("centred", "logits of an image also from the other images of a micro-batch, so that"),
         ("sparse", "links of the network is a sparse tensor, which a checkpoint cannot hold; make"),
     ],
 )
