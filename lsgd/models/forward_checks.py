@@ -1,4 +1,4 @@
-"""The checks that a forward pass keeps images apart: in outputs, rows of batch norm, and buffers."""
+"""The checks that a forward pass keeps images apart: in outputs, batch norm and buffers."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -50,14 +50,14 @@ def find_scattered_rows(network: nn.Module, call: Callable[[slice], object]) -> 
 
 
 def find_dependence(
-    network: nn.Module, call: Callable[[list[int]], object], count: int, *, on_images: bool = True
+    network: nn.Module, call: Callable[[list[int]], object], count: int
 ) -> str | None:
     """Return what a network's output for an image depends on besides the image, or None.
 
     `call` lets `count` images of the given numbers through the network, which is modified, and
     returns the output. Image 1 keeps its place, and so its rounding: its rows in the output and in
-    the input of batch norm layers are compared. Other images are searched only if `on_images`.
-    Batch norm and dropout, which depend on workers and draw by rule, are set to evaluation mode.
+    the input of batch norm layers are compared. Batch norm and dropout, which depend on workers and
+    draw by rule, are set to evaluation mode.
     """
     seen: list[Tensor] = []
     for module in network.modules():
@@ -84,9 +84,9 @@ def find_dependence(
             if _hides_differences(parameter):
                 parameter.copy_(torch.linspace(0.5, 1.5, parameter.numel()).view_as(parameter))
         first = compute(same)
-        if not _differ(first, compute(others if on_images else same)):
+        if not _differ(first, compute(others)):
             return None
-        is_state = not on_images or _differ(first, compute(same))
+        is_state = _differ(first, compute(same))
     return "earlier forward passes" if is_state else "the other images of a micro-batch"
 
 
