@@ -66,6 +66,7 @@ class Sums(OwnWorkload):
         norm = nn.BatchNorm3d(4) if self.kind == "volumes" else nn.BatchNorm1d(4)
         if self.rows > 1: norm = nn.Sequential(nn.Unflatten(1, (self.rows, -1)), nn.Flatten(0, 1),
                                                nn.BatchNorm1d(4 // self.rows), Merge(self.rows))
+        if self.kind == "moving": norm = Moving()
         if self.kind == "sparse": norm.register_buffer("links", torch.eye(3).to_sparse())
         if self.kind == "images": norm = nn.Sequential(nn.Unflatten(1, (1, 2, 2)),
                                                        nn.BatchNorm2d(1), nn.Flatten())
@@ -78,6 +79,7 @@ class Sums(OwnWorkload):
         if self.kind == "fails": raise IndexError("too few")
         far = (model(batch).squeeze(1) - batch.sum(1)).square()
         if self.kind == "small mean": far = 1e-5 * far
+        if self.kind == "contrast" and each.split == "train": far = far * far.flip(0)
         if self.kind == "nan" and each.examples[-1] == 1: far = far * np.nan
         loss = far.mean() if "mean" in self.kind else far if self.kind == "each" else far.sum()
         counts = torch.tensor([len(batch), int((far > 1).sum())])
@@ -191,6 +193,16 @@ class Attention(nn.Module):
 
     def forward(self, x):
         return self.attention(*[x[:, None]] * 3)[0][:, 0]
+
+
+class Moving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        if self.training: self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
 
 
 class Thrown(nn.Module):
@@ -404,6 +416,8 @@ def test_what_does_not_fit_the_workload_is_refused(words: list[str], message: st
         ),
         ("small mean", "has a loss of .*, which alone have .* in sum; return sums over"),
         ("mean", "has a loss of .*, which alone have .* in sum; return sums over the examples"),
+        ("contrast", "has a loss of .* for 2 training examples, which alone have .*; return sums"),
+        ("moving", "changes the buffer 1.mean of the network in every forward pass, so that the"),
         ("other", r"returns the metrics rmse, and has metric_names=\('rmse', 'far_error'\)"),
     ],
 )
