@@ -18,7 +18,12 @@ from torch import Tensor, nn
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.models import give_one_channel, refuse_sparse_tensors
-from lsgd.models.forward_checks import buffer_versions, find_changed_buffer, find_scattered_rows
+from lsgd.models.forward_checks import (
+    find_changed_buffer,
+    find_dependence,
+    find_scattered_rows,
+    record_buffers,
+)
 from lsgd.models.parameter_roles import ParameterRoles, find_roles
 from lsgd.models.randomness_guard import (
     RandomnessGuard,
@@ -78,7 +83,7 @@ def check_library_network(recipe: Recipe) -> None:
         set(drawing),
     )
     network = network.to("meta").train()
-    versions = buffer_versions(network)
+    buffers = record_buffers(network)
     _check_logits(_probe(network, watched, recipe), recipe)
     evaluated = [images for _, images in recipe.evaluated_changes]
     sizes = {(side, side) for side in (*recipe.training_sizes, *(each.side for each in evaluated))}
@@ -98,12 +103,14 @@ def check_library_network(recipe: Recipe) -> None:
                 "so it cannot be drawn per image; set its rate to 0 in model.options, or choose "
                 "another network"
             )
-    if path := find_changed_buffer(network, versions):
+    if path := find_changed_buffer(network, buffers):
         raise UsageError(
             f"model={name} changes {path} in every forward pass, so the result would depend on the "
             "number of processes and micro-batches; choose another network"
         )
     _check_rows(ours, recipe)
+    if recipe.model.is_own:
+        _check_dependence(ours, recipe)
 
 
 @contextmanager
@@ -151,6 +158,26 @@ def _check_rows(network: nn.Module, recipe: Recipe) -> None:
         raise UsageError(
             f"model={recipe.model.name} normalises in {path} rows in which those of an image are "
             "not adjacent, so that workers would share statistics; choose another network"
+        )
+
+
+def _check_dependence(network: nn.Module, recipe: Recipe) -> None:
+    """Raise UsageError if an image's logits depend on other images or on earlier forward passes.
+
+    The network is modified. One that fails on the CPU is not checked.
+    """
+    data = recipe.data
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(3, data.channels, data.image_size, data.image_size, generator=generator)
+    try:
+        found = find_dependence(network.train(), lambda some: network(images[some]), 2)
+    except Exception:  # as of kernels for GPUs only
+        return
+    if found:
+        raise UsageError(
+            f"model={recipe.model.name} computes the logits of an image also from {found}, so that "
+            "the result would depend on the number of processes and micro-batches; compute them "
+            "from the image alone"
         )
 
 
@@ -250,7 +277,7 @@ def _build(recipe: Recipe) -> nn.Module:
     given |= {"num_classes": recipe.data.classes} | options
     try:
         network = _build_seeded(partial(build, name, **given), recipe.seed)
-    except (TypeError, ValueError, AssertionError) as error:
+    except Exception as error:
         raise UsageError(
             f"model={recipe.model.name} cannot be built with "
             f"model.options={dict(recipe.model.options)} ({first_line(error)}); write "

@@ -46,6 +46,7 @@ from lsgd.strategy.allreduce import AllReduceUpdate
 from lsgd.strategy.guard import NonFiniteGuard
 from lsgd.strategy.reducer import Reducer
 from lsgd.virtual.changes import GradientRecord, ModelRecord
+from lsgd.virtual.dependence import check_dependence
 from lsgd.virtual.model import (
     Loss,
     broadcast_model,
@@ -181,7 +182,7 @@ class VirtualStep:
         self._left: int | None = None
         """The backward passes that are missing in this step; None between two steps."""
         self._counts_rows = bool(self._layers) and (workers_per_pass > 1 or worker_batch == 1)
-        self._checks_buffers, self._is_closed = True, False
+        self._checks_forward, self._is_closed = True, False
         self._checks_mean = workers_per_pass > 1
         self._synchronized = self.steps
         """The number of steps at the last synchronization, the same on every process."""
@@ -321,17 +322,19 @@ class VirtualStep:
     def _check_forward(self, first: MicroBatch, shapes: list[torch.Size]) -> Iterator[None]:
         """Check that the forward pass in this context changes no buffer and mixes no workers.
 
-        It is that of the first micro-batch of a step. The buffers are checked once, and the rows of
-        batch norm once for each shape of the images.
+        It is that of the first micro-batch of a step. The buffers and the images of several workers
+        are checked once, and the rows of batch norm once for each shape of the images.
         """
         with ExitStack() as checks:
-            if self._checks_buffers:
+            if self._checks_forward:
+                if len(first.workers) > 1:
+                    checks.enter_context(check_dependence(self.model, len(first.examples)))
                 checks.enter_context(check_buffers(self.model))
             if shapes != self._counted_shapes:
                 count = self._rows.count(len(first.examples), len(first.workers))
                 checks.enter_context(count)
             yield
-        self._checks_buffers, self._counted_shapes = False, shapes
+        self._checks_forward, self._counted_shapes = False, shapes
 
     def backward(self, loss: Tensor) -> Tensor:
         """Run the backward pass of the current micro-batch's loss; return its detached sum.

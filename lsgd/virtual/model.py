@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
-from lsgd.models.forward_checks import buffer_versions, find_changed_buffer
+from lsgd.models.forward_checks import find_changed_buffer, record_buffers
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
 from lsgd.rules.counter_dropout import CounterBasedDropout
 from lsgd.rules.optim import trained_parameters
@@ -260,9 +260,9 @@ def _repeat(loss: Loss, arguments: tuple[Any, ...], workers: int) -> tuple[Tenso
 @contextmanager
 def check_buffers(model: nn.Module) -> Iterator[None]:
     """Raise UsageError if a forward pass within the context changes a buffer that is not BN's."""
-    versions = buffer_versions(model)
+    buffers = record_buffers(model)
     yield
-    if path := find_changed_buffer(model, versions):
+    if path := find_changed_buffer(model, buffers):
         raise UsageError(
             f"the model changes the buffer {path} in a forward pass, so that the trajectory would "
             "depend on processes and workers_per_pass; choose a layer whose buffers are constant "

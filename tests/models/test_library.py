@@ -200,6 +200,7 @@ def test_taken(network: str) -> None:
             r"draws random numbers in blocks\.0\.attn",
         ),
         (["timm/resnet10t", "model.options.drop_rate=0.1"], "draws random numbers"),
+        (["timm/resnet10t", "model.options.act_layer=foo"], "cannot be built with .*'foo'"),
         *(
             ([name, f"model.options.{option}"], r"fetch or load weights.*leave it out")
             for name, option in (

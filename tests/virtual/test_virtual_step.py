@@ -446,6 +446,20 @@ def test_layers_of_timm_keep_their_activation() -> None:
     torch.testing.assert_close(model(images), plain.eval()(images))
 
 
+class Mixing(nn.Module):
+    """A network in which images meet, or that counts its forward passes."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.calls, self.head = kind, 0, nn.Linear(4, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        if self.kind == "images":
+            images = images - images.mean(0)
+        return self.head(images) * (self.calls if self.kind == "calls" else 1)
+
+
 class Tokens(nn.Module):
     """A network with a batch norm of tokens, which are image by image, or in another order."""
 
@@ -1174,6 +1188,14 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "layer norm gets rows in which those of an image are not adjacent.*use workers_per_pass=1",
     ),
+    "images": (
+        lambda: of(Mixing("images"), workers_per_pass=2)(torch.randn(12, 4), torch.arange(12) % 5),
+        "output for an image also from the other images of a micro-batch.*workers_per_pass=1",
+    ),
+    "calls": (
+        lambda: of(Mixing("calls"), workers_per_pass=2)(torch.randn(12, 4), torch.arange(12) % 5),
+        "output for an image also from earlier forward passes",
+    ),
     "views": (
         lambda: of(Tokens("views"), workers_per_pass=4)(torch.randn(12, 4), torch.arange(12) % 5),
         "layer norm gets rows in which those of an image are not adjacent",
@@ -1274,6 +1296,16 @@ def test_a_loss_is_called_once_for_each_pass() -> None:
         drawn = torch.rand(())
         torch.manual_seed(0)
         assert torch.rand(3)[2] == drawn
+
+
+def test_images_of_one_worker_may_meet() -> None:
+    """As negatives of a contrastive loss, in a pass of this worker."""
+    model = Mixing("images")
+    of(model)(torch.randn(12, 4), torch.arange(12) % 5)
+    assert model.calls == 4
+    counted = Mixing("none")
+    of(counted, workers_per_pass=2)(torch.randn(12, 4), torch.arange(12) % 5)
+    assert counted.calls == 2
 
 
 @pytest.mark.parametrize("case", REFUSALS)
