@@ -39,6 +39,11 @@ class VirtualSampler(Sampler[list[int]]):
         self._order = lru_cache(maxsize=2)(partial(sampler.epoch_order, len(dataset), seed=seed))
         self.epoch = self._first = 0
 
+    @property
+    def sampler(self) -> "VirtualSampler":
+        """The sampler itself: trainers set the epoch of a batch sampler's `sampler`."""
+        return self
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0, of the next iteration.
 

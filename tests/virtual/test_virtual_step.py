@@ -1329,3 +1329,17 @@ def test_the_sampler_has_the_order_of_a_recipe() -> None:
     for processes in (1, 3):
         steps = zip(*run_on_threads(processes, shares), strict=True)
         assert [each for step in steps for share in step for each in share] == order.tolist()
+
+
+def test_trainers_set_the_epoch() -> None:
+    """Lightning and Accelerate call set_epoch of the `sampler` that a batch sampler has."""
+    orders = []
+    loader = DataLoader(
+        range(64), batch_sampler=virtual_sampler(range(64), workers=4, worker_batch=4)
+    )
+    for epoch in range(2):
+        loader.batch_sampler.sampler.set_epoch(epoch)
+        orders.append([each.tolist() for each in loader])
+    expected = virtual_sampler(range(64), workers=4, worker_batch=4)
+    expected.set_epoch(1)
+    assert orders[0] != orders[1] == [*expected]
