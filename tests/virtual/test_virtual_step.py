@@ -13,6 +13,7 @@ from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.composed import compose_recipe
@@ -736,6 +737,15 @@ def test_a_state_without_a_seed_is_loaded() -> None:
     state = step.state_dict()
     del state["seed"]  # as of earlier versions
     step.load_state_dict(state)
+
+
+def test_a_state_can_be_loaded_whose_settings_are_numbers_of_numpy() -> None:
+    """torch.load reads plain numbers alone."""
+    workers, seed = np.int64(4), np.int32(5)
+    saved = io.BytesIO()
+    torch.save(small(workers=workers, workers_per_pass=workers, seed=seed).state_dict(), saved)
+    saved.seek(0)
+    small(seed=5).load_state_dict(torch.load(saved))
 
 
 def generator_and_critic() -> list[nn.Linear]:
