@@ -14,6 +14,7 @@ from helpers.pages import REPOSITORY, lines
 from helpers.threaded import seeded
 from torch import Tensor, nn
 
+from lsgd.errors import UsageError
 from lsgd.virtual import virtual
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
@@ -42,6 +43,12 @@ def connected(library: str) -> Iterator[tuple[int, int]]:
         import horovod.torch as hvd
 
         hvd.init()
+        net = nn.Linear(2, 2)
+        wrapped = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters()), net.named_parameters()
+        )
+        with pytest.raises(UsageError, match="the optimizer SGD is wrapped in hvd"):
+            virtual(net, wrapped, workers=2, worker_batch=2)
         yield hvd.rank(), hvd.size()
         hvd.shutdown()
     elif library == "torch":

@@ -1001,6 +1001,8 @@ class OwnDropout(nn.Dropout):
 
 
 Wrapped.__name__ = "DistributedDataParallel"
+# As hvd.DistributedOptimizer makes it.
+HvdSGD = type("SGD", (torch.optim.SGD,), {"__module__": "horovod.torch.optimizer"})
 OTHER = nn.Linear(1, 1)
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "workers": (lambda: of(network(), workers=0), "workers=0 must be 1 or more"),
@@ -1084,6 +1086,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "steps": (
         lambda: virtual_sampler(range(12), workers=4, worker_batch=3).seek(-1),
         "steps=-1 must be 0 or more",
+    ),
+    "optimizer of Horovod": (
+        lambda: virtual(net := network(), HvdSGD(net.parameters()), workers=4, worker_batch=3),
+        "the optimizer SGD is wrapped in hvd.DistributedOptimizer.*without the wrapper",
     ),
     "wrapped": (lambda: of(Wrapped(network())), "wrapped in DistributedDataParallel.*without"),
     "synchronized": (
