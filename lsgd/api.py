@@ -18,7 +18,8 @@
 
 Every early end of a run raises a subclass of ExitError, such as UsageError, DivergedError and
 PreemptedError; its message is the sentence that the command would print. Under a launcher every
-process makes the same calls. torch is imported by the first training or evaluation.
+process makes the same calls, also where the program has connected the processes itself. torch is
+imported by the first training or evaluation.
 
 A call leaves the program's process as it was: Hydra, torch's settings, random states, signals and
 environment. Its messages go to the logger "lsgd", whose handler prints them;
