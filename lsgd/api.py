@@ -94,6 +94,7 @@ def train(recipe: Recipe, *, on_row: Callable[[Row], object] | None = None) -> f
     or diverged. An exception that it raises ends the run; training the same recipe again resumes it
     from its last checkpoint.
 
+    Fields that the program has replaced in the recipe are checked as those of a command line are.
     Raises UsageError, before anything is written, if the recipe cannot be trained here;
     DivergedError, PreemptedError and other subclasses of ExitError if they end the run.
     """
@@ -102,7 +103,7 @@ def train(recipe: Recipe, *, on_row: Callable[[Row], object] | None = None) -> f
     from lsgd.train import train
 
     with restore_process_settings(), row_callback(on_row):
-        return train(recipe)
+        return train(config.from_python(recipe))
 
 
 def evaluate(checkpoint: Path | str, *overrides: str) -> dict[str, Scores]:
