@@ -22,7 +22,8 @@ process makes the same calls, also where the program has connected the processes
 imported by the first training or evaluation.
 
 A call leaves the program's process as it was: Hydra, torch's settings, random states, signals and
-environment. Its messages go to the logger "lsgd", whose handler prints them;
+environment. Nor do the program's autocast, `no_grad`, default dtype and default device change the
+result of a call. Its messages go to the logger "lsgd", whose handler prints them;
 `logging.getLogger("lsgd").setLevel(logging.ERROR)` silences them.
 """
 
@@ -98,11 +99,11 @@ def train(recipe: Recipe, *, on_row: Callable[[Row], object] | None = None) -> f
     Raises UsageError, before anything is written, if the recipe cannot be trained here;
     DivergedError, PreemptedError and other subclasses of ExitError if they end the run.
     """
-    from lsgd.job.device import restore_process_settings
+    from lsgd.job.device import use_torch_defaults
     from lsgd.run.metrics import row_callback
     from lsgd.train import train
 
-    with restore_process_settings(), row_callback(on_row):
+    with use_torch_defaults(), row_callback(on_row):
         return train(config.from_python(recipe))
 
 
@@ -115,9 +116,9 @@ def evaluate(checkpoint: Path | str, *overrides: str) -> dict[str, Scores]:
     with that recipe. Raises UsageError.
     """
     from lsgd.evaluate import evaluate_path
-    from lsgd.job.device import restore_process_settings
+    from lsgd.job.device import use_torch_defaults
 
-    with restore_process_settings():
+    with use_torch_defaults():
         return evaluate_path(paths.parse_path(checkpoint), overrides)
 
 

@@ -13,6 +13,7 @@ from lsgd.job.device import (
     device_name,
     preset,
     run_compiled_modules_eagerly,
+    use_torch_defaults,
 )
 from lsgd.job.launcher import cores, detect_launch
 
@@ -102,3 +103,28 @@ def test_a_thread_waits_for_the_device_of_its_tensors(monkeypatch: pytest.Monkey
     device.synchronize(torch.device("cuda", 2))
     device.synchronize(CPU)
     assert waited == [torch.device("cuda", 2)]
+
+
+def test_a_training_is_shielded_from_the_settings_of_its_host() -> None:
+    """They gave wrong numbers, or an error in the first backward pass."""
+
+    def state() -> list[object]:
+        autocast = torch.is_autocast_enabled("cpu"), torch.autocast_increment_nesting() - 1
+        torch.autocast_decrement_nesting()
+        gradients = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        return [*autocast, *gradients, torch.get_default_dtype(), torch.get_default_device().type]
+
+    plain = [False, 0, True, False, torch.float32, "cpu"]
+    assert state() == plain
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu"), torch.inference_mode(), torch.device("meta"):
+            of_host = state()
+            with use_torch_defaults():
+                assert state() == plain
+            with pytest.raises(RuntimeError, match="failed"), use_torch_defaults():
+                raise RuntimeError("failed")
+            assert state() == of_host
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert state() == plain
