@@ -21,9 +21,9 @@ PreemptedError; its message is the sentence that the command would print. Under 
 process makes the same calls, also where the program has connected the processes itself. torch is
 imported by the first training or evaluation.
 
-A call leaves the program's process as it was: Hydra, torch's settings, random states, signals and
-environment. Nor do the program's autocast, `no_grad`, default dtype and default device change the
-result of a call. Its messages go to the logger "lsgd", whose handler prints them;
+A call leaves the program's process as it was: Hydra, torch's settings, signals, environment and, in
+the main thread, random states. Nor do the program's autocast, `no_grad`, default dtype and default
+device change the result of a call. Its messages go to the logger "lsgd", whose handler prints them;
 `logging.getLogger("lsgd").setLevel(logging.ERROR)` silences them.
 """
 

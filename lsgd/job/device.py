@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from multiprocessing import get_start_method, set_start_method
 from pathlib import Path
-from threading import Lock
+from threading import Lock, current_thread, main_thread
 from typing import Any
 
 import numpy as np
@@ -371,9 +371,9 @@ def restore_process_settings() -> AbstractContextManager[None]:
     """Restore at the end of this context the process-wide settings that a training has changed.
 
     lsgd is a guest of another program within it: `lsgd.api` trains and evaluates so. The settings
-    are the number of threads, the cores, the kernels of the GPU, torch's default dtype, random
-    states, the filters of warnings, the start method of multiprocessing and environment variables;
-    signal handlers are restored where they are set.
+    are the number of threads, the cores, the kernels of the GPU, torch's default dtype, the filters
+    of warnings, the start method of multiprocessing and environment variables; in the main thread
+    also random states. Signal handlers are restored where they are set.
     """
     return _guests
 
@@ -418,9 +418,6 @@ def _restored_settings() -> Iterator[None]:
     calls: list[Callable[[], object]] = [
         partial(torch.set_num_threads, torch.get_num_threads()),
         partial(torch.set_default_dtype, torch.get_default_dtype()),
-        partial(torch.set_rng_state, torch.get_rng_state()),
-        partial(random.setstate, random.getstate()),
-        partial(np.random.set_state, np.random.get_state()),
         *(partial(setattr, module, name, getattr(module, name)) for module, name in KERNEL_FLAGS),
         partial(bind_to, usable_cores()),
         partial(_restore_warnings, list(warnings.filters), warnings.showwarning),
@@ -429,10 +426,16 @@ def _restored_settings() -> Iterator[None]:
         partial(set_start_method, get_start_method(allow_none=True), force=True),
     ]
     if torch.cuda.is_initialized():
+        calls.append(partial(torch.cuda.set_device, torch.cuda.current_device()))
+    # Beside a training in a thread the program may draw, and would draw the same numbers again.
+    if current_thread() is main_thread():
         calls += [
-            partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()),
-            partial(torch.cuda.set_device, torch.cuda.current_device()),
+            partial(torch.set_rng_state, torch.get_rng_state()),
+            partial(random.setstate, random.getstate()),
+            partial(np.random.set_state, np.random.get_state()),
         ]
+        if torch.cuda.is_initialized():
+            calls.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
     yield
     for restore in calls:
         restore()

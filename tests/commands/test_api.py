@@ -144,7 +144,8 @@ def test_the_process_is_left_as_it_was(tmp_path: Path, finished: Path) -> None:
             scores = api.evaluate(finished / "run")
         assert state() == before
         [run] = api.read_runs(finished)
-        assert (error, scores["val"].metrics["loss"]) == (run.final_metric, run.rows[-1]["val_loss"])
+        assert error == run.final_metric
+        assert scores["val"].metrics["loss"] == run.rows[-1]["val_loss"]
     finally:
         torch.set_num_threads(threads)
         torch.backends.cudnn.benchmark = benchmark

@@ -1,7 +1,10 @@
 import os
+import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +15,7 @@ from lsgd.job.device import (
     cpu,
     device_name,
     preset,
+    restore_process_settings,
     run_compiled_modules_eagerly,
     use_torch_defaults,
 )
@@ -128,3 +132,18 @@ def test_a_training_is_shielded_from_the_settings_of_its_host() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert state() == plain
+
+
+def test_a_training_in_a_thread_leaves_the_random_numbers_of_its_host() -> None:
+    """The host drew the same numbers again after the end of the training."""
+
+    def draws() -> list[float]:
+        return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+    context = restore_process_settings()
+    with ThreadPoolExecutor(1) as pool:
+        for in_thread in (True, False):
+            pool.submit(context.__enter__).result() if in_thread else context.__enter__()
+            first = draws()
+            context.__exit__(None, None, None)
+            assert (draws() == first) is not in_thread
