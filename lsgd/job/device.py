@@ -391,7 +391,8 @@ def use_torch_defaults() -> Iterator[None]:
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         for kind in ["cpu", *([accelerator.type] if accelerator else [])]:
-            stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
         # torch keeps autocast's copies of weights until the outermost autocast ends: at depth 0 the
         # autocast of each forward pass is that one.
         depth = torch.autocast_increment_nesting()
