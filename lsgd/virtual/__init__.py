@@ -61,7 +61,7 @@ from lsgd.virtual.model import (
     restore_batch_norms,
 )
 from lsgd.virtual.rows import RowCounter
-from lsgd.virtual.sampling import VirtualSampler, check_number, hosted_workers
+from lsgd.virtual.sampling import VirtualSampler, hosted_workers, whole_number
 from lsgd.workloads import CarriedState, worker_states
 
 __all__ = ["VirtualSampler", "VirtualStep", "virtual", "virtual_sampler"]
@@ -147,11 +147,12 @@ class VirtualStep:
         seed: int,
     ) -> None:
         self.model, self.loss = model, loss
-        self.workers, self.worker_batch, self.seed = workers, worker_batch, seed
         self.comm = comm_over(group)
-        self.hosted = hosted_workers(self.comm, workers, worker_batch)
-        check_number("workers_per_pass", workers_per_pass, 1)
-        check_number("seed", seed)
+        self.workers = workers = whole_number("workers", workers, 1)
+        self.worker_batch = worker_batch = whole_number("worker_batch", worker_batch, 1)
+        self.hosted = hosted_workers(self.comm, workers)
+        workers_per_pass = whole_number("workers_per_pass", workers_per_pass, 1)
+        self.seed = whole_number("seed", seed)
         check_model(model)
         check_optimizer(model, optimizer)
         check_loss(loss)

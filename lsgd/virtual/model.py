@@ -147,7 +147,16 @@ def do_nothing(_: Tensor) -> None:
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError for parameters that are not the model's, and for a step with a closure."""
+    """Raise UsageError for an optimizer that cannot make the update of a virtual step.
+
+    Its step needs a closure, or reduces gradients itself, or it holds parameters of another model.
+    """
+    # Horovod's classes have the names of those that they wrap.
+    if any(base.__module__ == "horovod.torch.optimizer" for base in type(optimizer).__mro__):
+        raise UsageError(
+            f"the optimizer {type(optimizer).__name__} is wrapped in hvd.DistributedOptimizer, "
+            "which reduces gradients itself; pass the optimizer without the wrapper"
+        )
     try:
         # Of the class, since a scheduler has replaced the instance's.
         inspect.signature(type(optimizer).step).bind(optimizer)
