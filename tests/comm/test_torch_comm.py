@@ -1,7 +1,6 @@
 """What torch.distributed leaves behind."""
 
 import platform
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import lsgd.comm.torch
 from lsgd.comm.torch import TorchComm, call_roll
 from lsgd.errors import PeerLostError, UsageError
 from lsgd.job.launcher import Launch
+from lsgd.supervise.singly import free_port
 
 PROGRAM = """
 import os
@@ -40,9 +40,7 @@ Bootstrap : no socket interface found
 @pytest.mark.parametrize("second", ["cpu", "cuda"])
 def test_processes_with_other_devices_are_refused_when_they_meet(second: str) -> None:
     """Each chooses its own by device=auto, and they could not connect."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     stores = []  # process 0 keeps the store until both have left
 
