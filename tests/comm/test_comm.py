@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -448,10 +449,7 @@ def test_the_fix_for_a_lost_process_is_that_of_who_runs_the_job(
 ) -> None:
     """A program that has connected its own processes has no run folder to resume."""
     comm = kind.__new__(kind)
-
-    def lost(*_: object, **__: object) -> None:
-        raise RuntimeError("Connection closed by peer")
-
+    lost = Mock(side_effect=RuntimeError("Connection closed by peer"))
     work = type("Work", (), {"wait": staticmethod(lost)})()
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: work)
     with pytest.raises(PeerLostError, match=fix) as noticed:
