@@ -333,8 +333,7 @@ def _goals(samples: Mapping[str, Samples], fastest: str) -> list[str]:
         f"{times.shown('.3f')}"
     ]
     fewest = min(
-        (name for name in SCRIPTS if name in faults),
-        key=lambda name: estimate(faults[name]).median,
+        (name for name in SCRIPTS if name in faults), key=lambda name: estimate(faults[name]).median
     )
     # A difference, not a ratio, since a process may have no page faults.
     pairs = zip(faults[OURS], faults[fewest], strict=True)

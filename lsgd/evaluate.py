@@ -37,12 +37,7 @@ from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
 from lsgd.scores import Scores
 from lsgd.start_weights import read_state_dict
-from lsgd.trained_model import (
-    build_trained,
-    load_class_names,
-    load_trained,
-    trained_crop,
-)
+from lsgd.trained_model import build_trained, load_class_names, load_trained, trained_crop
 from lsgd.workloads import open_workload
 
 

@@ -314,13 +314,7 @@ class DaliInputs(Inputs):
 
 
 def decode(
-    file: Any,
-    corner: Any,
-    shape: Any,
-    *,
-    on_gpu: bool,
-    hardware: float,
-    sixteen_bits: bool = False,
+    file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float, sixteen_bits: bool = False
 ) -> tuple[Any, Any]:
     """Build DALI's operators that decode a window of an image to RGB pixels (height, width, 3).
 

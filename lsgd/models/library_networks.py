@@ -20,11 +20,7 @@ from lsgd.installation import install_command
 from lsgd.models import give_one_channel, refuse_sparse_tensors
 from lsgd.models.forward_checks import buffer_versions, find_changed_buffer, find_scattered_rows
 from lsgd.models.parameter_roles import ParameterRoles, find_roles
-from lsgd.models.randomness_guard import (
-    RandomnessGuard,
-    seeded_generators,
-    without_global_draws,
-)
+from lsgd.models.randomness_guard import RandomnessGuard, seeded_generators, without_global_draws
 from lsgd.own_parts import NETWORK, OwnPart, first_line, imported_part
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type

@@ -73,10 +73,7 @@ def _parser() -> Parser:
         help="the folder of the report (default: runs/studies/NAME or runs/report)",
     )
     parser.add_argument(
-        "--table",
-        type=paths.parse_path,
-        metavar="PAGE",
-        help="only update the results table",
+        "--table", type=paths.parse_path, metavar="PAGE", help="only update the results table"
     )
     parser.add_argument(
         "--ladder",

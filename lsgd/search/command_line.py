@@ -191,9 +191,7 @@ def _parser(about: str) -> Parser:
         parser, trained="trials", timed="a search", more_launchers=" or by spark"
     )
     parser.add_argument(
-        "--master",
-        metavar="URL",
-        help="the master of Spark, such as spark://HOST:7077",
+        "--master", metavar="URL", help="the master of Spark, such as spark://HOST:7077"
     )
     parser.add_argument(
         "--storage",

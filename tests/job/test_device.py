@@ -7,13 +7,7 @@ import torch
 
 from lsgd.errors import UsageError
 from lsgd.job import device
-from lsgd.job.device import (
-    choose_kernels,
-    cpu,
-    device_name,
-    preset,
-    run_compiled_modules_eagerly,
-)
+from lsgd.job.device import choose_kernels, cpu, device_name, preset, run_compiled_modules_eagerly
 from lsgd.job.launcher import cores, detect_launch
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
