@@ -26,11 +26,6 @@ def published(name: str, content: bytes = CONTENT) -> PublishedFile:
 FILE = published("set.zip")
 
 
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-
-
 @pytest.fixture
 def site() -> Iterator[FaultySite]:
     with serve(FaultySite({"/set.zip": CONTENT})) as started:
