@@ -73,7 +73,7 @@ def peers(argv: Sequence[str]) -> None:
     line = Parser("benchmarks.peers", ABOUT)
     for name, peer in SCRIPTS.items():
         about = f"a checkout of github.com/{peer.repository}"
-        line.add_argument(f"--{name}", type=paths.parse_path, metavar="CHECKOUT", help=about)
+        line.add_path(f"--{name}", "CHECKOUT", about)
     line.add_argument(
         "--images", type=paths.parse_path, metavar="FOLDER", required=True, help="the images"
     )

@@ -244,9 +244,7 @@ def _command_line() -> RecipeParser:
     line.add_argument(
         "--cheapest", action="store_true", help="find the cheapest minibatch, not the fastest"
     )
-    line.add_argument(
-        "--out", type=paths.parse_path, metavar="FOLDER", help="a new folder for table and plot"
-    )
+    line.add_path("--out", "FOLDER", "a new folder for table and plot")
     return line
 
 
