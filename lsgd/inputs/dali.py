@@ -199,11 +199,8 @@ class DaliInputs(Inputs):
         parts = parts_in_epoch(data.augmentation, each.epoch, data.augmented_epochs)
         draw: dict[str, Any] = {"seed": self.seed, "epoch": each.epoch or 0}
         if "crop" in parts:
-            ranges: dict[str, Any] = {
-                "area_range": data.crop_area,
-                "aspect_range": data.crop_aspect,
-            }
-            windows = augmentation.crop_windows(sizes, ids, **draw, **ranges)
+            ranges = {"area_range": data.crop_area, "aspect_range": data.crop_aspect}
+            windows = augmentation.crop_windows(sizes, ids, **draw | ranges)
             regions = np.concatenate((np.zeros(sizes.shape), windows[:, 2:]), axis=1)
         else:
             windows = np.concatenate((np.zeros_like(sizes), sizes), axis=1)
