@@ -18,10 +18,12 @@
 
 Every early end of a run raises a subclass of ExitError, such as UsageError, DivergedError and
 PreemptedError; its message is the sentence that the command would print. Under a launcher every
-process makes the same calls. torch is imported by the first training or evaluation.
+process makes the same calls, also where the program has connected the processes itself. torch is
+imported by the first training or evaluation.
 
-A call leaves the program's process as it was: Hydra, torch's settings, random states, signals and
-environment. Its messages go to the logger "lsgd", whose handler prints them;
+A call leaves the program's process as it was: Hydra, torch's settings, signals, environment and, in
+the main thread, random states. Nor do the program's autocast, `no_grad`, default dtype and default
+device change the result of a call. Its messages go to the logger "lsgd", whose handler prints them;
 `logging.getLogger("lsgd").setLevel(logging.ERROR)` silences them.
 """
 
@@ -93,15 +95,16 @@ def train(recipe: Recipe, *, on_row: Callable[[Row], object] | None = None) -> f
     or diverged. An exception that it raises ends the run; training the same recipe again resumes it
     from its last checkpoint.
 
+    Fields that the program has replaced in the recipe are checked as those of a command line are.
     Raises UsageError, before anything is written, if the recipe cannot be trained here;
     DivergedError, PreemptedError and other subclasses of ExitError if they end the run.
     """
-    from lsgd.job.device import restore_process_settings
+    from lsgd.job.device import use_torch_defaults
     from lsgd.run.metrics import row_callback
     from lsgd.train import train
 
-    with restore_process_settings(), row_callback(on_row):
-        return train(recipe)
+    with use_torch_defaults(), row_callback(on_row):
+        return train(config.from_python(recipe))
 
 
 def evaluate(checkpoint: Path | str, *overrides: str) -> dict[str, Scores]:
@@ -113,9 +116,9 @@ def evaluate(checkpoint: Path | str, *overrides: str) -> dict[str, Scores]:
     with that recipe. Raises UsageError.
     """
     from lsgd.evaluate import evaluate_path
-    from lsgd.job.device import restore_process_settings
+    from lsgd.job.device import use_torch_defaults
 
-    with restore_process_settings():
+    with use_torch_defaults():
         return evaluate_path(paths.parse_path(checkpoint), overrides)
 
 

@@ -80,8 +80,12 @@ DECISIVE = (
     *("padding", "batching", "deterministic", "noise_scale"),
 )
 """The fields on which the fastest values depend, besides the groups model and data."""
-PATHS = ("root", "index", "stage", "skip_list", "skip")
-"""The fields of the group data on which they do not depend."""
+UNTIMED = (
+    *("root", "index", "stage", "skip_list", "skip", "mean", "std"),
+    *("train_examples", "val_examples", "test_examples"),
+    *("start", "start_sha256", "start_optimizer", "new_head"),
+)
+"""The fields of the groups model and data on which they do not depend, and pretrained weights."""
 MAX_MEMORY_SHARE = 0.85
 """The share of a GPU's memory that a micro-batch may take; loader and fragments need the rest."""
 NOT_POSSIBLE = math.inf
@@ -170,9 +174,9 @@ class _Choice:
         self.record = ChoiceRecord(recipe, self.open_fields, comm, device)
 
     def defaults_line(self) -> str:
-        """Format the log line of a run that is too short to time anything."""
+        """Format the log line of a run that is too short for a comparison."""
         values = {name: DEFAULTS[name] for name in self.open_fields}
-        return f"{_overrides(values)}, the defaults, as the run is short"
+        return f"{_overrides(values)}, the defaults, as the run leaves no time to compare others"
 
     def time(self, seconds: float, *, compiles: bool = False) -> tuple[Recipe, list[str]]:
         """Time the candidates for the open fields, and record the fastest values."""
@@ -190,12 +194,15 @@ class _Choice:
                 broadcast_from_rank0(self.comm, self.record.write_short)
                 return self.default, [self.defaults_line()]
             best, tried = self._descend(timer, compiles=compiles)
+        if not tried and any(self.comm.gather_objects(timer.lacked_time)):  # a longer run may not
+            broadcast_from_rank0(self.comm, self.record.write_short)
+            return self.default, [self.defaults_line()]
         values = {name: getattr(best, name) for name in self.open_fields}
         # Another job may have been faster: both keep its choice.
         found: dict[str, Any] = broadcast_from_rank0(
             self.comm, lambda: self.record.write(values, is_new=compiles)
         )
-        ratios = ", ".join(tried) or "there was time for no comparison"
+        ratios = ", ".join(tried) or "no other value is possible"
         line = (
             f"{_overrides(found)}, chosen in {time.perf_counter() - begin:.1f} s by the times of "
             f"steps: {ratios}"
@@ -267,20 +274,21 @@ class ChoiceRecord:
     """The file in the user's cache with the values that were fastest for a network on a machine.
 
     With it the same command makes the same choice again, and so the same bits. It also has the
-    number of steps of a run that was too short to time anything, until another was timed.
+    number of steps of a run that was too short for a comparison, until lsgd.autotune is called.
     """
 
     def __init__(
         self, recipe: Recipe, open_fields: Sequence[str], comm: Comm, device: torch.device
     ) -> None:
         launch = detect_launch()
-        data = asdict(recipe.data)
+        groups = (asdict(group) for group in (recipe.model.started_from(None), recipe.data))
+        model, data = ({key: it[key] for key in it if key not in UNTIMED} for it in groups)
         self.timed = {
             **{name: getattr(recipe, name) for name in (*TIMED, *DECISIVE)},
             # Which of these fields have a choice depends on the strategy and the workload.
             "open": sorted(open_fields),
-            "model": asdict(recipe.model),
-            "data": {name: data[name] for name in data if name not in PATHS},
+            "model": model,
+            "data": data,
             "device": cpu() if device.type == "cpu" else device_name(device),
             "cores": cores(launch),
             "omp_num_threads": omp_num_threads(),
@@ -305,22 +313,23 @@ class ChoiceRecord:
         return values if values.keys() == {*self.timed["open"]} else {}
 
     def short_steps(self) -> int:
-        """Return the steps of the longest run that was found too short to time anything, or 0."""
+        """Return the steps of the longest run that was too short for a comparison, or 0."""
         steps: Any = self._content().get("short")
         return int(steps) if _is_count(steps) else 0
 
     def write_short(self) -> None:
         """Record that a run of these steps is too short, so that it always keeps the defaults."""
-        self._write({"short": self.steps})
+        self._write({"short": self.steps, "fastest": self.read()})
 
     def write(self, values: dict[str, Any], *, is_new: bool) -> dict[str, Any]:
         """Record the fastest values by field, unless another process has; return the recorded ones.
 
-        With `is_new` they replace others. Where the cache cannot be written, they are returned.
+        With `is_new` they replace others, also the defaults of short runs. Where the cache cannot
+        be written, they are returned.
         """
         if not is_new and (others := self.read()):
             return others
-        self._write({"short": self.short_steps(), "fastest": values})
+        self._write({"short": 0 if is_new else self.short_steps(), "fastest": values})
         return values
 
     def check_writable(self) -> None:
@@ -370,6 +379,8 @@ class StepTimer:
     """The time of an example in the default setting, in seconds."""
     models: dict[tuple[Any, Any], tuple[Learner, Inputs]] = field(default_factory=dict)
     """The models and their batches, by memory format and whether they are compiled."""
+    lacked_time: bool = False
+    """Whether a comparison was left out because it would have exceeded the limit."""
     not_compiled: str = ""
     """Why torch could not compile the network; empty if it could, or was not asked to."""
 
@@ -417,9 +428,10 @@ class StepTimer:
         repeats = max(1, int(unit / step))
         expected = 2 * step + 2 * ROUNDS * repeats * step
         is_too_large = passes[1] > max(passes[0], self.hosted)
-        if is_too_large or self._spent(expected) > self.seconds:
+        if is_too_large or (needs_all and _may_exceed_memory(self.device)):
             return NOT_POSSIBLE
-        if needs_all and _may_exceed_memory(self.device):
+        if self._spent(expected) > self.seconds:
+            self.lacked_time = True
             return NOT_POSSIBLE
         same = cpu_threads(current, self.hosted) == cpu_threads(candidate, self.hosted)
         is_processor_time = self.device.type == "cpu" and same
@@ -570,17 +582,25 @@ def _may_exceed_memory(device: torch.device) -> bool:
 def autotune(recipe: Recipe) -> None:
     """Time all fields of a recipe that are auto, compile too, and record the fastest values.
 
-    Raises UsageError if none of them is auto.
+    Raises UsageError if none of them is auto, and for a short run, which keeps the defaults.
     """
+    if recipe.is_short:
+        raise UsageError(
+            f"{recipe.name} is a short run, which times no steps and keeps the defaults; add the "
+            "overrides of a longer run, or train without autotune"
+        )
     device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
         choice = _Choice(recipe, comm, device)
         if not choice.open_fields:
-            raise UsageError(
-                f"{' and '.join(TIMED)} of {recipe.name} are all given; leave one out, or write "
-                "hardware=auto"
+            why = (
+                f"{' and '.join(TIMED)} of {recipe.name} are all given; leave one out, or write"
+                if recipe.strategy.is_synchronous
+                else f"strategy={recipe.strategy.name} keeps the defaults of {', '.join(TIMED)} "
+                "that nobody gives; write, here and for training,"
             )
+            raise UsageError(f"{why} hardware=auto")
         broadcast_from_rank0(comm, choice.record.check_writable)
         _, lines = choice.time(math.inf, compiles=True)
         if comm.rank == 0:

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import MISSING, asdict, fields, replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from threading import RLock
-from typing import Any, NoReturn, get_origin
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_origin
 
 import yaml
 from hydra import version
@@ -38,7 +39,7 @@ from lsgd.override_syntax import (
     parse_text,
     quote,
 )
-from lsgd.own_parts import first_line, is_import_path
+from lsgd.own_parts import Plain, first_line, is_import_path
 from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -403,6 +404,33 @@ def from_saved(values: Mapping[str, Any], *overrides: str) -> Recipe:
             completed.pop(key, None)
     _check_choices(completed)
     return recipe_from_mapping(completed, *overrides)
+
+
+def from_python(recipe: Recipe) -> Recipe:
+    """Check a recipe whose fields a Python program may have replaced, and return it as saved.
+
+    Paths become texts, and scalars and arrays of numpy numbers and lists. Raises UsageError for any
+    other value that no recipe can have, since the checkpoints of a run with it are unreadable.
+    """
+    return recipe_from_mapping(_plain(asdict(recipe), ""))
+
+
+def _plain(value: Any, key: str) -> Any:
+    """Return a value of plain types for the field of this dotted key; raises UsageError."""
+    if isinstance(value, PurePath):
+        return str(value)
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, dict):
+        above = f"{key}." if key else ""
+        return {_plain(name, key): _plain(each, f"{above}{name}") for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each, key) for each in value]
+    if type(value) not in (NoneType, *get_args(Plain)):
+        raise UsageError(
+            f"{key}={value!r:.80} cannot be saved in a recipe; write a number, a text, true, "
+            "false, None or a list of these"
+        )
+    return value
 
 
 def _check_choices(values: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from lsgd.rules.metric import MAIN_SET
 from lsgd.rules.sampler import MicroBatch
 from lsgd.tables import markdown_table
 from lsgd.workloads import is_finite_output
+from lsgd.workloads.images import ranked_labels
 
 MOST_CLASSES = 20
 """The largest number of classes that are listed on the console, those of the highest errors."""
@@ -59,7 +60,7 @@ class ConfusionCounts:
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch of images by its logits; the first guess is that of the top-1 error."""
-        guess = logits.topk(min(5, logits.shape[1])).indices[:, 0]
+        guess = ranked_labels(logits, 1)[:, 0]
         guess = guess.where(is_finite_output(logits), self.classes)
         cells = labels.to(guess.device) * (self.classes + 1) + guess
         self.flat += torch.bincount(cells, minlength=len(self.flat))

@@ -137,8 +137,8 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
         is_checkpoint = True
     except ValueError as error:
         raise UsageError(
-            f"{path} holds no weights ({error}); give a file of a state dict, by torch.save or as "
-            "safetensors"
+            f"{path} holds no weights ({error}); give a file of a state dict, as safetensors or by "
+            "torch.save(model.state_dict(), 'weights.pth')"
         ) from None
     if is_checkpoint:
         raise UsageError(

@@ -286,7 +286,8 @@ def imported_part(kind: PartKind, path: str, source: str) -> OwnPart:
     if (kind.key, path) not in _imported and path not in installed_parts(kind).values():
         raise UsageError(
             f"{kind.choice}={path} is code outside of lsgd, which a file names and no command "
-            f"line; add {kind.choice}={path} to the command line to import it, if you trust it"
+            f"line; add {kind.choice}={path} to the command line (in a Python program, to "
+            "load_recipe in the same process) to import it, if you trust it"
         )
     part = import_part(kind, path)
     part.check_source(source)

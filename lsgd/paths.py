@@ -4,6 +4,7 @@ The data folders are beside the package in a checkout, and inside it in a wheel.
 """
 
 import os
+import platform
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -176,6 +177,22 @@ def local_path(text: str) -> str:
             f"or ./{text} for a folder of that name"
         )
     return expanded
+
+
+def path_on_machine(key: str, text: str) -> Path:
+    """Return the path that a field names, with this machine's variables and ~ expanded.
+
+    Raises UsageError for a variable that is empty or not set, which would name another folder, and
+    as local_path does.
+    """
+    expanded = os.path.expandvars(text)
+    empty = [each for each in re.findall(r"\$\w+", text) if not os.path.expandvars(each)]
+    if lacking := [*empty, *re.findall(r"\$\w*", expanded)]:
+        raise UsageError(
+            f"{key}={text} has the variable {lacking[0]}, which has no value on "
+            f"{platform.node()}; write one that the job sets there, or a path"
+        )
+    return parse_path(expanded)
 
 
 def parse_path(text: Path | str) -> Path:

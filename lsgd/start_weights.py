@@ -32,6 +32,11 @@ from lsgd.untrusted_files import open_regular
 
 MOST_NAMED = 3
 """The largest number of tensors that an error about another network names."""
+OMITTED = (
+    "argparse.Namespace", "numpy.dtype", "numpy._core.multiarray.scalar",
+    "numpy.core.multiarray.scalar",
+)  # fmt: skip
+"""The objects beside the weights in checkpoints of torchvision's and timm's scripts, not read."""
 SAME_FOR_OPTIMIZER = (
     "optim.name", "optim.equation", "optim.bias_correction", "optim.options", "model.frozen",
     "data.channels",
@@ -57,6 +62,7 @@ def read_start_weights(recipe: Recipe, comm: Comm) -> StartWeights:
     other contents than weights of the recipe's network, or differs between processes.
     """
     model = recipe.model
+    assert not model.starts_pretrained, "with_pretrained_weights is called before"
     if not model.start_sha256:
         return StartWeights()
     has_optimizer = model.start_optimizer
@@ -102,7 +108,7 @@ def _read(recipe: Recipe, *, has_optimizer: bool) -> StartWeights:
         why = str(error).partition(";")[0]
         raise UsageError(
             f"model.start={model.start} holds no weights ({why}); give a checkpoint of lsgd, or a "
-            "state dict by torch.save or as safetensors"
+            "state dict as safetensors or by torch.save(model.state_dict(), 'weights.pth')"
         ) from None
     # torch computes little in the narrow formats: it has neither isfinite nor sums of 8 bits.
     for name, value in tensors.items():
@@ -131,7 +137,7 @@ def read_state_dict(
     if _is_safetensors(content):
         loaded = _load_safetensors(content, name)
     else:
-        loaded = load_numbers(content)
+        loaded = load_numbers(content, omitted=OMITTED)
         if isinstance(loaded, dict) and "fingerprint" in loaded:
             saved = decode_checkpoint(content, name)
             note = f" of the checkpoint after step {saved.step}"

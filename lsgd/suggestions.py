@@ -25,6 +25,7 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "rehearse=true for a dry run, or --cfg to print only its configuration",
     ),
     "print show-config print-config job": ("--print", "--cfg"),
+    "status": ("--status", "lsgd launch --status RUN prints the state of a run and of its job"),
     "out output o output-dir outdir out-dir save-dir work-dir logdir log-dir default-root-dir": (
         "--out",
         "run_dir=",

@@ -13,6 +13,7 @@ from nvidia.dali import fn, types
 from torch.utils.dlpack import from_dlpack
 
 from lsgd.bench.loaders import Loader, LoaderSetting
+from lsgd.errors import UsageError
 from lsgd.inputs import Batch
 from lsgd.inputs.dali import normalise, resize
 from lsgd.job.device import is_nvidia
@@ -20,7 +21,10 @@ from lsgd.rules import augmentation
 
 
 def dali_reader(common: LoaderSetting, batches: int) -> Loader:
-    """Return a loader of training images by DALI's own reader, of `batches` batches per round."""
+    """Return a loader of training images by DALI's own reader, of `batches` batches per round.
+
+    Raises UsageError for file names that it does not take.
+    """
     settings, device = common.recipe.inputs, common.device
     on_gpu = is_nvidia(device) and settings.decode_on != "cpu"
     pipeline = dali.Pipeline(
@@ -64,8 +68,11 @@ def dali_reader(common: LoaderSetting, batches: int) -> Loader:
 def _graph(common: LoaderSetting, on_gpu: bool) -> tuple[Any, Any]:
     """Build DALI's graph that reads, crops and normalises images; return images and labels."""
     data, settings, index = common.recipe.data, common.recipe.inputs, common.index
+    names = [index.path(example) for example in range(len(index))]
+    if odd := [name for name in names if name != name.encode(errors="replace").decode()]:
+        raise UsageError(f"it takes file names in UTF-8, and {odd[0]!a} is not; rename the file")
     files, labels = fn.readers.file(
-        files=[index.path(example) for example in range(len(index))],
+        files=names,
         labels=index.labels(np.arange(len(index))).tolist(),
         random_shuffle=True,
     )

@@ -120,7 +120,10 @@ def open_loaders(common: LoaderSetting, *, rounds: int, batches: int) -> Loaders
     if DALI_READER not in missing:
         from lsgd.bench.dali_reader import dali_reader
 
-        alone[DALI_READER] = dali_reader(common, batches)
+        try:
+            alone[DALI_READER] = dali_reader(common, batches)
+        except UsageError as refusal:
+            missing[DALI_READER] = str(refusal)
     return Loaders(alone, opened, missing)
 
 

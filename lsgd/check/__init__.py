@@ -14,6 +14,7 @@ from lsgd.check.observation import Observation, RuleResult
 from lsgd.check.papers import apply_rules
 from lsgd.comm.single import SingleComm
 from lsgd.learner import Learner, without_tf32
+from lsgd.models.pretrained import with_pretrained_weights
 from lsgd.recipe import Recipe
 from lsgd.start_weights import read_start_weights
 
@@ -26,8 +27,9 @@ def build_learner(recipe: Recipe) -> Learner:
     Where the recipe has apex's fused updates, torch's are used, and float32 in place of tf32. The
     weights that it starts from are read, so that the rules of initialisation are applied to them.
     """
-    recipe = replace(recipe, optim=replace(recipe.optim, fused="torch"))
     comm = SingleComm()
+    recipe = with_pretrained_weights(recipe, comm)
+    recipe = replace(recipe, optim=replace(recipe.optim, fused="torch"))
     start = read_start_weights(recipe, comm)
     learner = Learner(without_tf32(recipe), comm, torch.device("cpu"), start=start.tensors)
     learner.recipe = recipe  # whose precision has a rule

@@ -159,8 +159,8 @@ def open_comm(settings: CommSettings, device: Device) -> Comm:
 
     It is `settings.library`, or chosen for `auto`. Processes that have not joined after
     `join_timeout` seconds give up; later, a process that does not respond for `timeout` seconds
-    counts as lost. Raises UsageError if the library does not suit the launcher, or sees another
-    number of processes.
+    counts as lost. Processes that the program has connected itself are used, and stay connected.
+    Raises UsageError if the library does not suit the launcher, or sees another number of them.
     """
     launch = detect_launch()
     library = settings.library
@@ -377,8 +377,10 @@ def _open(library: str, launch: Launch, device: Device, settings: CommSettings) 
 
             return SingleComm()
         case "torch":
-            from lsgd.comm.torch import TorchComm
+            from lsgd.comm.torch import OwnGroupComm, TorchComm
 
+            if distributed.is_initialized() and launch.launcher != "none":
+                return OwnGroupComm(device=device, timeout=timeout, join_timeout=join_timeout)
             if launch.restart_count is not None and device.type == "cpu":
                 from lsgd.comm.elastic import ElasticTorchComm
 
@@ -393,12 +395,14 @@ def _open(library: str, launch: Launch, device: Device, settings: CommSettings) 
             return TorchComm(launch, device=device, timeout=timeout, join_timeout=join_timeout)
         case "horovod":
             try:
-                from lsgd.comm.horovod import HorovodComm
+                from lsgd.comm.horovod import HorovodComm, InitialisedHorovodComm, is_initialised
             except ImportError as error:
                 raise UsageError(
                     f"comm=horovod, but Horovod cannot be imported ({error}); build it for this "
                     f"torch with {script_command('setup/horovod.sh')}, or write comm=torch"
                 ) from None
+            if is_initialised():
+                return InitialisedHorovodComm()
             return HorovodComm(timeout=timeout, join_timeout=join_timeout)
     raise ValueError(library)
 

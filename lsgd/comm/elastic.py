@@ -53,7 +53,7 @@ class ElasticTorchComm(TorchComm):
             super().__init__(launch, device=device, timeout=timeout, join_timeout=join_timeout)
             self.store.set("met", "")
             return
-        self.library, self.on_gpu, self.backend = "torch.distributed (gloo)", False, "gloo"
+        self.library, self.device_backend, self.backend = "torch.distributed (gloo)", "", "gloo"
         self.rank, self.world_size = launch.rank, launch.world_size
         self.timeout, self.join_timeout = timeout, join_timeout
 

@@ -39,6 +39,11 @@ def built_parts() -> dict[str, bool]:
     return {name: bool(is_built()) for name, is_built in parts.items()}
 
 
+def is_initialised() -> bool:
+    """Return whether Horovod is initialised, as by the program that calls lsgd."""
+    return bool(hvd.is_initialized())
+
+
 def is_built_for(launcher: str, device: torch.device) -> bool:
     """Return whether Horovod is built for launcher and device; all but horovodrun need MPI."""
     if launcher == "srun" and "PMIX_RANK" not in os.environ:

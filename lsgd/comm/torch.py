@@ -44,28 +44,76 @@ WATCHDOG = 60.0
 """Seconds beyond comm.timeout after which NCCL's watchdog aborts a process, with exit code -6."""
 
 
-class TorchComm(GroupComm):
-    """Communicator of the processes of a job, which it joins over torch.distributed."""
+class OwnGroupComm(GroupComm):
+    """Communicator over a process group that lsgd opens, with messages from CPU to CPU over gloo.
+
+    It is a new group of all processes of a program that has connected them itself.
+    """
 
     fix = RERUN
     # Over gloo on GPUs too: no wait for the device, and a lost process is noticed at once.
     object_device = torch.device("cpu")
 
+    def __init__(self, *, device: torch.device, timeout: float, join_timeout: float) -> None:
+        self.backend, self.device_backend = "gloo", ""
+        if device.type != "cpu":
+            self.device_backend = dist.get_default_backend_for_device(device)
+            self.backend = f"cpu:gloo,{device.type}:{self.device_backend}"
+            # At its own timeout NCCL's watchdog aborts the process; PeerLostError must come first.
+            timeout += WATCHDOG
+        self.library = f"torch.distributed ({self.device_backend.upper() or 'gloo'})"
+        self.timeout, self.join_timeout = timeout, join_timeout
+        super().__init__(self._open_group(device))
+
+    def _open_group(self, device: torch.device) -> dist.ProcessGroup | None:
+        """Open and return the process group; None stands for the default one."""
+        with communicating(RuntimeError, fix=self.fix, of_all=True):
+            group = dist.new_group(backend=self.backend, timeout=timedelta(seconds=self.timeout))
+        return cast(dist.ProcessGroup, group)
+
+    def open_pairs(self, wanted: Sequence[tuple[str, int]]) -> list[ProcessPair]:
+        """Open several two-process connections over gloo, each given by its name and side."""
+        return open_pairs(self, wanted, timeout=self.timeout, join_timeout=self.join_timeout)
+
+    def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
+        """Start sending a CPU tensor to another process over gloo."""
+        with communicating(RuntimeError):
+            work = cast(dist.Work, dist.isend(tensor, receiver, self.group, tag))
+        return partial(wait_for, work, self.fix)
+
+    def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
+        """Start receiving a CPU tensor from another process over gloo, in place."""
+        with communicating(RuntimeError):
+            work = cast(dist.Work, dist.irecv(tensor, sender, self.group, tag))
+        return partial(wait_for, work, self.fix)
+
+    def close(self) -> None:
+        """Destroy the process group, since an open one may make gloo's threads abort at exit."""
+        if self.device_backend:
+            self.gather_objects(None)  # over gloo: NCCL would wait for a lost process for ever
+        dist.destroy_process_group(self.group)
+
+
+class TorchComm(OwnGroupComm):
+    """Communicator of the processes of a job, which it joins over torch.distributed."""
+
     def __init__(
         self, launch: Launch, *, device: torch.device, timeout: float, join_timeout: float
     ) -> None:
-        self.backend, own = "gloo", ""
-        if device.type != "cpu":
-            own = dist.get_default_backend_for_device(device)
-            # At its own timeout NCCL's watchdog aborts the process; PeerLostError must come first.
-            self.backend, timeout = f"cpu:gloo,{device.type}:{own}", timeout + WATCHDOG
-        address = _address(launch)
+        self.launch, self.address = launch, _address(launch)
+        super().__init__(device=device, timeout=timeout, join_timeout=join_timeout)
+        self.process, self.members = launch.rank, [(rank, 0) for rank in range(self.world_size)]
+
+    def _open_group(self, device: torch.device) -> None:
+        """Join the processes at the store of process 0, and open their default group."""
+        launch, own, join_timeout = self.launch, self.device_backend, self.join_timeout
         who = f"process {launch.rank} of {launch.world_size}"
         # Over gloo all devices can meet; others have a library of their own.
         kind = "cpu" if own in ("", "gloo") else device.type
-        store = _meet(launch, who, address, join_timeout, kind)
+        store = _meet(launch, who, self.address, join_timeout, kind)
         # Where a firewall drops packets, gloo waits for much longer than it is told to.
-        reminder = Timer(join_timeout, _remind, [f"{who}{launch.on_host}", address, join_timeout])
+        waits = [f"{who}{launch.on_host}", self.address, join_timeout]
+        reminder = Timer(join_timeout, _remind, waits)
         reminder.daemon = True
         reminder.start()
         try:
@@ -74,7 +122,7 @@ class TorchComm(GroupComm):
                 store=store,
                 rank=launch.rank,
                 world_size=launch.world_size,
-                timeout=timedelta(seconds=timeout),
+                timeout=timedelta(seconds=self.timeout),
                 device_id=device if own == "nccl" else None,
             )
         except (dist.DistError, RuntimeError, ValueError) as error:
@@ -88,35 +136,13 @@ class TorchComm(GroupComm):
             if own == "nccl":
                 variables += " and NCCL_SOCKET_IFNAME"
             raise PeerLostError(
-                f"{who} has met the others at {address}, but could not open the connections for "
-                f"all-reduce ({error_cause(str(error))}); set {variables} to the network between "
-                "the machines; NCCL_DEBUG=INFO prints more about GPUs"
+                f"{who} has met the others at {self.address}, but could not open the connections "
+                f"for all-reduce ({error_cause(str(error))}); set {variables} to the network "
+                "between the machines; NCCL_DEBUG=INFO prints more about GPUs"
             ) from None
         finally:
             reminder.cancel()
-        super().__init__()
-        self.library = f"torch.distributed ({own.upper() or 'gloo'})"
-        self.on_gpu = bool(own)
         self.store: Any = store
-        self.timeout, self.join_timeout = timeout, join_timeout
-        self.process, self.members = launch.rank, [(rank, 0) for rank in range(self.world_size)]
-        self.address = address
-
-    def open_pairs(self, wanted: Sequence[tuple[str, int]]) -> list[ProcessPair]:
-        """Open several two-process connections over gloo, each given by its name and side."""
-        return open_pairs(self, wanted, timeout=self.timeout, join_timeout=self.join_timeout)
-
-    def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
-        """Start sending a CPU tensor to another process over gloo."""
-        with communicating(RuntimeError):
-            work = cast(dist.Work, dist.isend(tensor, receiver, tag=tag))
-        return partial(wait_for, work, self.fix)
-
-    def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
-        """Start receiving a CPU tensor from another process over gloo, in place."""
-        with communicating(RuntimeError):
-            work = cast(dist.Work, dist.irecv(tensor, sender, tag=tag))
-        return partial(wait_for, work, self.fix)
 
     def call_roll(self) -> str:
         """Return which processes have not timed out as this one has, such as "process 1 on node1".
@@ -135,12 +161,6 @@ class TorchComm(GroupComm):
         caller.start()
         caller.join(ROLL_CALL + ANSWER)
         return answers[0] if answers else f"{self.address}, where the processes met"
-
-    def close(self) -> None:
-        """Destroy the process group, since an open one may make gloo's threads abort at exit."""
-        if self.on_gpu:
-            self.gather_objects(None)  # over gloo: NCCL would wait for a lost process for ever
-        dist.destroy_process_group()
 
 
 def _remind(who: str, address: str, seconds: float) -> None:

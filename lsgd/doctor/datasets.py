@@ -4,11 +4,15 @@ import os
 from collections.abc import Mapping
 
 from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult
+from lsgd.errors import UsageError
 from lsgd.paths import local_path
 
 
 def datasets(answer: ProbeResult, environment: Mapping[str, str] = os.environ) -> list[CheckItem]:
-    """Return the check results of all datasets, after that of the folder LSGD_DATA, if set."""
+    """Return the check results of all datasets, after that of the folder LSGD_DATA, if set.
+
+    If LSGD_DATA cannot be a folder, as a URL, its result is the only one.
+    """
     facts = answer.facts.get("datasets", [])
     items = [_dataset(**each) for each in facts]
     if answer.failure_reason:
@@ -17,11 +21,14 @@ def datasets(answer: ProbeResult, environment: Mapping[str, str] = os.environ) -
         items.append(
             CheckItem("data", FAIL, f"reading stopped{after}: {answer.failure_reason}", fix)
         )
-    if (root := environment.get("LSGD_DATA")) is not None:
-        items.insert(
-            0, _data_folder(local_path(root), [each["name"] for each in facts if each["there"]])
-        )
-    return items
+    if (text := environment.get("LSGD_DATA")) is None:
+        return items
+    try:
+        root = local_path(text)
+    except UsageError as refused:
+        found, _, fix = str(refused).partition("; ")
+        return [CheckItem("LSGD_DATA", FAIL, found, fix)]
+    return [_data_folder(root, [each["name"] for each in facts if each["there"]]), *items]
 
 
 def _data_folder(root: str, names: list[str]) -> CheckItem:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from lsgd import installation
 from lsgd.doctor import ABSENT, FAIL, PASS, TEMPORARY_FIX, CheckItem, ProbeResult
+from lsgd.errors import UsageError
 from lsgd.job import network as meeting
 from lsgd.job.children import run_with_limit
 from lsgd.job.launcher import omp_num_threads
 from lsgd.job.network import Hostname, NetworkInterface
 from lsgd.job.system import HIDDEN_GPUS, is_given_gpu, usable_cores, usable_within
+from lsgd.paths import path_on_machine
 
 FILES = 1024
 """The open files that a process may need: images, decoding processes and a socket for each peer."""
@@ -317,13 +319,12 @@ def staging_folder(stage: str) -> CheckItem:
 
     The space for the copy is checked when it is made.
     """
-    expanded = os.path.expandvars(stage)
-    if "$" in expanded:
-        fix = "write a variable that the job sets there, or a path"
-        return CheckItem("data.stage", FAIL, f"{expanded} has a variable without a value", fix)
-    return _writable("data.stage", Path(expanded), "make it writable, or write data.stage=FOLDER")[
-        0
-    ]
+    try:
+        folder = path_on_machine("data.stage", stage)
+    except UsageError as refused:
+        found, _, fix = str(refused).partition("; ")
+        return CheckItem("data.stage", FAIL, found, fix)
+    return _writable("data.stage", folder, "make it writable, or write data.stage=FOLDER")[0]
 
 
 def _writable(name: str, folder: Path, fix: str) -> tuple[CheckItem, float | None]:

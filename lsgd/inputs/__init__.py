@@ -1,6 +1,6 @@
 """Data loaders of images, which yield the batches of the sampler's micro-batches in their order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from lsgd.inputs.arrays import load_arrays
 from lsgd.inputs.index import SPLITS, ImageIndex, index_file, open_evaluation_index, open_indexes
 from lsgd.installation import install_command
 from lsgd.job.launcher import cores, detect_launch
-from lsgd.own_parts import LOADER, imported_part, is_import_path
+from lsgd.own_parts import LOADER, OwnPart, imported_part, is_import_path, refusing_errors
 from lsgd.recipe import Data, InputsSettings, Recipe
 from lsgd.recipe.fields import AUTO
 from lsgd.rules import augmentation
@@ -230,7 +230,7 @@ def _open_folder(recipe: Recipe, device: "torch.device", loader: str) -> Inputs:
 def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
     """Open a loader of the user's own; raises UsageError if it fails or yields other batches.
 
-    Two validation examples are loaded, to see what a batch is.
+    Two validation examples are loaded, to see what a batch is; a run also tries training ones.
     """
     data, settings = recipe.data, recipe.inputs
     part = imported_part(LOADER, settings.loader, settings.source)
@@ -240,31 +240,10 @@ def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
             "alone; write evaluation.sets=[val]"
         )
     made: Inputs = part(settings.options, data=data, seed=recipe.seed, device=device)
-    ids = np.arange(min(2, data.val_examples))
-    probe = MicroBatch(None, ids, range(0), 0, "val")
-    try:
-        images, labels = next(iter(made.evaluation([probe])))
-        found = [tuple(images.shape), tuple(labels.shape)]
+    val = MicroBatch(None, np.arange(min(2, data.val_examples)), range(0), 0, "val")
+    _check_batch(made.evaluation, part, val, data, data.image_size)
+    with refusing_errors(f"{part.override} fails in columns"):
         columns = {name: len(column) for name, column in made.columns().items()}
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{part.override} fails on the first {len(ids)} validation examples "
-            f"({type(error).__name__}: {str(error).strip() or 'no message'}); fix it"
-        ) from error
-    side = data.image_size
-    if found != (wanted := [(len(ids), data.channels, side, side), (len(ids),)]):
-        raise UsageError(
-            f"{part.override} yields a batch of shapes {found[0]} and {found[1]} for {len(ids)} "
-            f"examples, and this recipe has {wanted[0]} and {wanted[1]}; fix it, or write the "
-            "data.channels and data.image_size that it has"
-        )
-    if labels.is_floating_point() or labels.is_complex():
-        raise UsageError(
-            f"{part.override} yields labels of {labels.dtype}, and a label is a class number; "
-            "yield integers, such as those of labels.long()"
-        )
     for name, count in columns.items():
         split = name.partition(" ")[0]
         expected = {"train": data.train_examples, "val": data.val_examples}.get(split, count)
@@ -276,6 +255,39 @@ def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
     if not getattr(made, "name", None):
         made.name = part.path
     return made
+
+
+def try_own_training(inputs: Inputs, recipe: Recipe) -> None:
+    """Raise UsageError unless a loader of the user's own yields two training images as a batch."""
+    part = imported_part(LOADER, recipe.inputs.loader, recipe.inputs.source)
+    train = MicroBatch(0, np.arange(min(2, recipe.data.train_examples)), range(1), 0, "train")
+    _check_batch(inputs.train, part, train, recipe.data, recipe.training_size(0))
+
+
+def _check_batch(
+    load: Callable[[list[MicroBatch]], Iterator[Batch]],
+    part: OwnPart,
+    each: MicroBatch,
+    data: Data,
+    side: int,
+) -> None:
+    """Raise UsageError unless a loader of the user's own yields a micro-batch of images."""
+    count = len(each.examples)
+    examples = f"{count} {'training' if each.split == 'train' else 'validation'} examples"
+    with refusing_errors(f"{part.override} fails on the first {examples}"):
+        images, labels = next(iter(load([each])))
+        found = [tuple(images.shape), tuple(labels.shape)]
+    if found != (wanted := [(count, data.channels, side, side), (count,)]):
+        raise UsageError(
+            f"{part.override} yields a batch of shapes {found[0]} and {found[1]} for {examples}, "
+            f"and this recipe has {wanted[0]} and {wanted[1]}; fix it, or write the data.channels "
+            "and data.image_size that it has"
+        )
+    if labels.is_floating_point() or labels.is_complex():
+        raise UsageError(
+            f"{part.override} yields labels of {labels.dtype}, and a label is a class number; "
+            "yield integers, such as those of labels.long()"
+        )
 
 
 def _largest_micro_batch(recipe: Recipe) -> int:

@@ -42,6 +42,7 @@ from lsgd.inputs.index import MARKER, open_evaluation_index, open_indexes, read_
 from lsgd.inputs.source_files import SUFFIX, FolderFiles, IndexedFiles, SourceFiles
 from lsgd.job.launcher import detect_launch
 from lsgd.job.system import boot_id
+from lsgd.paths import path_on_machine
 from lsgd.recipe import Recipe
 from lsgd.untrusted_files import open_regular
 
@@ -161,16 +162,10 @@ def _open_source(recipe: Recipe) -> SourceFiles:
 def _place(recipe: Recipe, source: SourceFiles) -> Path:
     """Return the folder on this machine's storage for the copies of a dataset.
 
-    Raises UsageError for an unknown variable, and for a folder inside the dataset.
+    Raises UsageError for a variable without a value, and for a folder inside the dataset.
     """
     stage, data = str(recipe.data.stage), recipe.data
-    expanded = os.path.expandvars(stage)
-    if "$" in expanded:
-        raise UsageError(
-            f"data.stage={stage} has a variable that {platform.node()} does not know; write one "
-            "that the job sets there, or a path"
-        )
-    folder, root = Path(expanded).resolve(), source.root.resolve()
+    folder, root = path_on_machine("data.stage", stage).resolve(), source.root.resolve()
     if folder.is_relative_to(root):
         raise UsageError(
             f"data.stage={stage} is inside of the dataset at {root}, which would be copied into "

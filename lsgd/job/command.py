@@ -1,7 +1,6 @@
 """Command lines: parsing one, and ending a command with one sentence and an exit code."""
 
 import argparse
-import math
 import os
 import re
 import sys
@@ -246,10 +245,10 @@ def integer_from(least: int) -> Callable[[str], int]:
 
 
 def positive_number(text: str) -> float:
-    """Parse a finite number above 0; an argparse type."""
-    if re.fullmatch(r"\d*\.?\d+(e[+-]?\d+)?", text) and 0 < float(text) < math.inf:
+    """Parse a number from 1e-9 to 1e12, of which no product overflows; an argparse type."""
+    if re.fullmatch(r"\d*\.?\d+(e[+-]?\d+)?", text) and 1e-9 <= float(text) <= 1e12:
         return float(text)
-    raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    raise argparse.ArgumentTypeError(f"{text} is not a number from 1e-9 to 1e12")
 
 
 def number_type(is_allowed: Callable[[float], bool], what: str) -> Callable[[str], float]:
@@ -264,8 +263,10 @@ def number_type(is_allowed: Callable[[float], bool], what: str) -> Callable[[str
     return read
 
 
-seconds = number_type(lambda value: 0 < value <= LONGEST, "a number of seconds above 0")
-"""The argparse type of a finite time above 0, in seconds."""
+seconds = number_type(
+    lambda value: 1e-9 <= value <= LONGEST, "a number of seconds from 1e-9 to 1e9"
+)
+"""The argparse type of a time in seconds."""
 
 
 def run_command(command: Callable[[], object]) -> int:

@@ -11,11 +11,11 @@ import platform
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from multiprocessing import get_start_method, set_start_method
 from pathlib import Path
-from threading import Lock
+from threading import Lock, current_thread, main_thread
 from typing import Any
 
 import numpy as np
@@ -371,11 +371,38 @@ def restore_process_settings() -> AbstractContextManager[None]:
     """Restore at the end of this context the process-wide settings that a training has changed.
 
     lsgd is a guest of another program within it: `lsgd.api` trains and evaluates so. The settings
-    are the number of threads, the cores, the kernels of the GPU, random states, the filters of
-    warnings, the start method of multiprocessing and environment variables; signal handlers are
-    restored where they are set.
+    are the number of threads, the cores, the kernels of the GPU, torch's default dtype, the filters
+    of warnings, the start method of multiprocessing and environment variables; in the main thread
+    also random states. Signal handlers are restored where they are set.
     """
     return _guests
+
+
+@contextmanager
+def use_torch_defaults() -> Iterator[None]:
+    """Compute in this context with torch's defaults, whatever the program around it has set.
+
+    These are gradients, no autocast, float32 and tensors on the CPU. The end of the context
+    restores what the program has set, and all of `restore_process_settings`.
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    with restore_process_settings(), torch.inference_mode(False), ExitStack() as stack:
+        torch.set_default_dtype(torch.float32)
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        for kind in ["cpu", *([accelerator.type] if accelerator else [])]:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        # torch keeps autocast's copies of weights until the outermost autocast ends: at depth 0 the
+        # autocast of each forward pass is that one.
+        depth = torch.autocast_increment_nesting()
+        for _ in range(depth):
+            torch.autocast_decrement_nesting()
+        try:
+            yield
+        finally:
+            for _ in range(depth - 1):
+                torch.autocast_increment_nesting()
 
 
 def run_compiled_modules_eagerly() -> AbstractContextManager[None]:
@@ -391,9 +418,7 @@ def _restored_settings() -> Iterator[None]:
     """Restore the process-wide settings at the end of this context to what they are now."""
     calls: list[Callable[[], object]] = [
         partial(torch.set_num_threads, torch.get_num_threads()),
-        partial(torch.set_rng_state, torch.get_rng_state()),
-        partial(random.setstate, random.getstate()),
-        partial(np.random.set_state, np.random.get_state()),
+        partial(torch.set_default_dtype, torch.get_default_dtype()),
         *(partial(setattr, module, name, getattr(module, name)) for module, name in KERNEL_FLAGS),
         partial(bind_to, usable_cores()),
         partial(_restore_warnings, list(warnings.filters), warnings.showwarning),
@@ -402,10 +427,16 @@ def _restored_settings() -> Iterator[None]:
         partial(set_start_method, get_start_method(allow_none=True), force=True),
     ]
     if torch.cuda.is_initialized():
+        calls.append(partial(torch.cuda.set_device, torch.cuda.current_device()))
+    # Beside a training in a thread the program may draw, and would draw the same numbers again.
+    if current_thread() is main_thread():
         calls += [
-            partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()),
-            partial(torch.cuda.set_device, torch.cuda.current_device()),
+            partial(torch.set_rng_state, torch.get_rng_state()),
+            partial(random.setstate, random.getstate()),
+            partial(np.random.set_state, np.random.get_state()),
         ]
+        if torch.cuda.is_initialized():
+            calls.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
     yield
     for restore in calls:
         restore()

@@ -320,10 +320,23 @@ def _master_addr(
     return mpirun[1] if mpirun else None
 
 
+def given_port(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the rendezvous port in MASTER_PORT; None if it is unset or empty.
+
+    Raises UsageError for what is no port.
+    """
+    if not environment.get("MASTER_PORT"):
+        return None
+    port = _number(environment, "MASTER_PORT")
+    if not 0 <= port < 2**16:
+        raise UsageError(f"MASTER_PORT={port} must be from 0 to 65535; unset it, or write one")
+    return port
+
+
 def _master_port(environment: Mapping[str, str], says: _Dialect) -> int:
     """Return the rendezvous port: MASTER_PORT, or one derived from the job, against clashes."""
-    if environment.get("MASTER_PORT"):
-        return _number(environment, "MASTER_PORT")
+    if (port := given_port(environment)) is not None:
+        return port
     job = ".".join(environment.get(name, "") for name in says.job).strip(".")
     # Below 32768, where the systems' ephemeral ports begin.
     return 20000 + zlib.crc32(job.encode()) % 9000 if job else DEFAULT_PORT

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from lsgd.errors import UsageError
 from lsgd.installation import install_command, script_command
-from lsgd.job.launcher import DEFAULT_PORT
+from lsgd.job.launcher import DEFAULT_PORT, given_port
 from lsgd.job.network import (
     TORCHRUN_HERE,
     hostname,
@@ -83,7 +83,7 @@ def torchrun(request: Request) -> LaunchCommand:
                 "on several machines, set MASTER_ADDR to the first one's name, and run this "
                 "command on each"
             )
-        port = os.environ.get("MASTER_PORT") or DEFAULT_PORT
+        port = DEFAULT_PORT if (given := given_port()) is None else given
         meeting = ["--nnodes", options["--nodes"], "--rdzv-backend", "c10d"]
         meeting += ["--rdzv-endpoint", f"{master}:{port}"]
         if not request.print_only:  # torchrun itself prints nothing while it waits

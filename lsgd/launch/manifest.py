@@ -168,7 +168,8 @@ def _read_patches(options: Mapping[str, str]) -> list[dict[str, Any]]:
         return []
     name = options["--patch"]
     try:
-        found = [*yaml.safe_load_all(Path(local_path(name)).read_text(encoding="utf-8"))]
+        text = Path(local_path(name)).read_text(encoding="utf-8")
+        found = [*yaml.load_all(text, Loader=_Loader)]
     except OSError as error:
         raise UsageError(f"--patch {name} cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -260,6 +261,27 @@ def _identity(item: Any) -> tuple[str, Any] | None:
     if not isinstance(item, dict):
         return None
     return next(((key, item[key]) for key in KEYS if key in item), None)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """A YAML loader that reads plain texts and numbers as Go's does, which kubectl reads with.
+
+    12:30 is no number to the base 60, 2026-11-29 no date, 0o7 and 1e3 are numbers.
+    """
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [form for form in forms if re.search(":(null|bool|merge)$", form[0])]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _type, _form in (
+    ("int", "0b[01][01_]*|0x[0-9a-fA-F][0-9a-fA-F_]*|0o[0-7][0-7_]*|0[0-7_]*|[1-9][0-9_]*"),
+    ("float", r"([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?|\.(inf|Inf|INF)"),
+    ("float", r"\.(nan|NaN|NAN)"),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_type}", re.compile(f"[-+]?({_form})$"), [*"-+.0123456789"]
+    )
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types

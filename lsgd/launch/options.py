@@ -1,6 +1,7 @@
 """The launchers, their options, and the parsing of their command lines."""
 
 import argparse
+import os
 import re
 import textwrap
 from collections.abc import Container, Mapping, Sequence
@@ -435,7 +436,13 @@ def read_request(launcher: str, argv: Sequence[str]) -> Request:
     """Parse a launcher's command line into a request; raise UsageError unless it has one recipe."""
     overrides, options, prints = read_options(launcher, argv)
     form, *_ = _lines(launcher)
-    names = [word for word in overrides if "=" not in word and not word.startswith("~")]
+    names = [
+        word
+        for word in overrides
+        if ("=" not in word and not word.startswith("~"))
+        # Its name may have an equals sign.
+        or (word.endswith(paths.YAML_ENDINGS) and os.path.isfile(word))
+    ]
     named = [word for word in overrides if re.match(r"\+?recipe=", word)]
     if named:
         name = named[0].partition("=")[2]

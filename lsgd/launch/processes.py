@@ -39,12 +39,23 @@ def gpus_per_machine(launcher: str, options: Mapping[str, str]) -> int | None:
 
 
 def count_processes(launcher: str, options: Mapping[str, str]) -> int:
-    """Return the total number of processes that the options ask for, or this machine's default."""
+    """Return the total number of processes that the options ask for, or this machine's default.
+
+    Raises UsageError for more than the processes of --hosts under Horovod, which ends in a
+    traceback. Open MPI refuses them in a sentence, or its settings allow them.
+    """
     if gpus := gpus_per_machine(launcher, options):
         return int(options.get("--nodes", 1)) * gpus
-    if "--np" in options:
-        return int(options["--np"])
-    return sum(_slots(options)) or default_processes(find_python())
+    slots = sum(_slots(options))
+    if "--np" not in options:
+        return slots or default_processes(find_python())
+    processes = int(options["--np"])
+    if launcher == "horovodrun" and slots and processes > slots:
+        raise UsageError(
+            f"--np {processes} must not be above {slots}, the processes of --hosts "
+            f"{options['--hosts']}; leave out --np, or write more in --hosts"
+        )
+    return processes
 
 
 @cache

@@ -7,25 +7,29 @@ from lsgd.errors import UsageError
 
 VALUED = frozenset(
     """
-    --account --acctg-freq --array --bb --bbf --begin --cluster-constraint --clusters --comment
-    --constraint --core-spec --cores-per-socket --cpu-freq --cpus-per-gpu --deadline --delay-boot
-    --dependency --distribution --exclude --export --export-file --extra --extra-node-info
-    --gpu-bind --gpu-freq --gres --gres-flags --hint --job-name --licenses --mail-type --mail-user
-    --mcs-label --mem-bind --mem-per-cpu --mem-per-gpu --mincpus --network --nodefile
-    --nodelist --ntasks-per-core --ntasks-per-socket --partition --prefer --priority --profile
-    --qos --reservation --signal --sockets-per-node --switches --thread-spec
+    --account --acctg-freq --array --batch --bb --bbf --begin --cluster-constraint --clusters
+    --comment --constraint --core-spec --cores-per-socket --cpu-freq --cpus-per-gpu --deadline
+    --delay-boot --dependency --distribution --exclude --export --export-file --extra
+    --extra-node-info --gpu-bind --gpu-freq --gres --gres-flags --hint --job-name
+    --kill-on-invalid-dep --licenses --mail-type --mail-user --mcs-label --mem-bind
+    --mem-per-cpu --mem-per-gpu --mincpus --network --nodefile --nodelist --ntasks-per-core
+    --ntasks-per-socket --partition --power --prefer --priority --profile --qos --reservation
+    --resources --segment --signal --sockets-per-node --switches --thread-spec
     --threads-per-core --time-min --tmp --tres-bind --tres-per-task --wait-all-nodes --wckey
     """.split()  # noqa: SIM905
 )
 """The options of sbatch with a value that a launch may set."""
 FLAGS = frozenset(
     """
-    --contiguous --hold --no-requeue --overcommit --oversubscribe --reboot --requeue --spread-job
-    --use-min-nodes
+    --consolidate-segments --contiguous --hold --ignore-pbs --no-requeue --overcommit
+    --oversubscribe --reboot --requeue --spread-job --spread-segments --stepmgr --use-min-nodes
     """.split()  # noqa: SIM905
 )
 """The options of sbatch without a value that a launch may set."""
-OPTIONAL = frozenset({"--exclusive", "--nice", "--no-kill", "--propagate"})
+OPTIONAL = frozenset(
+    {"--exclusive", "--get-user-env", "--nice", "--no-kill", "--oom-kill-step", "--propagate"}
+    | {"--resv-ports"}
+)
 """The options of sbatch that a launch may set with a value after an equals sign, or without one."""
 SET_BY_LSGD = {
     "--output": "run_dir=PATH is the folder beside which the job's log is, PATH.log",
@@ -34,7 +38,9 @@ SET_BY_LSGD = {
     "--ntasks": "--np N is the number of processes",
     "--ntasks-per-node": "--gpus N is the number of processes on each node, and of its GPUs",
     "--gpus-per-node": "--gpus N is the number of GPUs of each node",
+    "--gpus-per-socket": "--gpus N is the number of GPUs of each node",
     "--gpus-per-task": "a process has one GPU; write --gpus N for those of each node",
+    "--ntasks-per-gpu": "a process has one GPU; write --gpus N for those of each node",
     "--cpus-per-task": "--cpus N is the number of cores of each process",
     "--wrap": "the recipe is what the job runs",
     "--parsable": "lsgd launch --status RUN has the job's number",
@@ -48,7 +54,7 @@ SHORT = {
 }
 """The options of one letter in sbatch's manual, and what lsgd takes in their place."""
 OTHER_OPTIONS = (
-    "the options of sbatch's manual are passed on, and sbatch itself reads further ones from "
+    "options of a job in sbatch's manual are passed on, and sbatch itself reads further ones from "
     "SBATCH_* variables, such as SBATCH_RESERVATION=NAME"
 )
 """The remedy for an option that neither lsgd nor this list of sbatch's options has."""

@@ -81,9 +81,14 @@ For one of them SLURM_JOB_ID is the array's, by which scontrol would requeue all
 """
 
 PLACE_OPTIONS = (
-    *("--partition", "--account", "--qos", "--reservation", "--setup", "--container", "--mount"),
+    *("--partition", "--account", "--qos", "--reservation", "--constraint", "--exclude"),
+    *("--clusters", "--cluster-constraint", "--licenses", "--wckey", "--comment", "--mcs-label"),
+    *("--setup", "--container", "--mount"),
 )
-"""The options that say where a job may run and with what software, whatever it computes."""
+"""The options that say where and for whom a job runs and with what software, whatever it computes.
+
+A site may ask for any of them of every job. The others are resources, or of the array alone.
+"""
 
 
 def slurm(request: Request) -> LaunchCommand:
@@ -113,7 +118,7 @@ def slurm(request: Request) -> LaunchCommand:
         options=_job_options(request.job_name, f"{folder}.log", options),
         run=f"{_environment(options)}run_dir={_expanded(shell_line([folder]))}",
         job_file=JOB_FILE,
-        job=_job_record(folder, f"{folder}.log", job_id),
+        job=_job_record(folder, f"{folder}.log", job_id, options),
         srun=shell_line(_srun(options, [request])),
         train=f"{_train_line(options, arguments)}{suffix}",
         job_id=job_id,
@@ -147,7 +152,7 @@ def slurm_array(requests: Sequence[Request], name: str, log: str, at_once: int |
         options=_job_options(name, log, {**options, "--array": indexes}),
         run="\n".join([f"{_environment(options)}case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]),
         job_file=JOB_FILE,
-        job=_job_record(requests[0].run_dir, log, ARRAY_TASK_ID),
+        job=_job_record(requests[0].run_dir, log, ARRAY_TASK_ID, options),
         srun=shell_line(_srun(options, requests)),
         train='"${train[@]}"',
         job_id=ARRAY_TASK_ID,
@@ -181,6 +186,8 @@ def slurm_task(options: Mapping[str, str], arguments: Sequence[str], name: str, 
     current folder and those of LSGD_DATA, LSGD_RECIPES, --mount and the study's or search's file.
     """
     kept = {key: value for key, value in options.items() if key in PLACE_OPTIONS}
+    if "*" in kept.get("--constraint", ""):  # numbers of nodes, of which this job has one
+        del kept["--constraint"]
     lines = _option_lines(
         {
             **{"--job-name": name, "--nodes": "1", "--ntasks": "1"},
@@ -248,8 +255,12 @@ def write_job_record(folder: Path, log: Path) -> None:
     (folder / JOB_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
-def _job_record(folder: str, log: str, job_id: str) -> str:
+def _job_record(folder: str, log: str, job_id: str, options: Mapping[str, str]) -> str:
     """Return the job file's JSON for a here-document, with paths relative to the run folder."""
+    # sbatch reads both variables.
+    variables = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
+    if "--clusters" in options or any(map(os.environ.get, variables)):
+        job_id += ";$SLURM_CLUSTER_NAME"
     path = re.sub(r"[$`\\]", r"\\\g<0>", json.dumps(os.path.relpath(log, folder)))
     return (
         f'{{"job": "{job_id}", "nodes": "$SLURM_JOB_NODELIST", '
@@ -274,8 +285,15 @@ def _environment(options: Mapping[str, str]) -> str:
     checked = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
     if checked.returncode:
         raise UsageError(f"--setup: {checked.stderr.strip().splitlines()[0]}; correct that line")
-    failed = '{ echo "lsgd: the last command of --setup failed"; exit 1; }'
-    return f"{lines}source {shell_line([path])} || {failed}\n"
+    # The file may end the script itself, also with 0; a trap of its own may be for the job's end.
+    ended = 'echo "lsgd: --setup ended the job by exit or an error; write return in place of exit"'
+    failed = '{ is_set_up=1; echo "lsgd: the last command of --setup failed"; exit 1; }'
+    return (
+        f"{lines}is_set_up=\ntrap '((is_set_up)) || {{ {ended}; exit 1; }}' EXIT\n"
+        f"source {shell_line([path])} || {failed}\n"
+        # Else its settings would end this script at the first command that fails, such as srun.
+        "is_set_up=1\nset +Ceu\ntrap - ERR\n"
+    )
 
 
 def _train_line(options: Mapping[str, str], arguments: Sequence[str]) -> str:
@@ -387,24 +405,25 @@ def _container(
     folder = os.environ.get("PWD", "")
     if not (os.path.exists(folder) and os.path.samefile(folder, ".")):
         folder = os.getcwd()
-    named = [(key, request.path_of(key)) for request in requests for key in PATH_FIELDS]
-    named.append(("LSGD_DATA", path_in_variable("LSGD_DATA")))
+    named = [(key, _seen_path(request, key)) for request in requests for key in PATH_FIELDS]
+    named += [("run_dir", "runs"), ("LSGD_DATA", path_in_variable("LSGD_DATA", "data"))]
     named += _own_folders(own)
-    for key, path in (*named, ("the current folder", folder)):
-        if re.search("[,:]", path):
+    mounts = {folder: "the current folder"}
+    for key, path in named:
+        path = os.path.normpath(os.path.join(folder, path))
+        if f"{path}/".startswith(f"{folder}/"):
+            # It is mounted with the folder, unless a link there leads out of it.
+            path = _linked_path(Path(path), Path(folder))
+        # data.stage may have a variable of the node, whose folder --mount gives.
+        if path and "$" not in path:
+            mounts.setdefault(path, key)
+    for path, key in mounts.items():
+        if re.search(r"[,:\s]", path):
             raise UsageError(
-                f"{key}={path!r} has a comma or a colon, which would change the mounts of "
-                "--container; use another path"
+                f"{key}={path!r} has whitespace, a comma or a colon, which would change the mounts "
+                "of --container; use another path"
             )
-    # data.stage may have a variable of the node, whose folder --mount gives.
-    outside = [
-        os.path.normpath(os.path.join(folder, path))
-        for _, path in named
-        if path and "$" not in path
-    ]
-    # Paths inside the folder are mounted with it.
-    mounts = [folder, *(path for path in outside if not f"{path}/".startswith(f"{folder}/"))]
-    pairs = [f"{path}:{path}" for path in dict.fromkeys(mounts)]
+    pairs = [f"{path}:{path}" for path in mounts]
     pairs += [each for each in options.get("--mount", "").split(",") if each]
     # A variable of the image, such as LSGD_DATA in lsgd's own, otherwise hides that of the job.
     kept = ["--container-env=LSGD_DATA"] if os.environ.get("LSGD_DATA") else []
@@ -414,6 +433,34 @@ def _container(
         f"--container-workdir={folder}",
         *kept,
     ]
+
+
+def _linked_path(path: Path, folder: Path) -> str:
+    """Return where the link leads by which a path in a folder leaves it; '' if there is none.
+
+    It is the link's own text: the links on the way from there are not in the container. A link to
+    nothing counts as none, since its mount would fail.
+    """
+    inside = [each for each in (path, *path.parents) if folder in each.parents]
+    link = next((each for each in reversed(inside) if os.path.islink(each)), None)
+    if link is None or not os.path.exists(link):
+        return ""
+    there = Path(os.path.normpath(link.parent / os.readlink(link)))
+    if folder in (there, *there.parents):
+        return _linked_path(there / path.relative_to(link), folder)
+    return str(there) if there.exists() else ""
+
+
+def _seen_path(request: Request, key: str) -> str:
+    """Return the file or folder of a path field that the job's container has to see, or ''."""
+    path = request.path_of(key)
+    if key != "run_dir":
+        return path
+    # Each job of an array has a folder of its own beside this one. A check writes none, and a mount
+    # of a folder that does not exist would fail.
+    if "--array" in request.options:
+        return str(Path(path).parent)
+    return "" if request.is_check and not os.path.isdir(path) else path
 
 
 def _image(image: str) -> str:

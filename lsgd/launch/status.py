@@ -5,14 +5,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.launch.slurm import JOB_FILE
-from lsgd.launch.submission import planned_job
+from lsgd.launch.submission import cluster_option, planned_job, split_cluster
 from lsgd.paths import parse_path
 from lsgd.run.read import NotARunError, read_run
 from lsgd.sanitizing import sanitize
@@ -24,6 +24,8 @@ NO_TASK = "4294967294"
 """The number that Slurm has for the task of an array's jobs that have not begun."""
 TASKS = r"(?P<first>\d+)(-(?P<last>\d+)(:(?P<step>\d+))?)?"
 """The pattern of a part of Slurm's list of array tasks: a number, a range, or a range by a step."""
+CLUSTER = "Cluster"
+"""The field of a job with the name of its cluster, '' for this machine's, beside Slurm's fields."""
 RECORD_KEYS = {"job", "nodes", "start", "began", "log", "process_logs"}
 """The keys of JOB_FILE, which a Slurm job writes into its run folder when it starts."""
 
@@ -42,10 +44,11 @@ def print_status(arguments: Sequence[str]) -> int:
     except NotARunError:
         run = None
     record = _last_start(folder)
-    jobs = _show()
     absolute = Path(os.path.abspath(folder))
+    known = [job for job in (planned_job(absolute), record and record["job"]) if job]
+    jobs = _show(known)
     job = _queued_job(jobs, absolute)
-    for number in (planned_job(absolute), record["job"] if record else None):
+    for number in known:
         job = job or _find(jobs, number)
     if not record and not job and run is None:
         raise UsageError(
@@ -57,7 +60,10 @@ def print_status(arguments: Sequence[str]) -> int:
     for line in _job_lines(job, record):
         print(line)
     if record:
-        log = (folder / record["log"]).resolve()
+        log = folder / record["log"]
+        # It is beside the path of run_dir, which may be a link; or RUN is another link to that.
+        beside = Path(os.path.abspath(log))
+        log = log.resolve() if log.exists() and not beside.exists() else beside
         print(f"logs   {log}")
         if record["process_logs"]:
             print(f"       {folder / record['process_logs']}, one of each process")
@@ -88,23 +94,28 @@ def job_table(
     train; those that have not chosen one have rows of their own. `runs_left` is whether they still
     have runs to choose.
     """
-    jobs = _show()
     rows, found, is_abandoned = list[list[str]](), list[dict[str, str]](), False
     choosing = False
-    for run in runs:
-        record = _last_start(run.folder)
-        number = run.job or (record["job"] if record else "")
+    records = [_last_start(run.folder) for run in runs]
+    numbers = [
+        run.job or (record["job"] if record else "")
+        for run, record in zip(runs, records, strict=True)
+    ]
+    jobs = _show([*numbers, *submitted])
+    for run, record, number in zip(runs, records, numbers, strict=True):
         job = _find(jobs, number)
         found += [job] if job else []
         is_abandoned |= not run.has_ended and job.get("JobState") not in ACTIVE
         nodes, log = _nodes(job), _log(job, number)
-        if record and record["job"] == number:
+        # The record of a search's trial has the job's number alone.
+        if record and split_cluster(record["job"])[0] == split_cluster(number)[0]:
             nodes, log = record["nodes"], os.path.relpath(run.folder / record["log"])
         gone = "unknown to Slurm by now" if number else "none"
         rows.append([run.name, run.state, number, _state(job) if job else gone, nodes, log])
     for array, name in submitted.items():
+        array, cluster = split_cluster(array)
         of_array = [job for job in jobs if array in (job.get("ArrayJobId"), job["JobId"])]
-        for job in of_array:
+        for job in _on_cluster(of_array, cluster):
             if job["JobState"] in ACTIVE and job not in found:
                 number = _number(job)
                 choosing |= "ArrayJobId" in job  # and the job of the report is none
@@ -130,22 +141,30 @@ def _log(job: Mapping[str, str], number: str) -> str:
     if not job.get("StdOut"):
         return ""
     # The log of an array's jobs that have not begun has a number that stands for none.
-    task = number.partition("_")[2]
+    task = split_cluster(number)[0].partition("_")[2]
     path = job["StdOut"].replace(NO_TASK, task if task.isdigit() else "*")
     return os.path.relpath(path)
 
 
 def _number(job: Mapping[str, str]) -> str:
-    """Return a job's id as Slurm's commands take it, such as 12, 12_3 or 12_[4-7%2]."""
-    if "ArrayTaskId" not in job:
-        return job["JobId"]
-    task = job["ArrayTaskId"]
-    return f"{job['ArrayJobId']}_{task if task.isdigit() else f'[{task}]'}"
+    """Return a job's id, such as 12, 12_3 or 12_[4-7%2], and its cluster if it is another one."""
+    number = job["JobId"]
+    if "ArrayTaskId" in job:
+        task = job["ArrayTaskId"]
+        number = f"{job['ArrayJobId']}_{task if task.isdigit() else f'[{task}]'}"
+    return ";".join(filter(None, (number, job[CLUSTER])))
 
 
-def _find(jobs: Sequence[Mapping[str, str]], number: str | None) -> dict[str, str]:
+def _on_cluster(jobs: Sequence[dict[str, str]], cluster: str) -> list[dict[str, str]]:
+    """Return the jobs on this cluster; all of them if it is not known."""
+    return [job for job in jobs if cluster in ("", job[CLUSTER])]
+
+
+def _find(jobs: Sequence[dict[str, str]], job_id: str | None) -> dict[str, str]:
     """Return the fields of the job with this id, maybe of an array; an empty mapping without it."""
-    array, _, task = (number or "").partition("_")
+    number, cluster = split_cluster(job_id or "")
+    array, _, task = number.partition("_")
+    jobs = _on_cluster(jobs, cluster)
     found = [job for job in jobs if job["JobId"] == array]
     if task:
         found = [
@@ -153,7 +172,7 @@ def _find(jobs: Sequence[Mapping[str, str]], number: str | None) -> dict[str, st
             for job in jobs
             if job.get("ArrayJobId") == array and int(task) in _tasks(job["ArrayTaskId"])
         ]
-    return dict(found[-1]) if found else {}
+    return found[-1] if found else {}
 
 
 def _tasks(text: str) -> set[int]:
@@ -203,14 +222,14 @@ def _job_lines(job: Mapping[str, str], record: Mapping[str, Any] | None) -> list
     return lines
 
 
-def _queued_job(jobs: Sequence[Mapping[str, str]], folder: Path) -> dict[str, str]:
+def _queued_job(jobs: Sequence[dict[str, str]], folder: Path) -> dict[str, str]:
     """Return the fields of a pending or running job whose log is that of the folder, or none.
 
     `folder` is an absolute path without `.` and `..`.
     """
     log = f"{folder}.log"
     found = [job for job in jobs if job["JobState"] in ACTIVE and _has_log(job, log)]
-    return dict(found[-1]) if found else {}
+    return found[-1] if found else {}
 
 
 def _has_log(job: Mapping[str, str], log: str) -> bool:
@@ -224,9 +243,19 @@ def _has_log(job: Mapping[str, str], log: str) -> bool:
     )
 
 
-def _show() -> list[dict[str, str]]:
-    """Return the fields of all jobs that Slurm knows, as `scontrol show job` prints them."""
-    question = ["scontrol", "show", "job", "--oneliner"]
+def _show(known: Collection[str]) -> list[dict[str, str]]:
+    """Return the fields of all jobs that Slurm knows, as `scontrol show job` prints them.
+
+    They are those of this machine's cluster, and of the clusters of the known job ids.
+    """
+    others = {split_cluster(job)[1] for job in known} - {""}
+    # This machine's come last: an id without a cluster is first of all one of theirs.
+    return [job for cluster in (*sorted(others), "") for job in _show_cluster(cluster)]
+
+
+def _show_cluster(cluster: str) -> list[dict[str, str]]:
+    """Return the fields of a cluster's jobs, '' for this machine's, with CLUSTER among them."""
+    question = ["scontrol", *cluster_option(cluster), "show", "job", "--oneliner"]
     whole = os.environ | {"SLURM_BITSTR_LEN": "0"}  # else long lists of tasks are cut
     try:
         done = subprocess.run(question, capture_output=True, text=True, errors="replace", env=whole)
@@ -236,7 +265,7 @@ def _show() -> list[dict[str, str]]:
         return []
     # A value may hold spaces, and ends where the next field begins.
     fields = re.compile(r"(\w[\w/:]*)=(.*?)(?=\s+\w[\w/:]*=|\s*$)")
-    jobs = [dict(fields.findall(line)) for line in done.stdout.splitlines()]
+    jobs = [dict(fields.findall(line)) | {CLUSTER: cluster} for line in done.stdout.splitlines()]
     return [job for job in jobs if "JobState" in job and "JobId" in job]
 
 

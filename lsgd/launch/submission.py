@@ -1,8 +1,10 @@
 """The submission of batch scripts to Slurm's queue, and the questions whether jobs are still there.
 
-sbatch's answer goes into a file, next to the script, from which the job's number is read later.
+sbatch's answer goes into a file, next to the script, from which the job's id is read later. The id
+of a job on another cluster than this machine's is NUMBER;CLUSTER, as sbatch --parsable prints it.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -56,13 +58,16 @@ def new_answer_file(folder: Path, name: str) -> Path:
 def sbatch(
     script: str, answer: Path, *, after: Sequence[str] = (), files: Sequence[IO[str]] = ()
 ) -> str:
-    """Submit a batch script and return the job's number; sbatch writes it into `answer`.
+    """Submit a batch script and return the job's id; sbatch writes it into `answer`.
 
     The job begins once those of `after` have ended in any way. sbatch inherits the locks of
     `files`, which so end with it even if this process is killed. Raises UsageError, without an
     answer, if sbatch refuses the script.
     """
-    options = [f"--dependency=afterany:{':'.join(after)}"] if after else []
+    numbers = [split_cluster(job) for job in after]
+    options = [f"--dependency=afterany:{':'.join(job for job, _ in numbers)}"] if after else []
+    # A job can only wait for others of its cluster.
+    options += cluster_option(numbers[0][1]) if after else []
     path = answer.with_suffix(".sh")
     path.touch(mode=0o600)  # a search's command may have the password of its database
     path.write_text(f"{script}\n", encoding="utf-8")
@@ -86,23 +91,38 @@ def sbatch(
 
 
 def submitted_job(answer: Path) -> str | None:
-    """Return the number of the job that sbatch names in its answer; None if it names none."""
+    """Return the id of the job that sbatch names in its answer; None if it names none."""
     text = answer.read_text("utf-8", "replace") if answer.exists() else ""
-    found = re.search(r"Submitted batch job (\d+)", text)
-    return found[1] if found else None
+    found = re.search(r"Submitted batch job (\d+)(?: on cluster (\S+))?", text)
+    return ";".join(filter(None, found.groups())) if found else None
 
 
 def planned_job(folder: Path) -> str | None:
     """Return the id of the Slurm job that was last submitted for a planned run, or None.
 
     `folder` is its run folder, with a file of the same name and .job beside it. The id of a job of
-    an array is the array's id and its own number, such as 12_3.
+    an array is the array's id and its own number, such as 12_3, or 12_3;CLUSTER.
     """
     path = job_path(folder)
     text = path.read_text("utf-8", "replace") if path.exists() else ""
     task = re.fullmatch(r"job (\d+) of (\S+)\n", text)
-    number = submitted_job(ARRAYS / task[2] if task else path)
-    return f"{number}_{task[1]}" if number and task else number
+    job = submitted_job(ARRAYS / task[2] if task else path)
+    return re.sub(r"^\d+", rf"\g<0>_{task[1]}", job) if job and task else job
+
+
+def split_cluster(job: str) -> tuple[str, str]:
+    """Split a job's id into that on its cluster and the cluster, '' for this machine's.
+
+    >>> split_cluster("12_3;gpus"), split_cluster("12")
+    (('12_3', 'gpus'), ('12', ''))
+    """
+    number, _, cluster = job.partition(";")
+    return number, cluster
+
+
+def cluster_option(cluster: str) -> list[str]:
+    """Return the option by which Slurm's commands ask a cluster; none for this machine's."""
+    return ["--clusters", cluster] if cluster else []
 
 
 def job_path(folder: Path) -> Path:
@@ -115,13 +135,18 @@ def is_active(job: str) -> bool:
 
     Raises UsageError, with the reason alone, if squeue cannot answer.
     """
-    question = ["squeue", "--noheader", "--format=%T", "--jobs", job]
+    number, cluster = split_cluster(job)
+    question = ["squeue", *cluster_option(cluster), "--noheader", "--format=%T", "--jobs", number]
+    # The user's settings for squeue could leave the job out, save the one that asks a federation.
+    theirs = re.compile("SQUEUE_(?!FEDERATION$)|SLURM_CLUSTERS$")
+    ours = {name: value for name, value in os.environ.items() if not theirs.match(name)}
     try:
-        queue = subprocess.run(question, capture_output=True, text=True, errors="replace")
+        queue = subprocess.run(question, capture_output=True, text=True, errors="replace", env=ours)
     except FileNotFoundError:
         raise UsageError("squeue is not installed here") from None
     if queue.returncode == 0:
-        return bool(queue.stdout.strip())
+        # With --clusters the name of the cluster comes first.
+        return bool(re.sub("^CLUSTER:.*", "", queue.stdout, flags=re.M).strip())
     if "Invalid job id" in queue.stderr:
         return False
     raise UsageError(f"squeue fails: {queue.stderr.strip()}")

@@ -1,12 +1,19 @@
-"""The checks that a forward pass keeps images apart: in the rows of batch norm, and in buffers."""
+"""The checks that a forward pass keeps images apart: in outputs, batch norm and buffers."""
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from lsgd.models.parameter_roles import is_vector
+from lsgd.models.randomness_guard import seeded_generators
 from lsgd.rules.batchnorm import WorkerBatchNorm
+from lsgd.rules.counter_dropout import CounterBasedDropout
+
+SMALL = 0.1
+"""The size of the initial scales, such as those of residual branches, that may hide differences."""
 
 
 def find_scattered_rows(network: nn.Module, call: Callable[[slice], object]) -> str | None:
@@ -42,20 +49,99 @@ def find_scattered_rows(network: nn.Module, call: Callable[[slice], object]) -> 
     return None
 
 
-def buffer_versions(network: nn.Module) -> dict[str, int]:
-    """Return the versions of a network's buffers, which a change in place increases."""
-    return {path: buffer._version for path, buffer in network.named_buffers()}
+def find_dependence(
+    network: nn.Module, call: Callable[[list[int]], object], count: int
+) -> str | None:
+    """Return what a network's output for an image depends on besides the image, or None.
+
+    `call` lets `count` images of the given numbers through the network, which is modified, and
+    returns the output. Image 1 keeps its place, and so its rounding: its rows in the output and in
+    the input of batch norm layers are compared. Batch norm and dropout, which depend on workers and
+    draw by rule, are set to evaluation mode.
+    """
+    seen: list[Tensor] = []
+    for module in network.modules():
+        if isinstance(module, WorkerBatchNorm) and module.training:
+            module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
+        if isinstance(module, WorkerBatchNorm | CounterBasedDropout):
+            module.eval()
+    devices = {each.device for each in network.parameters() if each.device.type != "cpu"}
+    kind = next((device.type for device in devices), "cuda")
+
+    def compute(images: list[int]) -> list[Tensor]:
+        seen.clear()
+        # Every call draws the same numbers, since draws are none of these dependencies.
+        with torch.random.fork_rng(devices, device_type=kind), seeded_generators(0):
+            outputs = [each for each in tree_leaves(call(images)) if isinstance(each, Tensor)]
+        of_images = [each for each in outputs if each.shape[:1] == (count,)]
+        of_images += [each for each in seen if len(each) % count == 0]
+        return [each.chunk(count)[1] for each in of_images if each.is_floating_point()]
+
+    same = [*range(count)]
+    others = [count, 1, *range(count + 1, 2 * count - 1)]
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if _hides_differences(parameter):
+                parameter.copy_(torch.linspace(0.5, 1.5, parameter.numel()).view_as(parameter))
+        first = compute(same)
+        if not _differ(first, compute(others)):
+            return None
+        is_state = _differ(first, compute(same))
+    return "earlier forward passes" if is_state else "the other images of a micro-batch"
 
 
-def find_changed_buffer(network: nn.Module, versions: dict[str, int]) -> str | None:
-    """Return the path of a buffer that has changed since these versions, other than those of BN."""
-    own = {
+def _hides_differences(parameter: Tensor) -> bool:
+    """Return whether a parameter is 0, or a small scale such as those of residual branches."""
+    if not parameter.is_floating_point() or not parameter.numel():
+        return False
+    return not parameter.any() or (is_vector(parameter) and bool(parameter.abs().max() < SMALL))
+
+
+def _differ(ones: list[Tensor], others: list[Tensor]) -> bool:
+    """Return whether two calls gave tensors of other values, by more than rounding."""
+    for one, other in zip(ones, others, strict=False):
+        if one.shape == other.shape and one.numel():
+            tolerance = torch.finfo(one.dtype).eps ** 0.6
+            if one.device.type != "cpu":  # which may choose another algorithm in another call
+                tolerance = max(tolerance, 1e-3)
+            largest = float(one.nan_to_num().abs().max())
+            if not torch.allclose(one, other, rtol=0, atol=tolerance * largest, equal_nan=True):
+                return True
+    return False
+
+
+BufferRecord: TypeAlias = dict[str, tuple[Tensor, int, Tensor]]
+"""Each buffer by its path, with its version, which a change in place increases, and a copy."""
+
+
+def record_buffers(network: nn.Module) -> BufferRecord:
+    """Return a network's buffers, other than those of batch norm, with versions and copies."""
+    norms = {
         path
         for path, module in network.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm)
     }
-    for path, buffer in network.named_buffers():
-        known = versions.get(path, buffer._version)
-        if buffer._version != known and path.rpartition(".")[0] not in own:
+    return {
+        path: (buffer, buffer._version, buffer.detach().clone())
+        for path, buffer in network.named_buffers()
+        if path.rpartition(".")[0] not in norms
+    }
+
+
+def find_changed_buffer(network: nn.Module, record: BufferRecord) -> str | None:
+    """Return the path of a buffer that was changed in place, or assigned with other values."""
+    now = dict(network.named_buffers())
+    for path, (before, version, values) in record.items():
+        buffer = now.get(path, before)
+        if (buffer is before and buffer._version != version) or _has_other_values(buffer, values):
             return path
     return None
+
+
+def _has_other_values(buffer: Tensor, values: Tensor) -> bool:
+    """Return whether a buffer has other values than a copy, which has the same shape and device."""
+    kinds = [(each.shape, each.device, each.layout) for each in (buffer, values)]
+    # Others are converted, or tables for images of another size; on meta there are no values.
+    if kinds[0] != kinds[1] or values.is_meta or values.layout is not torch.strided:
+        return False
+    return bool(((buffer != values) & ~((buffer != buffer) & (values != values))).any())  # NaN

@@ -1,6 +1,6 @@
 """Networks of torchvision, timm or the user's own package, adapted to the rules of virtual workers.
 
-They start from the recipe's seed with their library's initialisation, without pretrained weights.
+They start from the recipe's seed with their library's initialisation; weights of a file come later.
 Every BN normalises per worker, and every dropout layer draws per example. A test forward pass finds
 anything else that depends on the other images of a micro-batch or on a generator, and refuses it.
 """
@@ -18,7 +18,12 @@ from torch import Tensor, nn
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.models import give_one_channel, refuse_sparse_tensors
-from lsgd.models.forward_checks import buffer_versions, find_changed_buffer, find_scattered_rows
+from lsgd.models.forward_checks import (
+    find_changed_buffer,
+    find_dependence,
+    find_scattered_rows,
+    record_buffers,
+)
 from lsgd.models.parameter_roles import ParameterRoles, find_roles
 from lsgd.models.randomness_guard import RandomnessGuard, seeded_generators, without_global_draws
 from lsgd.own_parts import NETWORK, OwnPart, first_line, imported_part
@@ -74,7 +79,7 @@ def check_library_network(recipe: Recipe) -> None:
         set(drawing),
     )
     network = network.to("meta").train()
-    versions = buffer_versions(network)
+    buffers = record_buffers(network)
     _check_logits(_probe(network, watched, recipe), recipe)
     evaluated = [images for _, images in recipe.evaluated_changes]
     sizes = {(side, side) for side in (*recipe.training_sizes, *(each.side for each in evaluated))}
@@ -94,12 +99,14 @@ def check_library_network(recipe: Recipe) -> None:
                 "so it cannot be drawn per image; set its rate to 0 in model.options, or choose "
                 "another network"
             )
-    if path := find_changed_buffer(network, versions):
+    if path := find_changed_buffer(network, buffers):
         raise UsageError(
             f"model={name} changes {path} in every forward pass, so the result would depend on the "
             "number of processes and micro-batches; choose another network"
         )
     _check_rows(ours, recipe)
+    if recipe.model.is_own:
+        _check_dependence(ours, recipe)
 
 
 @contextmanager
@@ -147,6 +154,26 @@ def _check_rows(network: nn.Module, recipe: Recipe) -> None:
         raise UsageError(
             f"model={recipe.model.name} normalises in {path} rows in which those of an image are "
             "not adjacent, so that workers would share statistics; choose another network"
+        )
+
+
+def _check_dependence(network: nn.Module, recipe: Recipe) -> None:
+    """Raise UsageError if an image's logits depend on other images or on earlier forward passes.
+
+    The network is modified. One that fails on the CPU is not checked.
+    """
+    data = recipe.data
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(3, data.channels, data.image_size, data.image_size, generator=generator)
+    try:
+        found = find_dependence(network.train(), lambda some: network(images[some]), 2)
+    except Exception:  # as of kernels for GPUs only
+        return
+    if found:
+        raise UsageError(
+            f"model={recipe.model.name} computes the logits of an image also from {found}, so that "
+            "the result would depend on the number of processes and micro-batches; compute them "
+            "from the image alone"
         )
 
 
@@ -232,17 +259,21 @@ def _build(recipe: Recipe) -> nn.Module:
         return _build_own(recipe)
     library, _, name = recipe.model.name.partition("/")
     build, given = find_builder(recipe)
-    if loads := sorted(LOADING_OPTIONS & recipe.model.options.keys()):
+    options = builder_options(recipe)
+    if recipe.model.starts_pretrained:
+        # Its weights, which with_pretrained_weights finds, change no shape and no speed.
+        del options["pretrained"]
+    if loads := sorted(LOADING_OPTIONS & options.keys()):
         raise UsageError(
             f"model.options.{loads[0]} makes {library} fetch or load weights, which a run reads "
             f"from a file that identifies them; leave it out, save the weights once where the "
             f"network is reachable, by {saving_code(library, name)}, and write "
             f"model.start={name}.pth"
         )
-    given |= {"num_classes": recipe.data.classes} | builder_options(recipe)
+    given |= {"num_classes": recipe.data.classes} | options
     try:
         network = _build_seeded(partial(build, name, **given), recipe.seed)
-    except (TypeError, ValueError, AssertionError) as error:
+    except Exception as error:
         raise UsageError(
             f"model={recipe.model.name} cannot be built with "
             f"model.options={dict(recipe.model.options)} ({first_line(error)}); write "

@@ -90,7 +90,8 @@ def _model(recipe: Recipe) -> nn.Module:
 def _ready(model: nn.Module, channels: int, image_size: int) -> list[float]:
     """Return the share of the backward pass after which each gradient is computed.
 
-    The gradients are in the order of the backward pass: those of the last layer come first.
+    The gradients are in the order of the backward pass: those of the last layer come first. All are
+    computed at its end in a network without a layer whose work is counted.
     """
     work = multiply_adds(model, channels, image_size)
     total, done = sum(work.values()), 0
@@ -98,5 +99,5 @@ def _ready(model: nn.Module, channels: int, image_size: int) -> list[float]:
     for layer in list(model.modules())[::-1]:
         done += work.get(layer, 0)
         # The gradient of a shared parameter is complete after the first layer that uses it.
-        ready |= dict.fromkeys(layer.parameters(recurse=False), done / total)
+        ready |= dict.fromkeys(layer.parameters(recurse=False), done / total if total else 1.0)
     return [ready[parameter] for parameter in trained_parameters(model)[::-1]]

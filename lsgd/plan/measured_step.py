@@ -15,6 +15,12 @@ from lsgd.run.read import NotARunError, Run, read_run
 BACKWARD_SHARE = 2 / 3
 BACKWARD_SOURCE = "assumed: two of the three products of each layer are the backward pass's"
 
+WITHOUT_WORK = (
+    "last_gamma", "gamma", "last_bias", "source", "start", "start_sha256", "start_optimizer",
+    "new_head",
+)  # fmt: skip
+"""The fields of a recipe's `model` that do not change what a step computes, but its values."""
+
 
 def from_speed(images_per_second: float, recipe: Recipe) -> MeasuredStep:
     """Convert the training throughput of one GPU into the step that an estimate starts from."""
@@ -25,8 +31,8 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     """Read the step that an estimate starts from out of the folder of a run of one process.
 
     Raises UsageError if the run is too short, has several processes, trains on images of several
-    sizes, or differs from the recipe in the network, image size, channels, precision, memory
-    format, or compilation.
+    sizes, or differs from the recipe in the work of a step: the network, its frozen parameters, the
+    noise scale, image size, channels, precision, memory format, or compilation.
     """
     try:
         run = read_run(folder)
@@ -66,15 +72,19 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
 
 def _check_same_step(run: Run, recipe: Recipe, name: str) -> None:
     """Raise UsageError if a step of the run is another than one of the recipe."""
+    models = [
+        (f"model.{key}".removesuffix(".name"), _text(value), _text(getattr(recipe.model, key)))
+        for key, value in vars(run.recipe.model).items()
+        if key not in WITHOUT_WORK
+    ]
     for key, theirs, ours in (
-        ("model", run.recipe.model.name, recipe.model.name),
-        ("model.blurpool", run.recipe.model.blurpool, recipe.model.blurpool),
-        ("model.options", _listed(run.recipe.model.options), _listed(recipe.model.options)),
+        *models,
+        ("noise_scale", _text(run.recipe.noise_scale), _text(recipe.noise_scale)),
         ("data.image_size", run.recipe.data.image_size, recipe.data.image_size),
         ("data.channels", run.recipe.data.channels, recipe.data.channels),
         ("precision", run.recipe.precision, recipe.precision),
-        ("channels_last", run_layout(run), _word(recipe.channels_last)),
-        ("compile", _logged(run, "compile", run.recipe.compile), _word(recipe.compile)),
+        ("channels_last", run_layout(run), _text(recipe.channels_last)),
+        ("compile", _logged(run, "compile", run.recipe.compile), _text(recipe.compile)),
     ):
         if theirs != ours:
             raise UsageError(
@@ -89,13 +99,11 @@ def _check_same_step(run: Run, recipe: Recipe, name: str) -> None:
         )
 
 
-def _listed(options: Mapping[str, Any]) -> str:
-    """Format the options of a network as an override does, in alphabetical order."""
-    return "{" + ",".join(f"{key}:{as_override(options[key])}" for key in sorted(options)) + "}"
-
-
-def _word(value: bool | str) -> str:
-    return str(value).lower()
+def _text(value: Any) -> str:
+    """Format the value of a field as an override does, but options in alphabetical order."""
+    if not isinstance(value, Mapping):
+        return as_override(value)
+    return "{" + ",".join(f"{key}:{as_override(value[key])}" for key in sorted(value)) + "}"
 
 
 def run_layout(run: Run) -> str:
@@ -106,7 +114,7 @@ def run_layout(run: Run) -> str:
 def _logged(run: Run, name: str, value: bool | str) -> str:
     """Return the value of a field that a run has logged for auto, or else that of its recipe."""
     found = re.search(rf"\b{name}=(true|false)", str(run.start.get("machine")))
-    return found[1] if found else _word(value)
+    return found[1] if found else _text(value)
 
 
 def _pass(recipe: Recipe, machine: str) -> int:

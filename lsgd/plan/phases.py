@@ -74,13 +74,14 @@ def plan_phases(machine: ModelledCluster, recipe: Recipe, gpus: int) -> list[Pla
 def relative_work(recipe: Recipe) -> dict[int, float]:
     """Return the multiply-adds of the network for a training image, by each size of the run.
 
-    They are relative to those for an image of data.image_size.
+    They are relative to those for an image of data.image_size, and in proportion to the pixels of a
+    network without a layer whose multiply-adds are counted.
     """
     with torch.device("meta"):
         model = make_network(recipe)
 
     def work(side: int) -> int:
-        return sum(multiply_adds(model, recipe.data.channels, side).values())
+        return sum(multiply_adds(model, recipe.data.channels, side).values()) or side**2
 
     whole = work(recipe.data.image_size)
     return {side: work(side) / whole for side in recipe.training_sizes}

@@ -205,21 +205,30 @@ def constants(machine: ModelledCluster) -> str:
 def duration(seconds: float) -> str:
     """Format a duration in seconds with three digits, in milliseconds below one second.
 
-    Durations of 1000 s and more are rounded to whole seconds.
+    Durations of 1000 s and more are rounded to whole seconds. The unit is that of the rounded
+    duration.
+
+    >>> [duration(each) for each in (0.0997, 0.258, 0.9996, 59.7, 999.4, 999.7, 12_345)]
+    ['99.7 ms', '258 ms', '1 s', '59.7 s', '999 s', '1000 s', '12345 s']
     """
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
+    rounded = float(f"{seconds:.3g}")
+    if rounded < 1:
+        return f"{1000 * rounded:.3g} ms"
+    return f"{rounded:.3g} s" if rounded < 1000 else f"{seconds:.0f} s"
 
 
 def run_time(hours: float) -> str:
     """Format a duration in hours, or in minutes or seconds where it is short.
 
-    Minutes are used below about two hours, and `duration` below one minute.
+    Minutes are used below about two hours, and `duration` below one minute, of its three digits.
+
+    >>> [run_time(seconds / 3600) for seconds in (59.7, 59.97, 60, 3576, 10_000)]
+    ['59.7 s', '1.0 min', '1.0 min', '59.6 min', '2.8 h']
     """
     if hours >= 1.95:
         return f"{hours:.1f} h"
-    return f"{60 * hours:.1f} min" if hours >= 1 / 60 else duration(3600 * hours)
+    seconds = 3600 * hours
+    return f"{60 * hours:.1f} min" if float(f"{seconds:.3g}") >= 60 else duration(seconds)
 
 
 def _gbits(value: float) -> str:

@@ -40,7 +40,7 @@ from lsgd.run.validation_predictions import (
 )
 from lsgd.trained_model import LazyInputs, build_trained, load_class_names, load_trained
 from lsgd.workloads import is_finite_output
-from lsgd.workloads.images import ImageClassification
+from lsgd.workloads.images import ImageClassification, ranked_labels
 
 DIGITS = 6
 """The decimals of a probability in the output."""
@@ -101,10 +101,10 @@ class ImageClassifier:
         parts: list[Tensor] = []
         with self._evaluation_mode(inputs):
             for images, labels in inputs.evaluation(passes):
-                probabilities = self._probabilities(images)
-                best = probabilities.max(1)
-                own = probabilities.gather(1, labels.to(probabilities.device)[:, None])[:, 0]
-                columns = (labels, best.indices, own, best.values)
+                guesses, probabilities = self._ranked(images, 1)
+                own = probabilities.gather(1, labels.to(probabilities.device)[:, None])
+                best = probabilities.gather(1, guesses)
+                columns = (labels, guesses[:, 0], own[:, 0], best[:, 0])
                 parts.append(torch.stack([column.cpu().double() for column in columns]))
         label, predicted, own_probability, probability = torch.cat(parts, 1).numpy()
         examples = np.concatenate([each.examples for each in passes])
@@ -139,17 +139,19 @@ class ImageClassifier:
 
     def _top(self, images: Tensor, top: int) -> Iterator[Prediction]:
         """Return an iterator over the `top` most probable classes of each normalised image."""
-        found = self._probabilities(images).topk(top)
-        return map(Prediction, found.indices.tolist(), found.values.tolist())
+        labels, probabilities = self._ranked(images, top)
+        return map(Prediction, labels.tolist(), probabilities.gather(1, labels).tolist())
 
-    def _probabilities(self, images: Tensor) -> Tensor:
-        """Return the probability of each class for normalised images, shape (images, classes).
+    def _ranked(self, images: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        """Return the `top` most probable labels of normalised images, and all probabilities.
 
-        Those of an image for which the network's output is not finite are NaN.
+        Both have a row for each image. The probabilities of one for which the network's output is
+        not finite are NaN.
         """
         logits = self.workload.logits(self.trained.model, images)
         probabilities = logits.float().softmax(1)
-        return probabilities.where(is_finite_output(logits)[:, None], torch.nan)
+        is_finite = is_finite_output(logits)[:, None]
+        return ranked_labels(logits, top), probabilities.where(is_finite, torch.nan)
 
     def _lazy_inputs(self) -> LazyInputs:
         return LazyInputs(self.workload.inputs, self.checkpoint.data, self.trained.epoch)

@@ -44,7 +44,13 @@ def inspect_folder(
     files: dict[str, tuple[int, Any]] = {}
     for name in image_files(root / folder):
         path = root / folder / name
-        status = path.stat()
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            raise UsageError(
+                f"{path} is a link to a file that does not exist; repair or remove it, like all "
+                "that find -L ROOT -type l lists, and rerun the same command"
+            ) from None
         if not S_ISREG(status.st_mode):
             raise UsageError(f"{path} is a pipe, a socket or a device, not an image; remove it")
         known = earlier.files.get(name) if earlier else None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lsgd import config
 from lsgd.comm.single import SingleComm
+from lsgd.inputs import evaluation_set_size
 from lsgd.inputs.decoding import load_image
 from lsgd.inputs.index import open_indexes
 from lsgd.job.device import device_name, pick_device, synchronize
@@ -52,14 +53,15 @@ class TimedStep:
     """The seconds on a single core."""
     computing: float
 
-    def minutes(self, images: int, *, cores: int, on_cpu: bool) -> float:
-        """Return the minutes of training on this number of images, which all cores read.
+    def minutes(self, images: int, evaluated: int, *, cores: int, on_cpu: bool) -> float:
+        """Return the minutes of a run that trains on and evaluates these numbers of images.
 
-        On a CPU reading and computing share the cores.
+        All cores read them. On a CPU reading and computing share the cores. An evaluated image
+        takes one of the three passes of a step.
         """
-        reading = self.reading / cores
-        both = reading + self.computing if on_cpu else max(reading, self.computing)
-        return images * both / 60
+        reading = self.reading * (images + evaluated) / cores
+        computing = self.computing * (images + evaluated / 3)
+        return (reading + computing if on_cpu else max(reading, computing)) / 60
 
 
 def suggested_command(overrides: Sequence[str], train: int) -> tuple[str, str]:
@@ -83,7 +85,8 @@ def suggested_command(overrides: Sequence[str], train: int) -> tuple[str, str]:
         fewest = max(FEWEST_EPOCHS, -(-UPDATES // recipe.steps_per_epoch))
         epochs = min(recipe.epochs, fewest) if on_cpu else recipe.epochs
         images = epochs * recipe.steps_per_epoch * recipe.batch_size
-        minutes = timed_step(recipe).minutes(images, cores=cores, on_cpu=on_cpu)
+        evaluated = epochs * sum(evaluation_set_size(recipe, s) for s in recipe.evaluation.sets)
+        minutes = timed_step(recipe).minutes(images, evaluated, cores=cores, on_cpu=on_cpu)
         if suggested and minutes > BUDGET:
             break
         suggested = " ".join([*basic, *sized, *scale_epochs(recipe, epochs)])

@@ -316,7 +316,7 @@ class Model:
     @property
     def starts_pretrained(self) -> bool:
         """Whether a run starts from its library's own trained weights, by the option pretrained."""
-        return self.is_from_library and self.options.get("pretrained") is True
+        return is_within(self.name, LIBRARIES) and self.options.get("pretrained") is True
 
     def started_from(self, start: str | None) -> "Model":
         """Return these settings with a file of start weights in place of the option pretrained."""

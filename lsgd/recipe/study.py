@@ -59,12 +59,17 @@ class Claim:
 
     @property
     def confidence(self) -> float:
-        """The confidence level of the interval by which a study's claim is decided.
+        """The confidence level of the interval by which a study's claim is decided."""
+        return confidence(self.relation)
 
-        It is 0.90 for as_good_as, two one-sided tests with an error of 5 % each (Schuirmann 1987),
-        and 0.95 for the others, with 2.5 % on each side.
-        """
-        return 0.90 if self.relation == "as_good_as" else 0.95
+
+def confidence(relation: str) -> float:
+    """Return the confidence level of the interval by which a claim of a relation is decided.
+
+    It is 0.90 for as_good_as, two one-sided tests with an error of 5 % each (Schuirmann 1987), and
+    0.95 for the others, with 2.5 % on each side.
+    """
+    return 0.90 if relation == "as_good_as" else 0.95
 
 
 @dataclass(frozen=True)

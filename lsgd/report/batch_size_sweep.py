@@ -3,16 +3,15 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
-from lsgd.recipe.study import Study
-from lsgd.report.claims import FAILS, HOLDS, claim_outcome, difference_for_claims
+from lsgd.recipe.study import Study, confidence
+from lsgd.report.claims import HOLDS, claim_outcome, difference_for_claims
 from lsgd.report.groups import RecipeRuns, trajectory
 from lsgd.report.looks import Looks
 from lsgd.report.welch import Difference
 
 WITHIN = 0.5
-"""The difference from the baseline that counts as no worse, unless a study defines another."""
+"""The difference from the baseline that counts as none, unless a study defines another."""
 
 
 @dataclass(frozen=True)
@@ -22,24 +21,26 @@ class BatchSizeSweep:
     groups: list[RecipeRuns]
     baseline: RecipeRuns
     margin: float
-    """The difference from the baseline that counts as no worse."""
-    level: float
-    """The confidence level of the intervals that decide."""
+    """The difference from the baseline that counts as none."""
+    relation: str
+    """The relation by which a recipe is as good as the baseline: as_good_as or no_worse_than."""
+    looks: Looks
+    """The numbers of seeds at which the recipes are tested."""
 
     @property
-    def no_worse(self) -> list[RecipeRuns]:
-        """The recipes above the baseline's minibatch that are shown to be no worse."""
-        return self._above(HOLDS)
+    def as_good(self) -> list[RecipeRuns]:
+        """The recipes above the baseline's minibatch that are shown to be as good."""
+        return self._above(self.relation, HOLDS)
 
     @property
     def worse(self) -> list[RecipeRuns]:
         """The recipes above the baseline's minibatch that are shown to be worse."""
-        return self._above(FAILS)
+        return self._above("worse_than", HOLDS)
 
     @property
     def elbow(self) -> RecipeRuns:
-        """The recipe with the largest minibatch that is shown to be no worse, else the baseline."""
-        return [self.baseline, *self.no_worse][-1]
+        """The recipe with the largest minibatch that is shown to be as good, else the baseline."""
+        return [self.baseline, *self.as_good][-1]
 
     @property
     def larger(self) -> list[RecipeRuns]:
@@ -62,26 +63,30 @@ class BatchSizeSweep:
         """Whether a recipe above the baseline's minibatch has been compared with it."""
         return not self.larger or self.untested != self.larger
 
-    def _above(self, wanted: str) -> list[RecipeRuns]:
-        """Return the recipes above the baseline's minibatch with this outcome of "no worse"."""
+    def level(self, relation: str) -> float:
+        """Return the confidence level of the intervals that decide a relation to the baseline."""
+        return self.looks.level(confidence(relation))
+
+    def _above(self, relation: str, wanted: str) -> list[RecipeRuns]:
+        """Return the recipes above the baseline's minibatch with this outcome of a relation."""
+        gaps = self._differences(self.level(relation))
         return [
             group
-            for group, gap in zip(self.groups, self._differences, strict=True)
+            for group, gap in zip(self.groups, gaps, strict=True)
             if group.recipe.batch_size > self.baseline.recipe.batch_size
             and gap
-            and claim_outcome("no_worse_than", gap, self.margin) == wanted
+            and claim_outcome(relation, gap, self.margin) == wanted
         ]
 
-    @cached_property
-    def _differences(self) -> list[Difference | None]:
-        """The difference of each recipe's mean metric from the baseline's.
+    def _differences(self, level: float) -> list[Difference | None]:
+        """Return the difference of each recipe's mean metric from the baseline's.
 
         None if one of the two has too few seeds, as in claims.
         """
         return [
             None
             if _has_too_few(group) or _has_too_few(self.baseline)
-            else difference_for_claims(group, self.baseline, self.level)
+            else difference_for_claims(group, self.baseline, level)
             for group in self.groups
         ]
 
@@ -104,7 +109,7 @@ def find_sweeps(
         family.sort(key=lambda group: group.recipe.batch_size)
         if len({group.recipe.batch_size for group in family}) >= 3:
             base = _baseline(family, study)
-            ladders.append(BatchSizeSweep(family, base, _within(study), looks.level(0.95)))
+            ladders.append(BatchSizeSweep(family, base, *_margin_and_relation(study), looks))
     return ladders
 
 
@@ -126,11 +131,13 @@ def _baseline(family: list[RecipeRuns], study: Study | None) -> RecipeRuns:
     return family[0]
 
 
-def _within(study: Study | None) -> float:
-    """Return the smallest margin of a study's claims against its baseline, else WITHIN."""
-    claimed = [
-        claim.within
+def _margin_and_relation(study: Study | None) -> tuple[float, str]:
+    """Return the smallest margin of a study's claims against its baseline, and their relation."""
+    claims = [
+        claim
         for claim in (study.claims if study else [])
         if claim.relation != "worse_than" and study and claim.other == study.baseline
     ]
-    return min(claimed, default=WITHIN)
+    equal = any(claim.relation == "as_good_as" for claim in claims)
+    relation = "as_good_as" if equal else "no_worse_than"
+    return min((claim.within for claim in claims), default=WITHIN), relation

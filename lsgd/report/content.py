@@ -169,7 +169,7 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
         format_batch_size(group.recipe.batch_size)
         for group in ladder.groups
         if base.recipe.batch_size < group.recipe.batch_size < elbow.recipe.batch_size
-        and group not in [*ladder.no_worse, *ladder.untested]
+        and group not in [*ladder.as_good, *ladder.untested]
     ]
     if between:
         text += f" Below it, {', '.join(between)} is not shown to be."
@@ -182,9 +182,13 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
     if untested:
         text += f" Not tested yet, with too few seeds: {untested}."
     within = metric.format_difference(f"{ladder.margin:g}")
+    level, worse = (percent(ladder.level(each)) for each in (ladder.relation, "worse_than"))
     text += (
-        f" As good: the {percent(ladder.level)} interval of the difference ends at {within} or "
-        "less; worse: it begins above that."
+        f" As good: the {level} interval of the difference lies within {within} on both sides; "
+        f"worse: the {worse} interval begins above that."
+        if ladder.relation == "as_good_as"
+        else f" As good: the {level} interval of the difference ends at {within} or less; worse: "
+        "it begins above that."
     )
     if metric == TOP1:
         text += " The paper's, on ImageNet, is 8k (156 steps per epoch); 16k (78) is worse."
@@ -293,9 +297,9 @@ def _notes(findings: Findings) -> list[Block]:
             f"and for the elbow, a run that diverged {counts}."
         )
     notes += [
-        f"{group.label}: {group.never_reached} of {format_count(len(group.counted), 'run')} never "
-        "reached it. The mean is that of the others; in the claims such a run counts with "
-        f"{findings.metric.failed_label}, {group.chance_level:g}, which is too few: so it may be "
+        f"{group.label}: {len(group.never_reached)} of {format_count(len(group.counted), 'run')} "
+        "never reached it. The mean is that of the others; in the claims such a run counts with "
+        f"{findings.metric.failed_label}, {_unreached(group)}, which is too few: so it may be "
         "shown to be worse, and never to be as good."
         for group in findings.groups
         if group.never_reached
@@ -309,6 +313,12 @@ def _notes(findings: Findings) -> list[Block]:
         if group.repeats
     ]
     return notes
+
+
+def _unreached(group: RecipeRuns) -> str:
+    """Return the range of the values of a recipe's runs that never reached the target, as text."""
+    values = [f"{value:g}" for value in sorted({*map(group.claim_value, group.never_reached)})]
+    return " to ".join(dict.fromkeys([values[0], values[-1]]))
 
 
 def _how_repeats_count(group: RecipeRuns) -> str:

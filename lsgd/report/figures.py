@@ -56,7 +56,7 @@ def _against_minibatch(name: str, ladder: BatchSizeSweep, findings: Findings) ->
     groups, metric = ladder.groups, findings.metric
     sizes = [group.recipe.batch_size for group in groups]
     finished = [(g.recipe.batch_size, sample) for g in groups if (sample := g.sample)]
-    without = [(g.recipe.batch_size, g.chance_level) for g in groups if _is_without_value(g)]
+    without = [(g.recipe.batch_size, value) for g in groups for value in g.failed_values]
 
     def plot(axes: "Axes") -> None:
         published = [
@@ -109,11 +109,6 @@ def _against_minibatch(name: str, ladder: BatchSizeSweep, findings: Findings) ->
     return draw_figure(name, f"{noun} against minibatch size (the paper's figure 1)", alt, plot)
 
 
-def _is_without_value(group: RecipeRuns) -> bool:
-    """Return whether runs of a recipe count at a chance level, as their metric has no value."""
-    return bool(group.diverged or group.never_reached) and math.isfinite(group.chance_level)
-
-
 def _without_value_label(groups: Sequence[RecipeRuns]) -> str:
     """Return the label of the runs that count at the chance level in a figure of these recipes."""
     reasons = [
@@ -153,9 +148,10 @@ def _against_steps(
         if base and (sample := group.sample)
     ]
     without = [
-        (group.recipe.steps_per_epoch, group.chance_level - base.mean, 0.0)
+        (group.recipe.steps_per_epoch, value - base.mean, 0.0)
         for group in ladder.groups
-        if base and _is_without_value(group)
+        for value in group.failed_values
+        if base
     ]
     reason = _without_value_label(ladder.groups)
     margin = metric.format_difference(f"{ladder.margin:g}")

@@ -31,7 +31,7 @@ def format_group(group: RecipeRuns) -> str:
     if group.diverged:
         parts.append(f"{group.diverged} of {len(group.counted)} diverged")
     if group.never_reached:
-        parts.append(f"{group.never_reached} of {len(group.counted)} never")
+        parts.append(f"{len(group.never_reached)} of {len(group.counted)} never")
     return ", ".join(parts) or NONE
 
 

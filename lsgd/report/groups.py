@@ -75,16 +75,18 @@ class RecipeRuns:
 
     @property
     def claim_sample(self) -> SampleStats | None:
-        """The statistics that decide claims, in which diverged runs count at the chance level.
+        """The statistics that decide claims, in which all runs count with their claim_value."""
+        return self._sample(self.claim_value)
 
-        A run that never reached its target counts so too.
+    def claim_value(self, run: Run) -> float:
+        """Return the value with which a run counts in claims: its final metric if it has one.
+
+        A diverged run counts at the chance level. One that ended before it reached its target, as
+        by its patience, counts with the epochs or steps that it had, which is too low.
         """
-
-        def number(run: Run) -> float:
-            known = run.finished and math.isfinite(run.final_metric)
-            return run.final_metric if known else self.chance_level
-
-        return self._sample(number)
+        if run.finished and math.isfinite(run.final_metric):
+            return run.final_metric
+        return self._failed_value(run.epoch if run.finished else self.recipe.epochs)
 
     @property
     def chance_level(self) -> float:
@@ -92,16 +94,26 @@ class RecipeRuns:
 
         For a count until a target it is the count of the whole run, which is too low.
         """
+        return self._failed_value(self.recipe.epochs)
+
+    def _failed_value(self, epochs: int) -> float:
+        """Return the chance level, or the count until a target of a run of this many epochs."""
         number = self.metric.chance_level(self.recipe.data.classes)
         if math.isfinite(number) or self.metric.base_metric is self.metric:
             return number
         metric = self.recipe.final_metric(self.metric.base_metric)
-        return metric.final_metric({self.recipe.epochs: {metric.key: -math.inf}})
+        return metric.final_metric({epochs: {metric.key: -math.inf}})
 
     @property
-    def never_reached(self) -> int:
-        """The number of finished runs that never reached the metric's target."""
-        return sum(run.finished and math.isinf(run.final_metric) for run in self.counted)
+    def never_reached(self) -> list[Run]:
+        """The finished runs that never reached the metric's target."""
+        return [run for run in self.counted if run.finished and math.isinf(run.final_metric)]
+
+    @property
+    def failed_values(self) -> list[float]:
+        """The different finite values of the runs that diverged or never reached the target."""
+        failed = [*self.never_reached, *(run for run in self.counted if not run.finished)]
+        return sorted(filter(math.isfinite, {*map(self.claim_value, failed)}))
 
     @property
     def censored(self) -> int:

@@ -77,7 +77,7 @@ def _recipe(group: RecipeRuns, verdict: Verdict) -> dict[str, Any]:
         "lr": group.recipe.scaled_lr,
         "n": len(group.runs),
         "diverged": group.diverged,
-        "never": group.never_reached,
+        "never": len(group.never_reached),
         "errors": {str(run.recipe.seed): _number(run) for run in group.runs},
         "mean": sample.mean if sample else None,
         "std": sample.std if sample and sample.n > 1 else None,

@@ -399,9 +399,11 @@ class RunningStatistics:
 
         share <- (1 - momentum) share + momentum (sum over its workers) / (active workers of all)
 
-    from a start of hosted / workers of the initial value. A worker that calls a layer several times
-    has the mean over its calls, and a layer that no worker calls keeps its share. The sum of the
-    shares equals the statistics of one process with all workers, so a step needs no communication.
+    from a start of hosted / workers of the initial value. If all workers call a layer several times
+    in a step, a worker has the mean over its calls, and a layer that no worker calls keeps its
+    share. The sum of the shares equals the statistics of one process with all workers, so a step
+    needs no communication. With unequal numbers of calls it would not: a single process takes the
+    mean over all calls, and one of several raises UsageError where its own workers differ.
     To evaluate or save, call `write_to_model`.
     """
 
@@ -433,8 +435,8 @@ class RunningStatistics:
         self._once = [[1]] * len(self.layers)
         self._current = self._workers = 0
         """The workers of the current micro-batch, and of all since the last update."""
-        self._further_calls: dict[int, int] = {}
-        """The calls since the last update beyond one for each worker, by layer."""
+        self._further_calls: dict[int, list[int]] = {}
+        """The calls since the last update beyond one, by layer; of workers with one call, none."""
         self._uncalled: list[int] = []
         """The layers that the last step of this process with examples did not call."""
         self.counters = [
@@ -462,8 +464,11 @@ class RunningStatistics:
         return self._pending
 
     def check_all_called(self) -> None:
-        """Raise UsageError if a layer was not called, whose statistics a server would not keep."""
-        self._average_calls()
+        """Raise UsageError if a layer was not called, whose statistics a server would not keep.
+
+        The calls since the last update are those of one worker, equally often in its steps or not.
+        """
+        self._average_calls(of_one_worker=True)
         if self._uncalled:
             channels = self.layers[self._uncalled[0]].num_features
             raise UsageError(
@@ -485,21 +490,30 @@ class RunningStatistics:
         if not self._current:
             self._pending.zero_()  # of calls between two steps, which are nobody's
         for layer, calls in enumerate(self._calls):
-            if further := (calls[0] - 1) * self._current:
-                self._further_calls[layer] = self._further_calls.get(layer, 0) + further
+            if calls[0] != 1 and self._current:
+                of_workers = [calls[0] - 1] * self._current
+                self._further_calls.setdefault(layer, []).extend(of_workers)
             calls[0] = 1
 
-    def _average_calls(self) -> None:
+    def _average_calls(self, *, of_one_worker: bool = False) -> None:
         """Make the pending statistics of each worker their mean over its calls of a layer."""
         if self._calls != self._once:
             self._count_calls()
         if self._workers:
             self._uncalled = []
         for layer, further in self._further_calls.items():
-            calls = self._workers + further
+            calls = self._workers + sum(further)
+            differ = len(further) < self._workers or len({*further}) > 1
+            if differ and self.world_size > 1 and not of_one_worker:
+                raise UsageError(
+                    f"a batch norm layer of {self.layers[layer].num_features} channels was called "
+                    "by some workers of a step more often than by others, and its running "
+                    "statistics would depend on the number of processes; call it equally often for "
+                    "all, take a norm without them, such as GroupNorm, or train with one process"
+                )
             if not calls:
                 self._uncalled.append(layer)
-            elif further:
+            else:
                 self.layers[layer].seen.mul_(self._workers / calls)
         self._further_calls = {}
         self._current = self._workers = 0

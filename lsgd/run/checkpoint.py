@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, get_origin
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, serialization
 
 from lsgd import config
 from lsgd.errors import DISK_FULL_ERRNOS, UsageError
@@ -228,26 +228,52 @@ def decode_checkpoint(content: bytes, name: str) -> Checkpoint:
         ) from None
 
 
-def load_numbers(content: bytes) -> Any:
+class _Omitted:
+    """A stand-in for an object of another script's checkpoint, of which nothing is kept.
+
+    numpy's own functions would read any memory for a hostile description of a dtype.
+    """
+
+    def __new__(cls, *_: Any) -> "_Omitted":
+        return super().__new__(cls)
+
+    def __setstate__(self, _: Any) -> None:
+        """Keep nothing of the object's state."""
+
+
+def load_numbers(content: bytes, *, omitted: Sequence[str] = ()) -> Any:
     """Decode the bytes of a torch.save file that has only tensors, numbers and strings in it.
 
-    Raises ValueError with a message of our own for anything else, as torch's message advises to
-    load it unsafely.
+    Objects of the classes and functions in `omitted` are replaced by stand-ins. Raises ValueError
+    with a message of our own for anything else, as torch's message advises to load it unsafely.
     """
     if content.startswith(b"PK\3\4"):  # by which torch takes it for its archive
         check_unzipped_size(content, len(content))  # torch compresses nothing
     try:
-        with warnings.catch_warnings(action="ignore"):
+        known: list[Any] = [(_Omitted, name) for name in omitted]
+        with warnings.catch_warnings(action="ignore"), serialization.safe_globals(known):
             loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         _check_sizes(loaded, len(content))
         return loaded
     except RuntimeError as error:
         raise ValueError(str(error).splitlines()[0]) from None
     except Exception:  # any type, since the bytes may be anything
+        names = _object_names(content) - {*omitted}
         raise ValueError(
-            "it is not a file of torch.save, or contains objects other than tensors, numbers and "
-            "texts, which are not loaded, as they could run code"
+            f"it contains {min(names):.80}, and objects other than tensors, numbers and texts are "
+            "not loaded, as they could run code"
+            if names
+            else "it is not a file of torch.save, or contains objects other than tensors, numbers "
+            "and texts, which are not loaded, as they could run code"
         ) from None
+
+
+def _object_names(content: bytes) -> set[str]:
+    """Return the classes and functions that a torch.save file names, other than torch's own."""
+    try:
+        return {*serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))}
+    except Exception:  # any type, as above; also for the legacy format of torch.save
+        return set()
 
 
 def _check_sizes(value: Any, most: int) -> None:

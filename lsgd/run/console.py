@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TextIO
 
 from tqdm import tqdm
@@ -146,9 +147,13 @@ class Console:
         return self.bar.disable and time.monotonic() - self._quiet_since >= QUIET
 
 
-def _can_redraw(stream: TextIO) -> bool:
+def _can_redraw(stream: TextIO | None) -> bool:
     """Return whether an output stream can redraw a line, as a terminal or a notebook can."""
-    return stream.isatty() or type(stream).__module__.startswith("ipykernel.")
+    # A program without a console has none, and a log of its own may lack isatty, or be closed.
+    with suppress(AttributeError, ValueError):
+        if stream.isatty():  # type: ignore[union-attr]
+            return True
+    return type(stream).__module__.startswith("ipykernel.")
 
 
 def _speed(row: Row) -> Iterator[str]:

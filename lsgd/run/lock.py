@@ -173,6 +173,6 @@ def _touch(path: Path, file: BinaryIO, over: Event) -> None:
             os.utime(file.fileno())
             if not _names(path, file) and path.exists():
                 other = _sentence(path, _holder(path.read_bytes()))
-                print(f"lsgd: taken for dead while it was stopped: {other}", file=sys.stderr)
-                sys.stderr.flush()
+                text = f"lsgd: taken for dead while it was stopped: {other}"
+                print(text, file=sys.stderr, flush=True)
                 os._exit(UsageError.exit_code)

@@ -116,8 +116,13 @@ class Run:
         return [name for name in names if name != "train" and "_" not in name]
 
     def number_on(self, evaluation_set: str) -> float | None:
-        """Return the run's final metric on an evaluation set; None if never evaluated on it."""
-        if evaluation_set not in self.sets:
+        """Return the run's final metric on an evaluation set; None unless evaluated on it last.
+
+        A run that was resumed without the set has its last metrics on the first set only.
+        """
+        evaluated = {epoch: row for epoch, row in self.epochs.items() if self.metric.key in row}
+        last = evaluated[max(evaluated)] if evaluated else {}
+        if evaluation_set not in self.sets or f"{evaluation_set}_{self.metric.name}" not in last:
             return None
         return self.metric.final_metric(self.epochs, evaluation_set)
 
@@ -167,22 +172,24 @@ def read_run(path: Path, *, train_rows: bool = True) -> Run:
             f"metrics.jsonl has the metric {name}, and this lsgd supports {', '.join(METRICS)}"
         )
     for evaluation_set in run.sets:
-        _check_metric(run, f"{evaluation_set}_{run.metric.name}")
+        _check_metric(run, evaluation_set)
     if run.epoch > recipe.epochs:
         raise NotARunError(f"metrics.jsonl has epoch {run.epoch} and the recipe {recipe.epochs}")
     return run
 
 
-def _check_metric(run: Run, key: str) -> None:
+def _check_metric(run: Run, evaluation_set: str) -> None:
     """Raise NotARunError unless the values of a run's metric on an evaluation set are numbers.
 
-    Only the last epoch must have one. Where it is not finite, as null, it reaches no target, and
-    the final metric of other runs may be computed from the epochs after it.
+    Only the last epoch must have one, on the first set: a run may be resumed without the others.
+    Where it is not finite, as null, it reaches no target, and the final metric of other runs may
+    be computed from the epochs after it.
     """
+    key = f"{evaluation_set}_{run.metric.name}"
     evaluated = [epoch for epoch in sorted(run.epochs) if key in run.epochs[epoch]]
     counts = isinstance(run.metric, TimeToTarget)
     allowed = evaluated if counts else evaluated[: -run.metric.last_epochs]
-    last = {run.recipe.epochs} & run.epochs.keys()
+    last = {run.recipe.epochs} & run.epochs.keys() if evaluation_set == MAIN_SET else set()
     for epoch in sorted({*evaluated} | last):
         row = run.epochs[epoch]
         is_null = epoch in allowed and row[key] is None

@@ -34,7 +34,8 @@ def _overrides(study: Study, entry: Entry) -> list[str]:
         found = parse_json(read_bounded(folder / POINTS))
         recipe = parse_json(read_bounded(folder / DEFINITION))["recipe"]
         overrides, budget = found["tuned"], found["budget"]
-        tried = sum(point["ended"] is not None for point in found["points"])
+        ended = sum(point["ended"] is not None for point in found["points"])
+        crashed = int(found.get("crashed", 0))  # of which the values were not tried
     except (OSError, ValueError, LookupError, TypeError):
         raise UsageError(
             f"{where}, where no search exists; run python -m lsgd.search +search={entry.search} "
@@ -44,8 +45,10 @@ def _overrides(study: Study, entry: Entry) -> list[str]:
         raise UsageError(
             f"{where}, which is a search of {recipe}; write a search of {entry.recipe}"
         )
-    if tried < budget or not overrides:
+    if ended - crashed < budget or not overrides:
+        fix = "with --retry-failed to retry those that crashed" if crashed else "to resume it"
         raise UsageError(
-            f"{where}, which has tried {tried} of {budget} trials; rerun its command to resume it"
+            f"{where}, which has tried {ended - crashed} of {budget} trials; rerun its command "
+            f"{fix}"
         )
     return [str(word) for word in overrides]

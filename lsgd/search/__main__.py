@@ -38,7 +38,7 @@ else one. --status prints the job of each run, with its nodes and log. Rerun the
 have ended to submit what is left. --print shows the scripts and the GPU hours, as does lsgd plan
 search=NAME.
 
-exit code 0: every trial has ended; 1: all have failed, or the first ones before their first step,
+exit code 0: every trial has ended; 1: all have failed, or several in a row before their first step,
 as where a machine is at fault, or a run that compares; 2: the command or a run was refused; 6: a
 disk is full; 75: stopped by a signal, or jobs submitted. After 6 and 75, rerun the same command to
 resume.
@@ -58,7 +58,7 @@ from lsgd.planned import has_ended, limit_threads
 from lsgd.report.folder import check_libraries
 from lsgd.search.backends import TrialBackend, backend_for
 from lsgd.search.command_line import ReportRequest, SearchRequest, read_request
-from lsgd.search.controller import UNSTARTED, Controller, comparison_runs, print_line
+from lsgd.search.controller import Controller, comparison_runs, print_line
 from lsgd.search.folder import (
     check_folder,
     definition_hash,
@@ -77,9 +77,10 @@ from lsgd.search.slurm_jobs import (
     run_array_job,
     submit_search,
 )
-from lsgd.search.space import SearchSpace, format_values, overrides_of
+from lsgd.search.space import SearchSpace, crashed_trials, format_values, overrides_of
 from lsgd.search.trial import FAILED, FINISHED, RUNNING, Trial, best_trial
 from lsgd.supervise import catch_stop_signals
+from lsgd.tables import format_count
 
 if TYPE_CHECKING:
     from lsgd.search.optuna_study import OptunaStudy
@@ -164,15 +165,13 @@ def run_search(
         controller.retry_failed()
     controller.search(jobs)
     points = engine.all_trials()
-    # A single one may be the trial's own fault, where a signal has stopped the search.
-    if len(controller.ended_before_first_step) >= min(UNSTARTED, controller.budget):
-        [(_, why), *_] = controller.ended_before_first_step.values()
+    if why := controller.machine_fault:
         print_line(
-            f"the first trials all ended before their first step ({why}), which their values do "
-            "not cause; fix that and rerun the same command to retry them"
+            f"the last trials all ended before their first step ({why}), most likely by a fault of "
+            "the machine; fix that and rerun the same command to retry them"
         )
         return 1
-    elsewhere = sum(point.state == RUNNING for point in points if not signals)
+    elsewhere = [point.number for point in points if point.state == RUNNING and not signals]
     if not signals and not elsewhere:
         for name, trials in comparison_runs(request.space, points).items():
             controller.compare(name, trials, jobs)
@@ -181,9 +180,12 @@ def run_search(
         print_line("stopped; rerun the same command to resume")
         return PreemptedError.exit_code
     if elsewhere:
+        # Only a person knows whether a folder is gone, or its search is to be resumed.
         print_line(
-            f"{elsewhere} trials are running from another folder; rerun the same command once "
-            "they have ended"
+            f"{format_count(len(elsewhere), 'trial')} of another folder have not ended; rerun the "
+            "same command once they have, or, if that folder is gone, with --retry-failed after "
+            f"optuna tell {engine.where} --study-name {folder.name} --state fail --trial-number N "
+            f"for N={','.join(map(str, elsewhere))}"
         )
         return PreemptedError.exit_code
     return final_code(request.space, points)
@@ -197,6 +199,11 @@ def final_code(space: SearchSpace, points: Sequence[Trial]) -> int:
             "with --retry-failed"
         )
         return 1
+    if crashed := crashed_trials(space, points):
+        print_line(
+            f"{format_count(len(crashed), 'trial')} crashed, the last because: "
+            f"{crashed[-1].why or 'unknown'}; fix that and retry with --retry-failed"
+        )
     compared = [run for runs in comparison_runs(space, points).values() for run in runs]
     failed = [run for run in compared if not ((saved := run.saved_run) and saved.finished)]
     if failed:

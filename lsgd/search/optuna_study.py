@@ -241,6 +241,7 @@ def _points(study: optuna.Study) -> list[Trial]:
             trial.user_attrs.get(WHY, ""),
             trial.datetime_start,
             trial.datetime_complete,
+            is_retry=INSTEAD_OF in trial.user_attrs,
         )
         for trial in trials
         if trial.number not in replaced

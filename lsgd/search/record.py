@@ -16,7 +16,7 @@ from lsgd.run import provenance
 from lsgd.run.read import SUPERVISOR_LOG, Run
 from lsgd.run.rows import finite_number, read_rows, start_time
 from lsgd.run.tuned import POINTS
-from lsgd.search.space import SearchSpace, overrides_of
+from lsgd.search.space import SearchSpace, crashed_trials, overrides_of
 from lsgd.search.trial import FINISHED, PRUNED, Trial, Values, best_trial
 from lsgd.typed import convert_json
 from lsgd.untrusted_files import parse_json, read_bounded
@@ -48,6 +48,8 @@ class SearchRecord:
     """The machine and versions, from the start row of one run."""
     work: list[Span] = field(default_factory=list)
     """The times in which ended trials were trained; empty in records of earlier versions."""
+    crashed: int = 0
+    """The number of trials that crashed and were not retried; 0 in records of earlier versions."""
 
     @property
     def ended_trials(self) -> list[Trial]:
@@ -113,6 +115,7 @@ def make_record(
         numbers({}),
         run.start if run else {},
         [span for point in points for span in _work_spans(space, point)],
+        sum(not point.is_retry for point in crashed_trials(space, points)),
     )
 
 

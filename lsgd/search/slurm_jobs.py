@@ -25,6 +25,7 @@ from lsgd.launch.submission import (
     most_array_jobs,
     new_answer_file,
     sbatch,
+    split_cluster,
     submitted_job,
 )
 from lsgd.planned import PlannedRun, RunLauncher, has_ended, runs_here
@@ -32,14 +33,9 @@ from lsgd.report.groups import RecipeRuns
 from lsgd.run.remaining import duration
 from lsgd.search.backends import JobStepBackend, JobStepLauncher
 from lsgd.search.command_line import COMPARISON, TRIAL, SearchRequest
-from lsgd.search.controller import (
-    UNSTARTED,
-    Controller,
-    comparison_runs,
-    crashed_trials,
-    print_line,
-)
+from lsgd.search.controller import Controller, comparison_runs, print_line
 from lsgd.search.folder import hold_lock
+from lsgd.search.space import crashed_trials
 from lsgd.search.trial import FINISHED, RUNNING, Trial, best_trial
 from lsgd.supervise import catch_stop_signals
 from lsgd.tables import format_count
@@ -231,7 +227,10 @@ def cost_lines(request: SearchRequest, work: PendingWork, trials: Sequence[Trial
             "as --images-per-second X"
         ]
     else:
-        examples = recipe.epochs * recipe.train_examples * mean_work(recipe)
+        # A search over epochs may choose the longest run for each trial.
+        examples = max(
+            each.epochs * each.train_examples * mean_work(each) for each in space.corner_recipes
+        )
         seconds = examples / rate
         # The runs of a trial follow one another, and its trials precede the comparisons.
         rounds = -(-work.trials // at_once) * len(space.search.seeds)
@@ -284,7 +283,8 @@ def _queued_jobs(folder: Path) -> list[str]:
     """Return the numbers of a search's Slurm jobs and arrays that are pending or running."""
     jobs = [job for path in (folder / JOBS).glob("*.job") if (job := submitted_job(path))]
     try:
-        return [job for job in sorted(jobs, key=int) if is_active(job)]
+        by_number = sorted(jobs, key=lambda job: int(split_cluster(job)[0]))
+        return [job for job in by_number if is_active(job)]
     except UsageError as error:
         raise UsageError(
             f"it is unknown whether jobs of this search are queued ({error}); submit it where "
@@ -350,15 +350,15 @@ def run_array_job(request: SearchRequest, engine: "OptunaStudy", folder: Path) -
 def _train_trial(controller: Controller) -> int:
     """Train the next trial of a search; return 0 if it has a value, or if none is left."""
     controller.search(1)
-    unstarted = len(controller.ended_before_first_step)
-    if unstarted and unstarted >= min(UNSTARTED, controller.budget):
+    if controller.machine_fault:
         controller.signals.clear()  # by which the controller has ended itself
         print_line(
-            "the first trials all ended before their first step, which their values do not cause: "
-            "the array's pending jobs are cancelled; fix that and rerun the command of the search"
+            "the last trials all ended before their first step, most likely by a fault of the "
+            "machine: the array's pending jobs are cancelled; fix that and rerun the command of "
+            "the search"
         )
         _cancel_pending()
-    if unstarted:
+    if controller.ended_before_first_step:
         return 1
     if not controller.claimed:
         print_line("no trial is left to train")

@@ -10,7 +10,7 @@ from lsgd.errors import UsageError
 from lsgd.planned import FORBIDDEN_KEYS, PlannedRun
 from lsgd.recipe import Recipe
 from lsgd.recipe.search import Search
-from lsgd.search.trial import Values
+from lsgd.search.trial import FAILED, Trial, Values
 
 CORNERS = 64
 """The most corners of a search space that are checked before training.
@@ -124,3 +124,17 @@ class SearchSpace:
                 for end in each
             ]
         return [self.recipe({}), *(self.recipe(dict(corner)) for corner in corners)]
+
+
+def crashed_trials(space: SearchSpace, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the failed trials of a search that may be retried.
+
+    Those with a run that diverged, and those of which the recipe is invalid, would fail again.
+    """
+
+    def would_fail_again(trial: Trial) -> bool:
+        planned = space.valid_runs(trial.values, space.search.seeds)
+        runs = [each.saved_run for each in planned]
+        return not planned or any(run is not None and run.diverged is not None for run in runs)
+
+    return [trial for trial in trials if trial.state == FAILED and not would_fail_again(trial)]

@@ -32,6 +32,8 @@ class Trial:
     ended: datetime | None
     epochs: int | None = None
     """The epochs that its runs would train, in the record of a search that varies them."""
+    is_retry: bool = False
+    """Whether it repeats a trial that had failed."""
 
 
 def best_trial(points: Sequence[Trial]) -> Trial | None:

@@ -46,6 +46,7 @@ from lsgd.strategy.allreduce import AllReduceUpdate
 from lsgd.strategy.guard import NonFiniteGuard
 from lsgd.strategy.reducer import Reducer
 from lsgd.virtual.changes import GradientRecord, ModelRecord
+from lsgd.virtual.dependence import check_dependence
 from lsgd.virtual.model import (
     Loss,
     broadcast_model,
@@ -60,7 +61,7 @@ from lsgd.virtual.model import (
     restore_batch_norms,
 )
 from lsgd.virtual.rows import RowCounter
-from lsgd.virtual.sampling import VirtualSampler, check_number, hosted_workers
+from lsgd.virtual.sampling import VirtualSampler, hosted_workers, whole_number
 from lsgd.workloads import CarriedState, worker_states
 
 __all__ = ["VirtualSampler", "VirtualStep", "virtual", "virtual_sampler"]
@@ -146,11 +147,12 @@ class VirtualStep:
         seed: int,
     ) -> None:
         self.model, self.loss = model, loss
-        self.workers, self.worker_batch, self.seed = workers, worker_batch, seed
         self.comm = comm_over(group)
-        self.hosted = hosted_workers(self.comm, workers, worker_batch)
-        check_number("workers_per_pass", workers_per_pass, 1)
-        check_number("seed", seed)
+        self.workers = workers = whole_number("workers", workers, 1)
+        self.worker_batch = worker_batch = whole_number("worker_batch", worker_batch, 1)
+        self.hosted = hosted_workers(self.comm, workers)
+        workers_per_pass = whole_number("workers_per_pass", workers_per_pass, 1)
+        self.seed = whole_number("seed", seed)
         check_model(model)
         check_optimizer(model, optimizer)
         check_loss(loss)
@@ -181,7 +183,7 @@ class VirtualStep:
         self._left: int | None = None
         """The backward passes that are missing in this step; None between two steps."""
         self._counts_rows = bool(self._layers) and (workers_per_pass > 1 or worker_batch == 1)
-        self._checks_buffers, self._is_closed = True, False
+        self._checks_forward, self._is_closed = True, False
         self._checks_mean = workers_per_pass > 1
         self._synchronized = self.steps
         """The number of steps at the last synchronization, the same on every process."""
@@ -321,17 +323,19 @@ class VirtualStep:
     def _check_forward(self, first: MicroBatch, shapes: list[torch.Size]) -> Iterator[None]:
         """Check that the forward pass in this context changes no buffer and mixes no workers.
 
-        It is that of the first micro-batch of a step. The buffers are checked once, and the rows of
-        batch norm once for each shape of the images.
+        It is that of the first micro-batch of a step. The buffers and the images of several workers
+        are checked once, and the rows of batch norm once for each shape of the images.
         """
         with ExitStack() as checks:
-            if self._checks_buffers:
+            if self._checks_forward:
+                if len(first.workers) > 1:
+                    checks.enter_context(check_dependence(self.model, len(first.examples)))
                 checks.enter_context(check_buffers(self.model))
             if shapes != self._counted_shapes:
                 count = self._rows.count(len(first.examples), len(first.workers))
                 checks.enter_context(count)
             yield
-        self._checks_buffers, self._counted_shapes = False, shapes
+        self._checks_forward, self._counted_shapes = False, shapes
 
     def backward(self, loss: Tensor) -> Tensor:
         """Run the backward pass of the current micro-batch's loss; return its detached sum.

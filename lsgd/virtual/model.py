@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
-from lsgd.models.forward_checks import buffer_versions, find_changed_buffer
+from lsgd.models.forward_checks import find_changed_buffer, record_buffers
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
 from lsgd.rules.counter_dropout import CounterBasedDropout
 from lsgd.rules.optim import trained_parameters
@@ -147,7 +147,16 @@ def do_nothing(_: Tensor) -> None:
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError for parameters that are not the model's, and for a step with a closure."""
+    """Raise UsageError for an optimizer that cannot make the update of a virtual step.
+
+    Its step needs a closure, or reduces gradients itself, or it holds parameters of another model.
+    """
+    # Horovod's classes have the names of those that they wrap.
+    if any(base.__module__ == "horovod.torch.optimizer" for base in type(optimizer).__mro__):
+        raise UsageError(
+            f"the optimizer {type(optimizer).__name__} is wrapped in hvd.DistributedOptimizer, "
+            "which reduces gradients itself; pass the optimizer without the wrapper"
+        )
     try:
         # Of the class, since a scheduler has replaced the instance's.
         inspect.signature(type(optimizer).step).bind(optimizer)
@@ -260,9 +269,9 @@ def _repeat(loss: Loss, arguments: tuple[Any, ...], workers: int) -> tuple[Tenso
 @contextmanager
 def check_buffers(model: nn.Module) -> Iterator[None]:
     """Raise UsageError if a forward pass within the context changes a buffer that is not BN's."""
-    versions = buffer_versions(model)
+    buffers = record_buffers(model)
     yield
-    if path := find_changed_buffer(model, versions):
+    if path := find_changed_buffer(model, buffers):
         raise UsageError(
             f"the model changes the buffer {path} in a forward pass, so that the trajectory would "
             "depend on processes and workers_per_pass; choose a layer whose buffers are constant "

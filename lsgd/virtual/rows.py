@@ -1,6 +1,5 @@
 """The rows that each batch norm layer of lsgd.virtual gets of an image, counted and checked."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import prod
@@ -8,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from lsgd.errors import UsageError
 from lsgd.models.forward_checks import find_scattered_rows
 from lsgd.own_parts import first_line
 from lsgd.rules.batchnorm import WorkerBatchNorm
-from lsgd.rules.statistics_freshness import StatisticsFreshness
+from lsgd.virtual.dependence import copy_model, first_length
 
 ONE_WORKER = "use workers_per_pass=1"
 
@@ -74,16 +73,13 @@ class RowCounter:
         """Raise UsageError unless the rows of an image are adjacent in the input of the layers."""
         some = ", ".join(sorted(self.paths[layer] for layer in layers))
         begin = f"the batch norm layer {some} gets several rows for each image"
-        if not calls or any(_first_length(call) != images for call in calls):
+        if not calls or any(first_length(call) != images for call in calls):
             raise UsageError(
                 f"{begin}, and the model was not called with the {images} images of the "
                 f"micro-batch, so that it is unknown which rows are of which worker; {ONE_WORKER}"
             )
         try:
-            # Old statistics do not matter to a forward pass in training mode.
-            memo = {id(layer.freshness): StatisticsFreshness() for layer in self.paths}
-            copied = copy.deepcopy(getattr(self.model, "_orig_mod", self.model), memo)
-            copied = copied.to("cpu").float()
+            copied = copy_model(self.model).to("cpu").float()
             args, kwargs = tree_map(lambda value: _probe(value, images), calls[0])
 
             def call(part: slice) -> None:
@@ -101,12 +97,6 @@ class RowCounter:
                 f"the batch norm layer {path} gets rows in which those of an image are not "
                 f"adjacent, so that workers would share statistics; {ONE_WORKER}"
             )
-
-
-def _first_length(call: Any) -> int | None:
-    """Return the length of the first tensor in the arguments of a call, or None without one."""
-    tensors = (value for value in tree_leaves(call) if isinstance(value, Tensor) and value.dim())
-    return next(map(len, tensors), None)
 
 
 def _probe(value: Any, images: int) -> Any:

@@ -20,14 +20,15 @@ class VirtualSampler(Sampler[list[int]]):
     def __init__(
         self, dataset: Sized, *, workers: int, worker_batch: int, seed: int, group: object
     ) -> None:
-        check_number("seed", seed)
+        seed = whole_number("seed", seed)
         if not hasattr(dataset, "__len__"):
             raise UsageError(
                 f"the dataset, a {type(dataset).__name__}, has no length, and the sampler orders "
                 "numbered examples; pass one with __len__ and __getitem__"
             )
-        self.workers, self.worker_batch = workers, worker_batch
-        self.hosted = hosted_workers(comm_over(group), workers, worker_batch)
+        self.workers = workers = whole_number("workers", workers, 1)
+        self.worker_batch = worker_batch = whole_number("worker_batch", worker_batch, 1)
+        self.hosted = hosted_workers(comm_over(group), workers)
         self.steps_per_epoch = sampler.steps_per_epoch(
             len(dataset), workers * worker_batch, keeps_tail=False
         )
@@ -39,12 +40,17 @@ class VirtualSampler(Sampler[list[int]]):
         self._order = lru_cache(maxsize=2)(partial(sampler.epoch_order, len(dataset), seed=seed))
         self.epoch = self._first = 0
 
+    @property
+    def sampler(self) -> "VirtualSampler":
+        """The sampler itself: trainers set the epoch of a batch sampler's `sampler`."""
+        return self
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0, of the next iteration.
 
         It starts with the epoch's first step, unless `seek` has named a later one of this epoch.
         """
-        check_number("epoch", epoch, 0)
+        epoch = whole_number("epoch", epoch, 0)
         if epoch != self.epoch:
             self.epoch, self._first = epoch, 0
 
@@ -53,8 +59,7 @@ class VirtualSampler(Sampler[list[int]]):
 
         It sets the epoch, and the step with which the next iteration starts.
         """
-        check_number("steps", steps, 0)
-        self.epoch, self._first = divmod(steps, self.steps_per_epoch)
+        self.epoch, self._first = divmod(whole_number("steps", steps, 0), self.steps_per_epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the example ids of this process in each remaining step of the epoch."""
@@ -76,13 +81,11 @@ class VirtualSampler(Sampler[list[int]]):
         return self.steps_per_epoch
 
 
-def hosted_workers(comm: Comm, workers: int, worker_batch: int) -> range:
+def hosted_workers(comm: Comm, workers: int) -> range:
     """Return the numbers of the virtual workers that this process hosts.
 
     Raises UsageError if there are fewer workers than processes.
     """
-    check_number("workers", workers, 1)
-    check_number("worker_batch", worker_batch, 1)
     if comm.world_size > workers:
         raise UsageError(
             f"{comm.world_size} processes have only workers={workers} to host; start at most "
@@ -91,9 +94,13 @@ def hosted_workers(comm: Comm, workers: int, worker_batch: int) -> range:
     return sampler.contiguous_share(workers, comm.world_size, comm.rank)
 
 
-def check_number(name: str, value: object, at_least: int | None = None) -> None:
-    """Raise UsageError unless a value is a whole number, and large enough."""
+def whole_number(name: str, value: object, at_least: int | None = None) -> int:
+    """Return a whole number, such as one of numpy, as an int; raise UsageError for other values.
+
+    It is also raised for a number below `at_least`.
+    """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise UsageError(f"{name}={value!r} must be a whole number, such as {at_least or 0}")
     if at_least is not None and int(value) < at_least:
         raise UsageError(f"{name}={value} must be {at_least} or more")
+    return int(value)

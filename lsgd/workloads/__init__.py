@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lsgd.comm import Comm
 from lsgd.errors import UsageError
-from lsgd.inputs import Inputs
+from lsgd.inputs import Inputs, try_own_training
 from lsgd.inputs.staging import with_staged_data
 from lsgd.job.device import arrays_to_device
 from lsgd.metric_sums import MetricSumsState
@@ -164,7 +164,10 @@ def open_training_inputs(recipe: Recipe, device: torch.device) -> Inputs:
         from lsgd.workloads.own_metric import check_direction
 
         check_direction(recipe, workload.metric, workload.metrics_part)
-    return workload.inputs()
+    inputs = workload.inputs()
+    if recipe.inputs.is_own:
+        try_own_training(inputs, recipe)
+    return inputs
 
 
 def open_workload(recipe: Recipe, device: torch.device) -> Workload:

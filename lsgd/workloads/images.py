@@ -241,7 +241,7 @@ class ImageClassification:
             logits = self.logits(model, images)
         loss = self._loss(logits.to(self.dtype), labels, trains=trains, mixed=mixed)
         # topk breaks ties arbitrarily, so every image has exactly one first guess and at most five
-        # guesses.
+        # guesses, those of `ranked_labels`, which a step does not call.
         right = logits.detach().topk(min(5, logits.shape[1])).indices == labels[:, None]
         if not trains:
             right &= is_finite_output(logits)[:, None]
@@ -318,6 +318,19 @@ class ImageClassification:
             "top1_error": 100 * (images - top1) / images,
             "top5_error": 100 * (images - top5) / images,
         } | own
+
+
+def ranked_labels(logits: Tensor, number: int) -> Tensor:
+    """Return the labels of this number of highest logits of each image, in order.
+
+    The first five are the guesses of the top-1 and top-5 errors, also where logits are equal: which
+    of them topk finds depends on their number.
+    """
+    labels = logits.topk(min(5, logits.shape[1])).indices
+    if number > 5:
+        others = logits.scatter(1, labels, -torch.inf)
+        labels = torch.cat((labels, others.topk(number - 5).indices), 1)
+    return labels[:, :number]
 
 
 def binary_cross_entropy(

@@ -18,6 +18,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
 from lsgd.models import DTYPES, converted
+from lsgd.models.forward_checks import find_changed_buffer, record_buffers
 from lsgd.models.randomness_guard import RandomnessGuard, seeded_generators, without_global_draws
 from lsgd.own_parts import WORKLOAD, imported_part, refusing_errors
 from lsgd.recipe import Recipe
@@ -266,14 +267,7 @@ def _try_evaluation(workload: OwnWorkload, model: nn.Module, inputs: Inputs) -> 
                 f"{override} has a loss of nan for validation example {example}; correct the "
                 "example, or return a number"
             )
-    losses, tolerance = sum(each_loss), 1e-3 * sum(map(abs, each_loss))
-    counted = torch.stack([each for _, each in alone]).sum(0)
-    if not (counts.equal(counted) and math.isclose(loss, losses, rel_tol=0, abs_tol=tolerance)):
-        raise UsageError(
-            f"{override} has a loss of {float(loss):.4g} and counts {counts.tolist()} for two "
-            f"examples, which alone have {losses:.4g} and {counted.tolist()} in sum; return sums "
-            "over the examples, and let no example depend on another"
-        )
+    _check_sum(override, "two examples", (loss, counts), alone)
     with refusing_errors(where):
         metrics = workload.metrics(float(loss) / max(1, int(counts[0])), counts.tolist())
     if set(metrics) != set(workload.metric_names):
@@ -283,13 +277,33 @@ def _try_evaluation(workload: OwnWorkload, model: nn.Module, inputs: Inputs) -> 
         )
 
 
+def _check_sum(
+    override: str,
+    examples: str,
+    together: tuple[Tensor, Tensor],
+    alone: list[tuple[Tensor, Tensor]],
+    tolerance: float = 1e-3,
+) -> None:
+    """Raise UsageError unless the loss and counts of examples are the sums of those of each."""
+    (loss, counts), each_loss = together, [float(each) for each, _ in alone]
+    losses, tolerance = sum(each_loss), tolerance * sum(map(abs, each_loss))
+    counted = torch.stack([each for _, each in alone]).sum(0)
+    if not (counts.equal(counted) and math.isclose(loss, losses, rel_tol=0, abs_tol=tolerance)):
+        raise UsageError(
+            f"{override} has a loss of {float(loss):.7g} and counts {counts.tolist()} for "
+            f"{examples}, which alone have {losses:.7g} and {counted.tolist()} in sum; return sums "
+            "over the examples, and let no example depend on another"
+        )
+
+
 def _try_training(
     workload: OwnWorkload, model: nn.Module, inputs: Inputs, states: tuple[CarriedState, ...]
 ) -> None:
-    """Check that the loss of two training examples draws nothing and keeps the examples apart.
+    """Check that the loss of two training examples draws nothing and is the sum of that of each.
 
-    Raises UsageError if it fails, if it draws from torch's generator, or if a batch norm or dropout
-    layer does not get one row for each example.
+    Raises UsageError if it fails, draws from torch's generator or changes a buffer, or if a batch
+    norm or dropout layer does not get one row for each example. The sum is not compared if the
+    workload has carried states of its own, which the loss may change.
     """
     override, n = workload.metrics_part, workload.recipe.worker_batch
     model.train()
@@ -309,17 +323,32 @@ def _try_training(
     fix = "set their rate to 0 and use nn.Dropout, or numbers of lsgd.parts.uniforms"
     # Such as one that is seeded by epoch and example.
     guard = RandomnessGuard(override, fix, model, set(), allows_generators=True)
+    buffers, found = record_buffers(model), []
     with refusing_errors(f"{override} fails on the first {len(ids)} training examples"):
         for each, batch in zip(passes, inputs.train(passes), strict=True):
             for state in states:
                 state.start_micro_batch(each)
 
-            def loss(batch: Any = batch, each: MicroBatch = each) -> None:
+            def loss(batch: Any = batch, each: MicroBatch = each) -> tuple[Tensor, Tensor]:
                 with guard:
-                    workload.loss(model, batch, each)
+                    return workload.loss(model, batch, each)
 
             with _checking_rows(override, layers, len(each.examples)), guard.modules():
-                without_global_draws(override, fix, loss)
+                value, counts = without_global_draws(override, fix, loss)
+            found.append((value.detach(), counts))
+        if path := find_changed_buffer(model, buffers):
+            raise UsageError(
+                f"{override} changes the buffer {path} of the network in every forward pass, so "
+                "that the result would depend on the number of processes and micro-batches; leave "
+                "it as it is in training"
+            )
+        is_plain = type(workload).carried_states is OwnWorkload.carried_states
+        if is_plain and all(value.isfinite().all() for value, _ in found):
+            # A network begins with small outputs, of which a loss shows small differences only. A
+            # GPU may multiply matrices in a lower precision.
+            tolerance = torch.finfo(found[0][0].dtype).eps ** 0.6
+            tolerance = tolerance if workload.device.type == "cpu" else max(tolerance, 1e-3)
+            _check_sum(override, f"{len(ids)} training examples", found[0], found[1:], tolerance)
 
 
 def _refuse_single_values(recipe: Recipe, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:

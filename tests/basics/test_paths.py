@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,27 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LSGD_DATA", "s3://bucket")
     with pytest.raises(UsageError, match="LSGD_DATA=s3://bucket is a URL, but lsgd reads"):
         paths.data_root("imagenet")
+
+
+def test_a_variable_without_a_value_names_no_other_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one would be the current folder, or with a path after it one of the machine."""
+    for name, value in (
+        ("FAST", "/nvme"),
+        ("NONE", ""),
+        ("NESTED", "/a/$USER_X"),
+        ("S3", "s3://b"),
+    ):
+        monkeypatch.setenv(name, value)
+    assert paths.path_on_machine("data.stage", "$FAST/me") == Path("/nvme/me")
+    for text, says in (
+        ("$NONE", "data.stage=$NONE has the variable $NONE, which has no value on "),
+        ("$FAST/$NONE/a", "has the variable $NONE,"),
+        ("$NOT_SET/a", "has the variable $NOT_SET,"),
+        ("$NESTED", "has the variable $USER_X,"),
+        ("$S3/a", "s3://b/a is a URL"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(says)):
+            paths.path_on_machine("data.stage", text)
 
 
 def test_a_linked_folder_is_left_out_only_if_it_is_searched_itself(tmp_path: Path) -> None:

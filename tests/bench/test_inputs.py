@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -159,6 +160,21 @@ def test_what_is_missing_is_named(
     for name in (inputs.DALI, inputs.DALI_READER):
         assert f"- {name} is not measured: inputs=dali, but DALI is not installed" in said
     assert f"| {inputs.TORCHVISION} " in said
+
+
+@pytest.mark.dali
+def test_dalis_reader_is_left_out_for_names_that_are_not_utf_8(root: Path, tmp_path: Path) -> None:
+    """The others take them."""
+    shutil.copytree(root, tmp_path / "odd")
+    first = bytes(tmp_path / "odd/train/n00/0.JPEG")
+    os.rename(first, first.replace(b"0.J", b"\xff.J"))
+    index_folder(tmp_path / "odd")
+    made = compose_recipe(*words(tmp_path / "odd", "inputs.decoders=0"))
+    found = open_loaders(loader_setting(made), rounds=1, batches=1)
+    assert [*found.alone] == [inputs.DALI, inputs.TORCHVISION, inputs.PLAIN]
+    why = found.missing[inputs.DALI_READER]
+    assert why.startswith("it takes file names in UTF-8, and '")
+    assert why.endswith("\\udcff.JPEG' is not; rename the file")
 
 
 @pytest.mark.dali

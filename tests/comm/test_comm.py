@@ -29,7 +29,7 @@ from lsgd.comm import (
 )
 from lsgd.comm.group import GroupComm
 from lsgd.comm.single import SingleComm
-from lsgd.comm.torch import TorchComm, open_store
+from lsgd.comm.torch import OwnGroupComm, TorchComm, open_store
 from lsgd.errors import DivergedError, PeerLostError, UsageError
 from lsgd.job import device
 from lsgd.job.command import run_command
@@ -132,6 +132,39 @@ def test_horovod_must_suit_the_launcher(
     monkeypatch.setattr(hvd, "gloo_built", lambda: not mpi)
     launchers = ("mpirun", "srun", "horovodrun")
     assert [choose_library(Launch(name, 0, 2), CPU) for name in launchers] == chosen
+
+
+def test_a_program_keeps_its_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run has one of its own, which is gone after it."""
+    torchrun(monkeypatch, rank=0, size=1, local=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        for _ in range(2):
+            with joined(CommSettings(timeout=100), CPU) as comm:
+                assert comm.gather_objects(1) == [1]
+                assert isinstance(comm, OwnGroupComm)
+                assert comm.group not in (None, torch.distributed.group.WORLD)
+            with pytest.raises(ValueError, match="not registered"):
+                torch.distributed.get_rank(comm.group)
+        assert torch.distributed.get_world_size() == 1
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.horovod
+def test_a_program_keeps_its_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lsgd.comm.horovod import hvd
+
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "1")
+    for name, value in {"is_initialized": True, "rank": 0, "size": 1, "mpi_enabled": False}.items():
+        monkeypatch.setattr(hvd, name, lambda value=value: value)
+    for name in ("init", "shutdown"):
+        monkeypatch.setattr(hvd, name, lambda name=name: pytest.fail(name))
+    with joined(CommSettings(library="horovod"), CPU) as comm:
+        assert comm.world_size == 1
 
 
 def test_a_library_that_counts_other_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_who_finds_nobody_for_a_new_group_leaves_none(monkeypatch: pytest.Monkey
     """As where process 0, with its store, is lost at the end of an order: it is named as lost."""
     groups = [1]
 
-    def destroy() -> None:
+    def destroy(_: None = None) -> None:
         assert groups.pop(), "Process group cannot be None"
 
     init = Mock(side_effect=RuntimeError("the store does not answer"))
@@ -113,7 +113,7 @@ def test_who_finds_nobody_for_a_new_group_leaves_none(monkeypatch: pytest.Monkey
     monkeypatch.setattr(elastic, "PrefixStore", lambda _, store: store)
     own = object.__new__(ElasticTorchComm)
     own.__dict__ |= {
-        "process": 1, "members": [(0, 0), (1, 0)], "is_outside_group": False, "on_gpu": False,
+        "process": 1, "members": [(0, 0), (1, 0)], "is_outside_group": False, "device_backend": "",
         "backend": "gloo", "timeout": 1.0, "_looking": Lock(), "_closed": False, "store": Store(),
     }  # fmt: skip
     with pytest.raises(PeerLostError, match="could not reconnect"):

@@ -106,7 +106,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, seen: list[object], *, timeout: fl
         "get_world_size": lambda _: 2,
         "broadcast_object_list": lambda values, device, **_: seen.append(device.type),
         "all_gather_object": lambda values, value, group: seen.append("meet"),
-        "destroy_process_group": lambda: seen.append("destroy"),
+        "destroy_process_group": lambda _: seen.append("destroy"),
     }
     for name, function in played.items():
         monkeypatch.setattr(f"torch.distributed.{name}", function)

@@ -139,9 +139,13 @@ def test_the_process_is_left_as_it_was(tmp_path: Path, finished: Path) -> None:
         torch.set_num_threads(2)
         torch.backends.cudnn.benchmark = not (benchmark := torch.backends.cudnn.benchmark)
         before = state()
-        api.train(recipe(tmp_path / "run"))
-        api.evaluate(finished / "run")
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            error = api.train(recipe(tmp_path / "run"))
+            scores = api.evaluate(finished / "run")
         assert state() == before
+        [run] = api.read_runs(finished)
+        assert error == run.final_metric
+        assert scores["val"].metrics["loss"] == run.rows[-1]["val_loss"]
     finally:
         torch.set_num_threads(threads)
         torch.backends.cudnn.benchmark = benchmark

@@ -181,6 +181,8 @@ def test_the_table_names_what_there_is() -> None:
          "did you mean schedule.milestones= or batch_growth.milestones=?"),
         (["--jbos"], {"options": ["--jobs", "--help"]}, "did you mean --jobs?"),
         (["--tol"], {"options": ["--tolerance"]}, "did you mean --tolerance?"),
+        (["--smoothing"], {"keys": ["label_smoothing"]}, "did you mean label_smoothing=?"),
+        (["--status"], {"keys": ["model.start"]}, "lsgd launch --status RUN prints the state"),
     ],
 )  # fmt: skip
 def test_what_is_written_here_or_near_it(words: list[str], known: dict, says: str) -> None:

@@ -26,11 +26,11 @@ from lsgd.errors import InputFailedError
 
 folder, how, rank = Path(sys.argv[1]), sys.argv[2], os.environ["RANK"]
 
-def destroy_with_all():
+def destroy_with_all(group):
     (folder / f"closing{rank}").touch()
     while len(list(folder.glob("closing*"))) < 2:
         time.sleep(0.01)
-    destroy()
+    destroy(group)
 
 def step_or_fail(learner, task, batches):
     if (task.step, rank) == (3, "1"):

@@ -152,5 +152,14 @@ def test_a_reader_that_crashes_keeps_what_was_read(tmp_path: Path) -> None:
     found = datasets(ProbeResult({"datasets": [digits]}, "it crashed with SIGSEGV"), {})
     assert [item.status for item in found] == [PASS, FAIL]
     assert found[1].found == "reading stopped after digits: it crashed with SIGSEGV"
+
+
+def test_a_data_folder_that_is_none_fails_and_stops_no_other_check(tmp_path: Path) -> None:
+    """The datasets below a URL have no folder, which is no fault of their own."""
     [item] = datasets(ProbeResult({"datasets": []}), {"LSGD_DATA": str(tmp_path / "typo")})
     assert (item.status, item.found) == (FAIL, f"{tmp_path}/typo is not a folder")
+    below = ProbeResult({"datasets": [probe._unknown("ptb", "LSGD_DATA=s3://bucket is a URL")]})
+    [item] = datasets(below, {"LSGD_DATA": "s3://bucket"})
+    assert (item.name, item.status) == ("LSGD_DATA", FAIL)
+    assert item.found.startswith("s3://bucket is a URL")
+    assert item.fix.startswith("copy it from or to a folder")

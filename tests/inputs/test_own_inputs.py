@@ -13,6 +13,7 @@ from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.inputs import open_inputs
 from lsgd.rules.sampler import MicroBatch
+from lsgd.workloads import open_training_inputs
 
 CPU = torch.device("cpu")
 LOADER = """
@@ -35,7 +36,17 @@ class Loader:
             count = len(each.examples)
             yield torch.ones(count, 1, self.side, self.side), torch.zeros(count, dtype=self.dtype)
 
-    evaluation = train
+    def evaluation(self, passes):
+        return Loader.train(self, passes)
+
+class Broken(Loader):
+    def __init__(self, data, *, kind): super().__init__(data); self.kind = kind
+
+    def train(self, passes):
+        for images, labels in super().train(passes):
+            if self.kind == "fails": raise OSError("no disk")
+            if self.kind == "fewer": images, labels = images[1:], labels[1:]
+            yield images, labels.float() if self.kind == "floats" else labels
 """
 AUGMENTATION = """
 import torch
@@ -72,7 +83,7 @@ def opened(*overrides: str) -> Any:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("side=9", r"yields a batch of shapes \(2, 1, 9, 9\) and \(2,\) for 2 examples, and this"),
+        ("side=9", r"yields a batch of shapes \(2, 1, 9, 9\) and \(2,\) for 2 validation examples"),
         ("train=1000", r"has 1000 train labels, and this recipe has data\.train_examples=1442"),
         ("dtype=float32", r"yields labels of torch.float32, and a label is .*; yield integers"),
         ("fails=true", r"fails on the first 2 validation examples \(OSError: no disk\); fix it"),
@@ -81,6 +92,26 @@ def opened(*overrides: str) -> Any:
 def test_a_loader_of_other_data_is_refused(option: str, message: str) -> None:
     with pytest.raises(UsageError, match=f"inputs=own_inputs:Loader {message}"):
         opened("inputs=own_inputs:Loader", f"inputs.options.{option}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "fewer",
+            r"yields a batch of shapes \(1, 1, 8, 8\) and \(1,\) for 2 training examples, and",
+        ),
+        ("floats", r"yields labels of torch.float32, and a label is"),
+        ("fails", r"fails on the first 2 training examples \(OSError: no disk\); fix it"),
+    ],
+)
+def test_training_images_are_tried_before_a_run(kind: str, message: str) -> None:
+    """And not before an evaluation, which may have none."""
+    words = ["recipe=digits", "inputs=own_inputs:Broken", f"inputs.options.kind={kind}"]
+    recipe = load_recipe(words)
+    open_inputs(recipe, CPU)
+    with pytest.raises(UsageError, match=f"inputs=own_inputs:Broken {message}"):
+        open_training_inputs(recipe, CPU)
 
 
 def test_a_loader_has_no_further_evaluation_sets() -> None:

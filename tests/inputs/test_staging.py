@@ -350,7 +350,7 @@ def test_what_is_refused_before_and_after_a_copy(
         assert before.items() <= contents(copied).items()
         held.used.close()
     assert "inside of the dataset" in refusal(recipe(root, root / "stage"))
-    assert "has a variable that" in refusal(recipe(root, "$LSGD_NO_SUCH/stage"))
+    assert "has the variable $LSGD_NO_SUCH, which" in refusal(recipe(root, "$LSGD_NO_SUCH/stage"))
     (tmp_path / "file").touch()
     assert "Not a directory); fix that" in refusal(recipe(root, tmp_path / "file"))
     (root / "val.index.npy").unlink()

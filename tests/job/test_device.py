@@ -1,13 +1,24 @@
 import os
+import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from lsgd.errors import UsageError
 from lsgd.job import device
-from lsgd.job.device import choose_kernels, cpu, device_name, preset, run_compiled_modules_eagerly
+from lsgd.job.device import (
+    choose_kernels,
+    cpu,
+    device_name,
+    preset,
+    restore_process_settings,
+    run_compiled_modules_eagerly,
+    use_torch_defaults,
+)
 from lsgd.job.launcher import cores, detect_launch
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -96,3 +107,43 @@ def test_a_thread_waits_for_the_device_of_its_tensors(monkeypatch: pytest.Monkey
     device.synchronize(torch.device("cuda", 2))
     device.synchronize(CPU)
     assert waited == [torch.device("cuda", 2)]
+
+
+def test_a_training_is_shielded_from_the_settings_of_its_host() -> None:
+    """They gave wrong numbers, or an error in the first backward pass."""
+
+    def state() -> list[object]:
+        autocast = torch.is_autocast_enabled("cpu"), torch.autocast_increment_nesting() - 1
+        torch.autocast_decrement_nesting()
+        gradients = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        return [*autocast, *gradients, torch.get_default_dtype(), torch.get_default_device().type]
+
+    plain = [False, 0, True, False, torch.float32, "cpu"]
+    assert state() == plain
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu"), torch.inference_mode(), torch.device("meta"):
+            of_host = state()
+            with use_torch_defaults():
+                assert state() == plain
+            with pytest.raises(RuntimeError, match="failed"), use_torch_defaults():
+                raise RuntimeError("failed")
+            assert state() == of_host
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert state() == plain
+
+
+def test_a_training_in_a_thread_leaves_the_random_numbers_of_its_host() -> None:
+    """The host drew the same numbers again after the end of the training."""
+
+    def draws() -> list[float]:
+        return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+    context = restore_process_settings()
+    with ThreadPoolExecutor(1) as pool:
+        for in_thread in (True, False):
+            pool.submit(context.__enter__).result() if in_thread else context.__enter__()
+            first = draws()
+            context.__exit__(None, None, None)
+            assert (draws() == first) is not in_thread

@@ -330,3 +330,6 @@ def test_a_variable_that_is_no_number_is_named() -> None:
     ):
         with pytest.raises(UsageError, match=f"{key}={value} is not a number; unset it"):
             detect_launch(torchrun | {key: value})
+    for value in ("65536", "-1"):
+        with pytest.raises(UsageError, match=f"MASTER_PORT={value} must be from 0 to 65535"):
+            detect_launch(torchrun | {"MASTER_PORT": value})

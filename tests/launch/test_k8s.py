@@ -196,6 +196,22 @@ def test_a_command_of_a_patch_stands_in_place_of_the_own_one(
         assert container["command"] == ["sleep", "9"]
 
 
+def test_plain_values_of_a_patch_are_read_as_by_kubectl(
+    printed: Callable[..., str], tmp_path: Path
+) -> None:
+    """Go's YAML has neither numbers to the base 60 nor dates, and more forms of numbers."""
+    values = {
+        "12:30": "12:30", "1:30.5": "1:30.5", "2026-11-29": "2026-11-29", "=": "=", "0o": "0o",
+        "0o7": 7, "0644": 420, "0x1F": 31, "-12": -12, "0": 0, "1e3": 1000.0, ".5": 0.5, "1.": 1.0,
+        "yes": True, "null": None, "'0o7'": "0o7",
+    }  # fmt: skip
+    patch = tmp_path / "patch.yaml"
+    patch.write_text(f"metadata: {{annotations: {{a: [{', '.join(values)}]}}}}\n")
+    text = printed("k8s", "digits", *options_of("jobset"), "--patch", str(patch))
+    [job, *_] = [each for each in yaml.safe_load_all(text) if each["kind"] == "JobSet"]
+    assert job["metadata"]["annotations"]["a"] == [*values.values()]
+
+
 def test_a_quota_is_met_by_the_patch_of_the_page(
     printed: Callable[..., str], tmp_path: Path
 ) -> None:

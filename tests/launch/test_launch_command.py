@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lsgd.launch.__main__ import LAUNCH_COMMANDS, main
-from lsgd.launch.options import LAUNCHERS
+from lsgd.launch.options import LAUNCHERS, read_request
 from lsgd.launch.quoting import shell_line
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "launch"
@@ -155,6 +155,16 @@ def test_it_refuses_in_one_sentence(
     assert output.err.startswith("lsgd: ")
     assert named in output.err
     assert output.err.count("\n") == 1
+
+
+def test_a_recipes_file_may_have_an_equals_sign_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=0.1.yaml").write_text("defaults: [digits]\n")
+    request = read_request("local", ["./lr=0.1.yaml", "epochs=3", "run_dir=lr=0.2.yaml"])
+    assert request.recipe == "lr=0.1.yaml"
+    assert request.overrides == ["epochs=3", "run_dir=lr=0.2.yaml"]
 
 
 @pytest.mark.parametrize("words", [[], ["--help"]])

@@ -86,6 +86,16 @@ def test_mpirun_has_options_behind_a_colon(
     assert "--output-filename" in printed("horovodrun", "digits", "run_dir=a:b", "--np", "2")
 
 
+def test_torchrun_on_several_machines_needs_a_port(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kubernetes sets MASTER_PORT in the pods beside a Service that is called master."""
+    monkeypatch.setenv("MASTER_ADDR", "a")
+    monkeypatch.setenv("MASTER_PORT", "tcp://10.0.0.1:80")
+    assert main(["torchrun", "digits", "--nodes", "2", "--gpus", "1", "--print"]) == 2
+    assert "MASTER_PORT=tcp://10.0.0.1:80 is not a number; unset it" in capsys.readouterr().err
+
+
 def test_a_program_below_a_folder_with_an_equals_sign(tmp_path: Path) -> None:
     """It is no variable, which env would take it for, and end with 0 having started nothing."""
     program = tmp_path / "lr=0.1" / "python"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from lsgd.errors import UsageError
 from lsgd.launch import processes
 from lsgd.launch.processes import count_processes
 
@@ -62,6 +63,14 @@ def test_what_the_options_ask_for(
 ) -> None:
     monkeypatch.setattr(processes, "default_processes", lambda program: 77)
     assert count_processes(launcher, options) == expected
+
+
+def test_hosts_take_no_more_processes_than_they_are_said_to() -> None:
+    """Horovod ends in a traceback then; Open MPI's settings may allow them."""
+    options = {"--hosts": "a:1,b:1", "--np": "3"}
+    with pytest.raises(UsageError, match=r"--np 3 must not be above 2, the processes of --hosts"):
+        count_processes("horovodrun", options)
+    assert count_processes("mpirun", options) == 3
 
 
 def test_a_python_that_is_not_there(

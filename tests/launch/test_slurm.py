@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from lsgd.launch.__main__ import main
-from lsgd.launch.slurm import slurm_task
+from lsgd.launch.options import read_request
+from lsgd.launch.sbatch_options import FLAGS, OPTIONAL, SET_BY_LSGD, VALUED
+from lsgd.launch.slurm import slurm_program_array, slurm_task
 
 Printed = Callable[..., str]
 
@@ -44,20 +46,29 @@ def test_a_job_that_completes_has_trained(printed: Printed, tmp_path: Path) -> N
         assert run(script, tmp_path, LOGS + "exit 3").returncode == 3
 
 
+@pytest.mark.parametrize("name", ["a,b", "a:b", "a b", "a\tb"])
 def test_a_folder_whose_name_is_no_mount_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "a,b").mkdir()
-    monkeypatch.chdir(tmp_path / "a,b")
-    assert main(["slurm", "digits", "--np", "1", "--container", "i", "--print"]) == 2
-    assert "a,b' has a comma or a colon" in capsys.readouterr().err
+    """pyxis splits mounts at commas and colons, and its line for each of them at whitespace."""
+    (tmp_path / name).mkdir()
+    words = ["slurm", "digits", "--np", "1", "--container", "i", "--print"]
+    monkeypatch.setenv("LSGD_DATA", f"/sets/{name}")
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"lsgd: LSGD_DATA={f'/sets/{name}'!r} has whitespace")
+    monkeypatch.chdir(tmp_path / name)
+    assert main(words) == 2
+    assert "has whitespace, a comma or a colon, which would" in capsys.readouterr().err
 
 
 def mounts(script: str) -> list[str]:
     """What the container of the script sees of the machine."""
-    found = re.search(r"--container-mounts=(\S+)", script.replace("\\ ", "\0"))
+    found = re.search(r"--container-mounts=(\S+)", script)
     assert found
-    pairs = found[1].replace("\0", " ").split("\\,")
+    pairs = found[1].split("\\,")
     assert all(pair.partition(":")[0] == pair.partition(":")[2] for pair in pairs)
     return [pair.partition(":")[0] for pair in pairs]
 
@@ -69,12 +80,12 @@ def test_a_container_sees_all_that_the_run_reads_and_writes(
     monkeypatch.setenv("PWD", str(tmp_path))
     monkeypatch.setenv("LSGD_DATA", "/sets")
     words = [
-        "data.root=/data/imagenet", "data.index=/index/a", "data.skip_list='/lists/my skips.txt'",
+        "data.root=/data/imagenet", "data.index=/index/a", "data.skip_list=/lists/skips.txt",
         "run_dir=../runs/a",
     ]  # fmt: skip
     script = printed("slurm", "bs8k", *words, "--container", "image")
     expected = [
-        str(tmp_path), "/data/imagenet", "/index/a", "/lists/my skips.txt",
+        str(tmp_path), "/data/imagenet", "/index/a", "/lists/skips.txt",
         str(tmp_path.parent / "runs/a"), "/sets",
     ]  # fmt: skip
     assert mounts(script) == expected
@@ -84,6 +95,44 @@ def test_a_container_sees_all_that_the_run_reads_and_writes(
     assert script.index("mkdir -p") < script.index("srun --cpu-bind")
     inside = printed("slurm", "bs8k", f"run_dir={tmp_path}/runs/a", "--container", "image")
     assert mounts(inside) == [str(tmp_path), "/sets"]
+
+
+def test_a_container_sees_the_folders_that_an_array_writes_and_a_check_reads(
+    printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of run_dir is none of them, and need not exist."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    words = ["slurm", "digits", "--np", "1", "--container", "i"]
+    assert mounts(printed(*words, "--array", "0-1")) == [str(tmp_path)]
+    assert mounts(printed(*words, "run_dir=/r/a", "--array", "0-1")) == [str(tmp_path), "/r"]
+    assert mounts(printed(*words, "run_dir=/r/a", "--check")) == [str(tmp_path)]
+    there = str(tmp_path.parent)
+    assert mounts(printed(*words, f"run_dir={there}", "--check")) == [str(tmp_path), there]
+
+
+def test_a_container_sees_where_links_in_its_folder_lead(
+    printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the links say it, also if they lead to further ones; the default folders too."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here / "mine", tmp_path / "disk/runs", tmp_path / "disk/data"):
+        folder.mkdir(parents=True)
+    there.symlink_to("disk")
+    (here / "runs").symlink_to(there / "runs")
+    (here / "data").symlink_to("../there/data")
+    for name, leads_to in (("inside", "mine"), ("again", "runs"), ("loop", "loop")):
+        (here / name).symlink_to(leads_to)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PWD", str(here))
+    words = ["slurm", "digits", "--np", "1", "--container", "i"]
+    defaults = [str(there / "runs"), str(there / "data")]
+    # A path within the folder may have any name.
+    for run_dir in ("'inside/a b'", "again/a", "runs/a", "loop/a"):
+        assert mounts(printed(*words, f"run_dir={run_dir}")) == [str(here), *defaults]
+    (tmp_path / "disk/data").rmdir()
+    script = slurm_task({"--container": "i"}, ["-m", "lsgd.study"], "a", "log")
+    assert mounts(script) == [str(here), str(there / "runs")]
 
 
 def test_the_file_of_an_image_has_an_absolute_path(
@@ -107,7 +156,7 @@ def test_a_container_sees_the_recipes_of_its_user(
     printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By path or by name, and for the job of one process the file of the study."""
-    here, elsewhere = tmp_path / "here", tmp_path / "my own"
+    here, elsewhere = tmp_path / "here", tmp_path / "mine"
     for folder in (here, elsewhere):
         folder.mkdir()
         (folder / "mine.yaml").write_text("defaults: [digits]\n")
@@ -120,7 +169,7 @@ def test_a_container_sees_the_recipes_of_its_user(
     task = ["-m", "lsgd.study", f"+study='{elsewhere}/mine.yaml'", "seeds=[0]"]
     script = slurm_task({"--container": "i"}, task, "a", "log")
     assert mounts(script) == [str(here), str(elsewhere)]
-    monkeypatch.setenv("LSGD_RECIPES", "../my own")
+    monkeypatch.setenv("LSGD_RECIPES", "../mine")
     assert mounts(printed("slurm", "mine", *words)) == [str(here), str(elsewhere)]
 
 
@@ -198,7 +247,7 @@ def test_a_job_has_its_log_beside_its_folder(written: str, log: str, printed: Pr
         (["--mail", "me"], "--mail is me, but must be the address of a person"),
         (["--setup", "no.sh"], "--setup no.sh is not a file"),
         (["--container", "i", "--mount", "/a,/b"], "--mount is /a,/b, but must be like"),
-        (["--container", "i", "data.root=/a,/etc"], "data.root='/a,/etc' has a comma or a colon"),
+        (["--container", "i", "data.root=/a,/etc"], "data.root='/a,/etc' has whitespace, a comma"),
     ],
 )
 def test_no_value_is_more_than_one_option(
@@ -236,11 +285,22 @@ def test_what_a_site_asks_for_is_passed_on(printed: Printed) -> None:
     assert len({*names}) == len(names)
 
 
+def test_a_job_of_one_process_has_what_a_site_asks_of_every_job() -> None:
+    """Without the resources of the others, and without their numbers of nodes."""
+    site = {"--constraint": "cpu", "--clusters": "c2", "--wckey": "w", "--comment": "a b"}
+    resources = {"--gres": "gpu:8", "--nodelist": "n[1-2]", "--mem": "4G", "--hold": ""}
+    lines = options_of(slurm_task({**site, **resources}, ["-m", "lsgd.study"], "a", "log"))
+    assert {"--constraint=cpu", "--clusters=c2", "--wckey=w", '--comment="a b"'} <= {*lines}
+    assert not [line for line in lines if line.partition("=")[0] in resources]
+    script = slurm_task({"--constraint": "[a*2&b*2]"}, ["-m", "lsgd.study"], "a", "log")
+    assert "--constraint" not in script
+
+
 def test_an_option_has_a_value_of_its_own_or_none(
     printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Never the recipe that follows it."""
-    options = ["--nice", "--propagate", "--no-kill", "--exclusive"]
+    options = ["--nice", "--propagate", "--no-kill", "--exclusive", "--get-user-env"]
     lines = options_of(printed("slurm", *options, "digits"))
     assert {*options} <= {*lines}
     valued = ["--nice=-5", "--propagate=NONE", "--no-kill=off", "--exclusive=mcs"]
@@ -317,7 +377,9 @@ def test_a_part_of_a_node_is_not_the_whole(
         ("--mount /a:/b", "--mount /a:/b adds folders to a container; write --container"),
         ("--output a.log", "--output is set by lsgd itself; run_dir=PATH"),
         ("--node 2", "option --node does not exist; did you mean --nodes"),
-        ("--zzz 2", "option --zzz does not exist; the options of sbatch's manual are passed on"),
+        ("--zzz 2", "option --zzz does not exist; options of a job in sbatch's manual are passed"),
+        ("--ntasks-per-gpu 2", "--ntasks-per-gpu is set by lsgd itself; a process has one GPU"),
+        ("--status runs/a", "option --status does not exist; lsgd launch --status RUN prints the"),
     ],
 )
 def test_an_option_that_is_not_passed_on(
@@ -325,6 +387,25 @@ def test_an_option_that_is_not_passed_on(
 ) -> None:
     assert main(["slurm", "bs8k", *words.split(), "--print"]) == 2
     assert capsys.readouterr().err.startswith(f"lsgd: {named}")
+
+
+@pytest.mark.slurm
+def test_every_option_of_a_job_in_sbatchs_help_is_known(tmp_path: Path) -> None:
+    """To be passed on or to be explained; the others are of sbatch itself, or of its own images."""
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=c\nSlurmctldHost=h\nNodeName=n\nPartitionName=p Nodes=ALL\n")
+    said = subprocess.run(
+        ["sbatch", "--help"], env=os.environ | {"SLURM_CONF": str(conf)}, capture_output=True,
+        text=True, timeout=900,
+    ).stdout  # fmt: skip
+    names = {*re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", said, re.M)}
+    ours = {"--nodes", "--cpus-per-task", "--gpus", "--mem", "--time", "--container"}
+    of_sbatch = {
+        "--help", "--input", "--quiet", "--test-only", "--uid", "--gid", "--usage", "--verbose",
+        "--version", "--wait",
+    }  # fmt: skip
+    assert len(names) > 50
+    assert names <= {*VALUED, *FLAGS, *OPTIONAL, *SET_BY_LSGD} | ours | of_sbatch
 
 
 @pytest.mark.parametrize("folder", ["", "run_dir='it is $a'"])
@@ -344,6 +425,19 @@ def test_an_array_trains_one_seed_in_each_job(
     record = json.loads((tmp_path / trained / "logs/job.json").read_text())
     assert (record["job"], record["nodes"]) == ("7_3", "n1")
     assert (tmp_path / trained / record["log"]).name == f"{Path(trained).name}.log"
+
+
+@pytest.mark.parametrize("variable", ["", "SBATCH_CLUSTERS", "SLURM_CLUSTERS"])
+def test_a_job_on_another_cluster_says_so(
+    variable: str, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine of --status would ask its own."""
+    if variable:
+        monkeypatch.setenv(variable, "c2")
+    option = [] if variable else ["--clusters", "c2"]
+    script = printed("slurm", "digits", "run_dir=a", "--np", "1", *option)
+    assert run(script, tmp_path, f"{LOGS}exit 0", SLURM_CLUSTER_NAME="c2").returncode == 0
+    assert json.loads((tmp_path / "a/logs/job.json").read_text())["job"] == "1;c2"
 
 
 @pytest.mark.parametrize(("words", "job"), [([], "7"), (["--array", "0-4"], "7_3")])
@@ -369,6 +463,36 @@ def test_a_hook_that_fails_ends_the_job(printed: Printed, tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (1, "lsgd: the last command of --setup failed\n")
     hook.write_text("if\n")
     assert main(["slurm", "digits", "--np", "1", "--setup", str(hook), "--print"]) == 2
+
+
+@pytest.mark.parametrize("hook", ["set -Ceuo pipefail\ntrap 'exit 9' ERR", "trap : EXIT"])
+def test_settings_of_a_hook_end_at_its_end(
+    hook: str, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first start would end before srun, as no log exists, and none would be requeued."""
+    programs = {"scontrol": "echo requeued", "python": 'shift; exec "$@"', "hook.sh": hook}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(tmp_path / "python"))
+    words = ["digits", "--np", "1", "--setup", str(tmp_path / "hook.sh"), "run_dir=a"]
+    started = printed("slurm", *words)
+    searched = slurm_program_array(read_request("slurm", words), [], "a", "log", "0-1")
+    for script in (started, started, searched):
+        done = run(script, tmp_path, "exit 75", SLURM_ARRAY_JOB_ID="1", SLURM_ARRAY_TASK_ID="0")
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (75, "requeued"), done.stderr
+
+
+@pytest.mark.parametrize("hook", ["exit 0", "set -u; echo $nothing"])
+def test_a_hook_that_ends_the_script_ends_it_with_1(
+    hook: str, printed: Printed, tmp_path: Path
+) -> None:
+    """Slurm would call the job COMPLETED."""
+    (tmp_path / "hook.sh").write_text(f"{hook}\n")
+    script = printed("slurm", "digits", "--np", "1", "--setup", str(tmp_path / "hook.sh"))
+    done = run(script, tmp_path, LOGS)
+    assert (done.returncode, done.stdout.count("\n")) == (1, 1)
+    assert done.stdout.startswith("lsgd: --setup ended the job by exit or an error; write return")
 
 
 def test_processes_get_what_the_hook_sets_whatever_sbatch_exports(

@@ -99,9 +99,49 @@ def test_a_folder_has_its_job_however_its_path_is_written(
     assert "job    8 PENDING, waits for Priority" in capsys.readouterr().out
 
 
+def test_jobs_on_another_cluster_are_asked_for_there(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the cluster in sbatch's answer, or in the file that the job has left in its folder."""
+    script = (here / "bin/scontrol").read_text()
+    others = script.replace("JobState=RUNNING", "JobState=COMPLETED").replace("n[1-2]", "m1")
+    asks = '#!/bin/sh\n[ "$1 $2" = "--clusters c2" ] && exec bin/c2\n'
+    for name, text in (("c2", others), ("scontrol", asks + script)):
+        (here / "bin" / name).write_text(text)
+        (here / "bin" / name).chmod(0o755)
+    runs = [QueuedRun(job, here / "r", "", False, job) for job in ("1_0", "1_0;c2")]
+    text, _ = job_table(runs, {"7;c2": "report"}, runs_left=False)
+    assert [row[2:5] for row in rows(text)] == [
+        ["1_0", "RUNNING", "n[1-2]"],
+        ["1_0;c2", "COMPLETED", "m1"],
+        ["7;c2", "PENDING, waits for Dependency", ""],
+    ]
+    record = {"job": "1_0;c2", "nodes": "", "start": 1, "began": "", "log": "", "process_logs": ""}
+    (here / "r" / JOB_FILE).parent.mkdir(parents=True)
+    (here / "r" / JOB_FILE).write_text(json.dumps(record))
+    assert print_status(["r"]) == 1
+    assert "job    1_0;c2 COMPLETED on m1" in capsys.readouterr().out
+
+
 def test_a_study_is_no_folder(here: Path) -> None:
     with pytest.raises(UsageError, match="or lsgd study study=NAME --status for all runs"):
         print_status(["study=digits"])
+
+
+@pytest.mark.parametrize(("beside", "named"), [("link", "link"), ("run", "run"), ("", "link")])
+def test_a_log_is_beside_the_path_that_its_run_was_started_with(
+    beside: str, named: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That is a link, or there is another one to it."""
+    record = {"job": "9", "nodes": "", "start": 1, "began": "", "process_logs": ""}
+    (here / "there/run" / JOB_FILE).parent.mkdir(parents=True)
+    (here / "link").symlink_to("there/run")
+    (here / "link" / JOB_FILE).write_text(json.dumps(record | {"log": f"../{named}.log"}))
+    paths = {"link": here / "link.log", "run": here / "there/run.log"}
+    if beside:
+        paths[beside].touch()
+    print_status(["link"])
+    assert f"logs   {paths[named]}\n" in capsys.readouterr().out
 
 
 def test_a_step_of_a_search_has_one_log(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -199,11 +199,12 @@ def test_taken(network: str) -> None:
             r"draws random numbers in blocks\.0\.attn",
         ),
         (["timm/resnet10t", "model.options.drop_rate=0.1"], "draws random numbers"),
+        (["timm/resnet10t", "model.options.act_layer=foo"], "cannot be built with .*'foo'"),
         *(
             ([name, f"model.options.{option}"], r"fetch or load weights.*leave it out")
             for name, option in (
                 ("timm/resnet10t", "checkpoint_path=evil.pth"),
-                ("timm/resnet10t", "pretrained=true"),
+                ("timm/resnet10t", "pretrained=false"),
                 ("timm/resnet10t", "pretrained_cfg=evil"),
                 ("torchvision/resnet18", "weights=DEFAULT"),
             )

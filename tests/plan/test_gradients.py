@@ -8,8 +8,9 @@ from torch import nn
 
 from lsgd.comm.single import SingleComm
 from lsgd.models import make_model
-from lsgd.plan import gradients
+from lsgd.plan import gradients, phases
 from lsgd.plan.gradients import gradient_buckets, multiply_adds
+from lsgd.plan.phases import relative_work
 from lsgd.recipe import Recipe
 from lsgd.strategy.reducer import Reducer
 
@@ -67,6 +68,28 @@ def test_a_layer_that_is_called_again_works_again(monkeypatch: pytest.MonkeyPatc
     recipe = compose_recipe("+recipe=fashion_bs256", *shape)
     found = gradient_buckets(recipe, fused=False)
     assert [piece.ready_share for piece in found] == [384 / 816, 1.0]
+
+
+class Functional(nn.Module):
+    """A network without layers, whose multiply-adds are not counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(10, 1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(images.mean((2, 3)), self.weight)
+
+
+def test_without_counted_work_gradients_come_last_and_sizes_go_by_pixels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A traceback for such a network of one's own."""
+    for module in (gradients, phases):
+        monkeypatch.setattr(module, "make_network", lambda recipe: Functional())
+    recipe = compose_recipe("+recipe=fashion_bs256", "image_sizes.points=[[0,14],[2,28]]")
+    assert [piece.ready_share for piece in gradient_buckets(recipe, fused=False)] == [1.0]
+    assert relative_work(recipe) == {14: 0.25, 21: 0.5625, 28: 1.0}
 
 
 def test_fused_they_are_the_buckets_of_a_run() -> None:

@@ -161,7 +161,9 @@ def test_how_far_it_is_off_is_said_of_the_papers_own_machine_alone(
         ([*PLAN, "model=resnet101"], "add --images-per-second X"),
         ([*PLAN, "model.blurpool=all"], "add --images-per-second X"),
         ([*PLAN, "--preset", "h200"], "add --images-per-second X"),
-        ([*PLAN, "--images-per-second", "-3"], "-3 is not a number above 0"),
+        ([*PLAN, "--images-per-second", "-3"], "-3 is not a number from 1e-9 to 1e12"),
+        ([*PLAN, "--images-per-second", "1e-307"], "1e-307 is not a number from"),
+        ([*PLAN, "--to", "75.9", "--price", "9" * 300], "is not a number from 1e-9 to 1e12"),
         ([*PLAN, "--out", str(STUDY)], "exists already"),
         ([*PLAN, "--out", str(STUDY / "README.md/plan")], "cannot be made (Not a directory)"),
         ([*PLAN, "--run", "nowhere"], "--run nowhere is not a run folder"),
@@ -171,6 +173,14 @@ def test_how_far_it_is_off_is_said_of_the_papers_own_machine_alone(
         (
             [*RUN, str(RUNS / "float64-one"), "precision=float64", "model.blurpool=all"],
             "plan with model.blurpool=none",
+        ),
+        (
+            [*RUN, str(RUNS / "float64-one"), "precision=float64", "model.frozen=[conv1]"],
+            "has model.frozen=[] and fashion_bs1k has [conv1], so its step time does not apply",
+        ),
+        (
+            [*RUN, str(RUNS / "float64-one"), "precision=float64", "noise_scale=true"],
+            "plan with noise_scale=false",
         ),
     ],
 )

@@ -88,7 +88,8 @@ def test_a_run_says_how_long_a_step_is(tmp_path: Path, capsys: pytest.CaptureFix
     ("words", "says"),
     [
         (LENET, "add --step SECONDS for its 32 images, or --run FOLDER"),
-        ([*LENET, "--step", "0"], "0 is not a number of seconds above 0"),
+        ([*LENET, "--step", "1e-300"], "1e-300 is not a number of seconds from 1e-9 to 1e9"),
+        ([*LENET, "--step", "0"], "0 is not a number of seconds from 1e-9 to 1e9"),
         ([*LENET, "--run", "nowhere"], "--run nowhere is not a run folder"),
         ([*LENET, *STEP, "rehearse=true"], "leave it out to plan the real run"),
         ([*LENET, *STEP, "strategy.servers=3"], "has no effect with strategy=allreduce"),

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from lsgd import train
+from lsgd.confusion import ConfusionCounts
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.evaluate import evaluate_path
 from lsgd.predict import network
@@ -115,6 +116,21 @@ def test_an_output_that_is_not_finite_is_no_prediction(trained: Path) -> None:
     assert str(outcome) == f"{photo} has no prediction (the network's output is not finite)"
     with pytest.raises(UsageError, match="is not finite for 12 of 12 validation images"):
         classifier.predict_validation()
+
+
+def test_of_equal_outputs_the_guess_is_that_of_the_evaluation(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of several classes in bfloat16; softmax and max would take the first one."""
+    classifier = load_classifier(trained / "run", [*HERE, f"data.root={trained / 'own'}"])
+    monkeypatch.setattr(classifier.workload, "logits", lambda _, each: torch.zeros(len(each), 4))
+    counts = ConfusionCounts(4, torch.device("cpu"))
+    counts.add(torch.zeros(1, 4), torch.tensor([0]))
+    guess = int(counts.flat.argmax())
+    own = classifier.predict_validation()
+    assert {image.predicted for image in own.worst} == {guess}
+    [(_, loose)] = classifier.predict([trained / "own/val/cat/1.png"], 1)
+    assert loose.labels == [guess]
 
 
 def test_csv_and_json_have_the_same_predictions(

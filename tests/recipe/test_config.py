@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from helpers.composed import compose_recipe
@@ -600,3 +601,27 @@ def test_a_run_folder_is_written_as_the_text_that_it_is(folder: str | None) -> N
 @pytest.mark.parametrize(("word", "value"), [("yes", True), ("1", True), ("off", False)])
 def test_a_field_that_may_be_auto_takes_the_words_of_truth(word: str, value: bool) -> None:
     assert config.load_recipe(["recipe=digits", f"channels_last={word}"]).channels_last is value
+
+
+def test_a_recipe_of_a_python_program_has_plain_values(tmp_path: Path) -> None:
+    """A checkpoint with others is unreadable."""
+    recipe = config.load_recipe(["+recipe=digits", f"run_dir={tmp_path}", "seed=3"])
+    points = [*recipe.schedule.milestones]
+    made = replace(
+        recipe,
+        run_dir=tmp_path,  # type: ignore[arg-type]
+        seed=np.int64(3),
+        schedule=replace(recipe.schedule, milestones=np.array(points), reference_lr=np.float64(1)),
+    )
+    plain = config.from_python(made)
+    assert plain == replace(recipe, schedule=replace(recipe.schedule, reference_lr=1.0))
+    kinds = [type(each) for each in (plain.run_dir, plain.seed, plain.schedule.reference_lr)]
+    assert kinds == [str, int, float]
+    for changes, sentence in (
+        ({"seed": 2.5}, "seed=2.5 is not a whole number"),
+        ({"epochs": 0}, "epochs=0 is not possible; write 1 or more"),
+        ({"name": b"a"}, "name=b'a' cannot be saved in a recipe; write"),
+        ({"model": replace(recipe.model, options={"a": {1}})}, r"model.options.a=\{1\} cannot be"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            config.from_python(replace(recipe, **changes))

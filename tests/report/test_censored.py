@@ -1,6 +1,7 @@
 """Runs that never had the rate they were to reach: late for claims, and never on time."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,14 +38,16 @@ def judged(folder: Path, relation: str, ours: list[int], other: list[int]) -> st
     )
 
 
-def found(folder: Path, *claims: Claim, repeats: str = "first") -> Findings:
+def found(
+    folder: Path, *claims: Claim, repeats: str = "first", words: Sequence[str] = ()
+) -> Findings:
     runs, left_out = find_runs([folder])
     study = Study(
         name="s", title="S", question="Q", source="tests", baseline="fashion_bs64",
         seeds=[0, 1, 2], entries=[Entry(name, name) for name in SIZES], claims=list(claims),
         repeats=repeats,
     )  # fmt: skip
-    return compute_findings(runs, left_out, study, [UNTIL])
+    return compute_findings(runs, left_out, study, [UNTIL, *words])
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,22 @@ def test_never_supports_worse_and_not_as_good(
     tmp_path: Path, relation: str, ours: list[int], other: list[int], outcome: str
 ) -> None:
     assert judged(tmp_path, relation, ours, other) == outcome
+
+
+def test_a_run_that_its_patience_ends_counts_with_the_epochs_that_it_had(tmp_path: Path) -> None:
+    """It may have reached the target an epoch later: nothing shows that it is worse."""
+    patient = ["stop.metric=top1_error", "stop.patience=2"]
+    ours = [[30.0] * 3, [30.0, 20.0, 20.0, 20.0], NEVER[:3]]
+    for seed, errors in enumerate(ours):
+        other = [30.0, 20.0, 9.0, 9.0, 9.0] if seed else [30.0, 9.0, 9.0, 9.0]
+        for name, each in (("fashion_bs1k", errors), ("fashion_bs64", other)):
+            words = (f"+recipe={name}", UNTIL, *patient)
+            write_run(tmp_path / f"{name}-{seed}", *words, seed=seed, errors=each)
+    claim = Claim("", "fashion_bs1k", "worse_than", "fashion_bs64", 2)
+    findings = found(tmp_path, claim, words=patient)
+    assert findings.decisions[0].outcome == OPEN
+    page = render(compose(findings, [], "command", "version"))
+    assert "counts with all epochs of its run, 3 to 4, which is too few" in page
 
 
 @pytest.mark.slow

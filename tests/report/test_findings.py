@@ -335,7 +335,7 @@ def test_the_elbow_is_the_largest_minibatch_shown_to_be_no_worse(tmp_path: Path)
     up = ladder(tmp_path, 8.0, 8.4, 8.1, 9.0, 10.0)
     assert up.baseline.recipe.name == "fashion_bs64"
     assert up.elbow.recipe.name == "fashion_bs256"
-    assert names(up.no_worse) == ["fashion_bs256"]
+    assert names(up.as_good) == ["fashion_bs256"]
     assert names(up.worse) == ["fashion_bs512", "fashion_bs1k"]
 
 
@@ -344,6 +344,16 @@ def test_the_elbow_goes_by_the_studys_margin(tmp_path: Path) -> None:
     up = ladder(tmp_path, 8.0, 8.4, 8.1, 9.0, 10.0, of=study(claim, recipes=LADDER))
     assert up.margin == 1.5
     assert up.elbow.recipe.name == "fashion_bs512"
+
+
+def test_the_elbow_is_as_good_by_the_test_of_the_studys_claims(tmp_path: Path) -> None:
+    """Where a claim holds that a minibatch is as good, the elbow may not lie below it."""
+    claim = replace(NO_WORSE, recipe="fashion_bs512", relation="as_good_as", within=0.5)
+    of = study(claim, recipes=LADDER)
+    up = ladder(tmp_path, 8.0, 8.1, 8.1, 8.3, 10.0, of=of)  # +-0.23 at 95 %, and +-0.17 at 90 %
+    assert found(tmp_path, of).decisions[0].outcome == "holds"
+    assert up.elbow.recipe.name == "fashion_bs512"
+    assert names(up.worse) == ["fashion_bs1k"]
 
 
 def test_the_elbow_is_no_recipe_that_lacks_seeds_of_the_study(tmp_path: Path) -> None:

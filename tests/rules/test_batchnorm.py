@@ -1,5 +1,6 @@
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -526,6 +527,35 @@ def test_each_call_of_a_step_counts_once(calls: list[int], reentrant: bool | Non
         seen = sum(each.mean((0, 2, 3)) for each in workers) / len(workers)
         spread = sum(each.transpose(0, 1).flatten(1).var(1) for each in workers) / len(workers)
         assert_statistics(model.bn, 0.9 * mean + 0.1 * seen, 0.9 * var + 0.1 * spread)
+
+
+@pytest.mark.parametrize("calls", [[1, 3], [0, 2], [1, 1, 0], [2, 2], [0, 0], [1, 1]])
+def test_workers_of_several_processes_call_a_layer_equally_often(calls: list[int]) -> None:
+    """How many of all workers called it is known to no process, which divides its sum by them."""
+    model = Called()
+    running = RunningStatistics(model, hosted=6, workers=12, rank=0, world_size=2)
+    with (
+        nullcontext()
+        if len({*calls}) == 1
+        else pytest.raises(
+            UsageError, match="layer of 3 channels was called by some workers of a step more often"
+        )
+    ):
+        called_step(model, running, calls)
+
+
+def test_one_worker_may_call_a_layer_more_often_in_some_of_its_steps() -> None:
+    """Before its push to a server, in a job of several processes too."""
+    bn = WorkerBatchNorm2d(CHANNELS).double()
+    running = RunningStatistics(bn, hosted=1, workers=2, rank=0, world_size=2)
+    inputs = torch.randn(3, IMAGES, CHANNELS, 3, 3, generator=seeded(0)).double()
+    for calls in (inputs[:1], inputs[1:]):
+        running.start_micro_batch(training_micro_batch(1))
+        for images in calls:
+            bn(images)
+    running.check_all_called()
+    mean = inputs.mean((0, 1, 3, 4))
+    torch.testing.assert_close(running.pending_update[:CHANNELS], 2 * mean, rtol=0, atol=1e-12)
 
 
 def test_a_layer_without_calls_keeps_its_statistics() -> None:

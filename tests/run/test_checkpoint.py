@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.checkpoints import CPU, content, learner_after, make_steps, open_once, recipe, tiny
@@ -31,6 +32,7 @@ from lsgd.recipe.retention import Retention, newest_steps
 from lsgd.recipe.start_file import start_file
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
+from lsgd.start_weights import OMITTED
 from lsgd.supervise.folder import newest_checkpoint, progress_marker
 
 
@@ -170,6 +172,26 @@ def test_a_checkpoint_is_read_without_running_code(tmp_path: Path) -> None:
     # torch's own words are how to load it all the same.
     assert "could run code" in str(refusal.value)
     assert "weights_only" not in str(refusal.value)
+
+
+def test_a_number_of_numpy_is_left_out_and_not_made() -> None:
+    """By a dtype that a hostile file describes, numpy's own function reads any address."""
+
+    class Described:
+        def __reduce__(self) -> tuple[Any, ...]:
+            state = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
+            return np.dtype, ("V8",), state
+
+    class Number:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return np.float64(0).__reduce__()[0], (Described(), b"A" * 8)
+
+    torch.save({"w": torch.ones(2), "metric": Number()}, file := io.BytesIO())
+    with pytest.raises(ValueError, match="it contains numpy"):
+        checkpoint.load_numbers(file.getvalue())
+    loaded = checkpoint.load_numbers(file.getvalue(), omitted=OMITTED)
+    assert torch.equal(loaded["w"], torch.ones(2))
+    assert not isinstance(loaded["metric"], np.generic)
 
 
 def test_a_small_file_does_not_become_a_large_one(tmp_path: Path) -> None:

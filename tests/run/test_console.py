@@ -107,6 +107,19 @@ def test_a_notebook_has_a_bar_though_it_is_no_terminal(
         assert (len(steps), line) == (0 if drawn else 1, "a line")
 
 
+def test_a_program_may_have_no_stderr_or_one_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (closed := io.StringIO()).close()
+    for stream in (None, object(), closed):
+        monkeypatch.setattr(sys, "stderr", stream)
+        console = Console(0, 20, TOP1)
+        console.show("train", 10, TRAIN | {"images_per_second": 10.0})
+        console.print_text("a line")
+        console.close()
+        assert len(capsys.readouterr().out.splitlines()) == 2
+
+
 def test_a_finished_run_leaves_a_full_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the evaluation that came before its last line."""
     terminal = io.StringIO()

@@ -74,6 +74,15 @@ def test_a_run_of_a_language_model_has_its_perplexity_for_a_number(tmp_path: Pat
     assert run.things == "tokens"
 
 
+def test_a_run_that_was_resumed_without_a_set_has_no_number_on_it(tmp_path: Path) -> None:
+    folder = write_perplexity_run(tmp_path / "a", WORDS, perplexities=[120.0] * 9)
+    *rows, last = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    del last["test_perplexity"]
+    write(folder, [*rows, last])
+    run = read_run(folder)
+    assert (run.final_metric, run.sets, run.number_on("test")) == (120.0, ["val", "test"], None)
+
+
 def test_another_metric_whose_name_ends_as_that_of_the_run_makes_no_set() -> None:
     """No set has a `_` in its name."""
     values = {"val_error": 3.0, "val_position_error": 4.0, "train_position_error": 2.0}

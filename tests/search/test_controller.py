@@ -2,14 +2,19 @@
 
 import errno
 import json
+import re
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
+import optuna.cli
 import pytest
 from helpers.waiting import wait_until
 
@@ -18,13 +23,14 @@ from lsgd.errors import ExitError, NotSavedError, UsageError
 from lsgd.planned import PlannedRun
 from lsgd.recipe.search import Pruning, Search
 from lsgd.run.tuned import DEFINITION
+from lsgd.search import __main__ as main_module
 from lsgd.search import controller as module
-from lsgd.search.__main__ import final_code
-from lsgd.search.controller import Controller, comparison_runs, crashed_trials
+from lsgd.search.__main__ import final_code, run_search
+from lsgd.search.controller import Controller, comparison_runs
 from lsgd.search.folder import acquire_lock, check_folder, folder_id, hold_lock, open_folder
 from lsgd.search.optuna_study import OptunaStudy
 from lsgd.search.record import make_record
-from lsgd.search.space import SearchSpace
+from lsgd.search.space import SearchSpace, crashed_trials
 from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest
 from lsgd.supervise.logbook import SupervisorLockedError
 from lsgd.supervise.verdict import ExitSummary
@@ -502,6 +508,71 @@ def test_a_point_that_ends_before_its_first_step_where_others_do_not_has_failed(
     again.run(well)
     assert [point.number for point in again.engine.all_trials()] == [1, 2, 3]
     assert again.states == [FINISHED] * 3
+
+
+def test_a_machine_that_breaks_after_a_step_does_not_use_up_the_trials() -> None:
+    work = Work(search())
+    work.run(lambda trial, stop: (well if len(work.trained) == 1 else crashes)(trial, stop))
+    assert work.states == [FINISHED, RUNNING, RUNNING]
+    assert work.controller.machine_fault.startswith("exit code 1, has crashed")
+    work.run(well)
+    assert (work.states, work.controller.machine_fault) == ([FINISHED] * 4, "")
+
+
+def test_trials_whose_values_end_them_before_their_first_step_hold_up_no_search() -> None:
+    """They end so in two commands, or are out of memory."""
+    work = Work(search(trials=6))
+    work.run(lambda trial, stop: (well if len(work.trained) == 1 else crashes)(trial, stop))
+
+    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
+        if len(work.trained) <= 4:
+            return crashes(trial, stop)
+        if len(work.trained) <= 8:
+            trial.log_path.write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+            return ExitSummary(1, "has crashed")
+        return well(trial, stop)
+
+    work.run(train)
+    assert work.states == [FINISHED, *[FAILED] * 4, FINISHED]
+
+
+def test_a_last_trial_that_ends_before_its_first_step_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    work = Work(search(trials=2))
+    work.run(lambda trial, stop: (well if len(work.trained) == 1 else crashes)(trial, stop))
+    assert work.states == [FINISHED, FAILED]
+    assert final_code(work.space, work.engine.all_trials()) == 0
+    assert make_record(work.space, work.engine.all_trials(), "one", "").crashed == 1
+    assert "1 trial crashed, the last because: exit code 1" in (said := capsys.readouterr().out)
+    assert "retry with --retry-failed" in said
+    work.retries = True
+    work.run(crashes)
+    assert work.states == [FINISHED, FAILED]
+    assert make_record(work.space, work.engine.all_trials(), "one", "").crashed == 0
+
+
+@pytest.mark.slow
+def test_a_trial_of_a_folder_that_is_gone_can_be_retried_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the commands that the search names; before, it would wait for the trial for good."""
+    work, url = Work(search(trials=1)), "sqlite:///s.db"
+    gone = OptunaStudy(work.space.search, work.folder, url, folder_id="gone")
+    gone.values(gone.ask())
+    work.engine = OptunaStudy(work.space.search, work.folder, url, folder_id="here")
+    monkeypatch.setattr(main_module, "write_results", lambda *_: None)
+    monkeypatch.setattr(main_module, "catch_stop_signals", list)
+    request: Any = SimpleNamespace(space=work.space, retries=False)
+    code = run_search(request, work.engine, Written(well), work.folder, 1)
+    said = re.search(r"with --retry-failed after optuna (.*) N for N=0$", capsys.readouterr().out)
+    assert code == 75
+    assert said
+    monkeypatch.setattr(sys, "argv", ["optuna", *said[1].split(), "0"])
+    assert optuna.cli.main() == 0
+    work.retries = True
+    work.run(well)
+    assert work.states == [FINISHED]
 
 
 def begins(trial: PlannedRun) -> None:

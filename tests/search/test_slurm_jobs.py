@@ -18,7 +18,7 @@ from lsgd.search import backends, slurm_jobs
 from lsgd.search.__main__ import main
 from lsgd.search.backends import JobStepBackend, JobStepLauncher
 from lsgd.search.command_line import SearchRequest, read_request
-from lsgd.search.slurm_jobs import PendingWork, trial_arrays
+from lsgd.search.slurm_jobs import PendingWork, cost_lines, trial_arrays
 from lsgd.search.space import SearchSpace
 from lsgd.search.trial import FAILED, PRUNED, RUNNING, StopRequest, Trial
 from lsgd.supervise.verdict import ExitSummary
@@ -81,6 +81,15 @@ def test_what_is_printed_is_an_array_a_comparison_and_a_report(
         said, re.M,
     )  # fmt: skip
     assert not [*here.iterdir()]
+
+
+def test_a_search_over_epochs_costs_what_its_longest_trials_cost(here: Path) -> None:
+    """300 epochs of 1,442 images, and not the recipe's 30, at 1,000 images/s."""
+    words = "recipe=digits epochs=[5,300] schedule.milestones=[] --launch slurm --np 1 --cpus 2"
+    wanted = read_request("", [*words.split(), "--images-per-second", "1000"])
+    assert isinstance(wanted, SearchRequest)
+    [line] = cost_lines(wanted, PendingWork(2, []), [])
+    assert line.startswith("cost: 2 trials, at most 0.5 CPU hours, 7 min together, 2 at a time")
 
 
 @pytest.mark.parametrize(
@@ -168,6 +177,15 @@ def test_what_is_submitted_is_submitted_once(
     assert main(words) == 2
     assert re.search(r"sbatch refuses \S+/trial-3.sh: no account", capsys.readouterr().err)
     assert (here / "asked").read_text().splitlines() == asked
+
+
+def test_jobs_on_another_cluster_are_queued_there(here: Path, programs: Programs) -> None:
+    programs(squeue='[ "$1 $2" != "--clusters c2" ] || echo PENDING')
+    (FOLDER / slurm_jobs.JOBS).mkdir(parents=True)
+    for number, cluster in ((9, ""), (10, " on cluster c2"), (11, " on cluster c2")):
+        answer = f"Submitted batch job {number}{cluster}\n"
+        (FOLDER / slurm_jobs.JOBS / f"trial-{number}.job").write_text(answer)
+    assert slurm_jobs._queued_jobs(FOLDER) == ["10;c2", "11;c2"]
 
 
 def test_the_status_skips_trials_that_the_recipe_refuses(

@@ -41,7 +41,7 @@ def test_concurrent_runs_take_other_gpus(tmp_path: Path, monkeypatch: pytest.Mon
     "launcher",
     [
         RunLauncher("slurm", {"--nodes": "2"}),
-        RunLauncher("mpirun", {"--hosts": "a,b", "--np": "2"}),
+        RunLauncher("mpirun", {"--hosts": "a:1,b:1", "--np": "2"}),
     ],
 )
 def test_a_queue_and_other_machines_choose_gpus_themselves(launcher: RunLauncher) -> None:

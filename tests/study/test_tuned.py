@@ -71,6 +71,10 @@ def write_run(folder: Path, recipe: str) -> None:
     [
         ("gone", "where no search exists; run python -m lsgd.search +search=mine first"),
         ("more", "which has tried 2 of 3 trials; rerun its command to resume it"),
+        (
+            "crashed",
+            "has tried 1 of 2 trials; rerun its command with --retry-failed to retry those that",
+        ),
         ("other", "which is a search of fashion_bs64; write a search of digits"),
     ],
 )
@@ -82,6 +86,9 @@ def test_a_search_that_does_not_suit_is_told(wrong: str, sentence: str, searched
             save_record(
                 SearchRecord("mine", "", "", "tpe", 3, 4, TOP1, POINTS, [], [], {}), searched
             )
+        case "crashed":
+            record = SearchRecord("mine", "", "", "tpe", 2, 4, TOP1, POINTS, [], [], {}, crashed=1)
+            save_record(record, searched)
         case "other":
             (searched / "search.json").write_text(json.dumps({"recipe": "fashion_bs64"}))
     with pytest.raises(UsageError, match=re.escape(sentence)):

@@ -13,8 +13,8 @@ from lsgd.supervise.__main__ import main, read
     [
         ("--processes 0 true {np}", "--processes: 0 is not a whole number of 1 or more"),
         ("--restarts -1 true", "--restarts: -1 is not a whole number of 0 or more"),
-        ("--silence nan true", "--silence: nan is not a number of seconds above 0"),
-        ("--grace inf true", "--grace: inf is not a number of seconds above 0"),
+        ("--silence nan true", "--silence: nan is not a number of seconds from 1e-9 to 1e9"),
+        ("--grace inf true", "--grace: inf is not a number of seconds from 1e-9 to 1e9"),
         ("--hosts a:0,b:1 true {hosts}{np}", "a:0,b:1 is not of the form HOST:N,HOST:N"),
         (
             "--hosts a:4,b:2,a:4 true {hosts}{np}",

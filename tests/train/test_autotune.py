@@ -157,7 +157,7 @@ def test_nothing_is_timed_before_a_short_run(
     monkeypatch.setattr(autotune, "_step_seconds", untimed)
     values, lines = choose(*words, "hardware=auto")
     assert values == DEFAULTS
-    assert lines[0].endswith("compile=false, the defaults, as the run is short")
+    assert lines[0].endswith("the defaults, as the run leaves no time to compare others")
     assert not list(cache.iterdir())
 
 
@@ -177,6 +177,21 @@ def test_a_run_of_seconds_keeps_the_defaults_for_good(monkeypatch: pytest.Monkey
     assert choose(*LONG)[0] == DEFAULTS
     assert choose(*LONG, "epochs=100")[0] == DEFAULTS | {"channels_last": True}
     assert choose(*LONG)[0] == DEFAULTS
+    assert autotune.main(["+recipe=bs256"]) == 0  # whose choice is asked for
+    assert choose(*LONG)[0] == DEFAULTS | {"channels_last": True}
+
+
+def test_without_a_comparison_nothing_is_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer run has the time for some; the short one keeps the defaults."""
+    machine = Machine(monkeypatch, 0.1)
+    machine.last[True] = 0.5
+    words = ["workers=1", "worker_batch=2", "schedule.reference_batch=2", "schedule.warmup=none"]
+    words += ["data.train_examples=700", "schedule.milestones=[]"]
+    for epochs, is_last in ((1, False), (100, True), (1, False)):
+        assert choose(*LONG, *words, f"epochs={epochs}")[0]["channels_last"] is is_last
+    words += ["channels_last=false", "threads=2"]
+    for epochs, why in ((2, ": no other value is possible"), (100, ".json")):
+        assert choose(*LONG, *words, f"epochs={epochs}")[1][0].endswith(why)
 
 
 @pytest.mark.slow
@@ -383,7 +398,11 @@ def test_the_same_command_makes_the_same_choice(
     values = DEFAULTS | {"channels_last": True}
     assert choose(*LONG)[0] == values
     monkeypatch.setattr(autotune, "_step_seconds", untimed)
-    found, (line,) = choose(*LONG, "seed=7", "epochs=100")
+    found, (line,) = choose(
+        *LONG, "seed=7", "epochs=100", "data.train_examples=1281166", "data.val_examples=49999",
+        "data.mean=[0.5,0.5,0.5]", "data.skip=[a/b.jpg]", f"model.start_sha256={'0' * 64}",
+        "model.new_head=true",
+    )  # fmt: skip
     assert found == values
     words = "channels_last=true workers_per_pass=1 threads=null compile=false, as timed before: "
     assert line.startswith(f"{words}{cache}/lsgd/autotune/")
@@ -512,9 +531,19 @@ def test_without_a_compiler_the_other_fields_are_chosen(
         autotune.main(["+recipe=bs256"])
 
 
-def test_the_command_needs_something_to_choose(capsys: pytest.CaptureFixture[str]) -> None:
-    assert autotune.main(["+recipe=bs256", "hardware=none"]) == 2
-    assert "are all given; leave one out, or write hardware=auto" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("+recipe=bs256 hardware=none", "are all given; leave one out, or write hardware=auto"),
+        ("+recipe=digits hardware=auto", "digits is a short run, which times no steps and keeps"),
+        ("+recipe=bs256 strategy=async", "nobody gives; write, here and for training, hardware=a"),
+    ],
+)
+def test_the_command_needs_something_to_choose(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert autotune.main(words.split()) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_a_resume_keeps_the_values(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import sys
 import urllib.error
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy
 import pytest
 import torch
 from helpers.capabilities import require_capability
@@ -97,6 +99,18 @@ FORMS: dict[str, tuple[Callable[[Path, Any], Path], str]] = {
             {"epoch": 3, "state_dict": {f"_orig_mod.module.{k}": v for k, v in tensors.items()}},
         ),
         " of state_dict without the prefix _orig_mod. without the prefix module.",
+    ),
+    "checkpoints of torchvision's and timm's scripts": (
+        lambda path, tensors: saved(
+            path,
+            {
+                "model": tensors,
+                "epoch": 3,
+                "args": Namespace(lr=0.1, betas=(0.9, 0.999)),
+                "metric": numpy.float64(0.7),
+            },
+        ),
+        " of model",
     ),
     "legacy file, no counters": (
         lambda path, tensors: saved(
@@ -425,6 +439,14 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor], Path], bytes], str]] = {
         lambda tensors, path: _pickled(tensors | {"fc.bias": Code(path)}),
         r"objects other than tensors.*could run code\); give",
     ),
+    "code beside the weights": (
+        lambda tensors, path: _pickled({"model": tensors, "args": Namespace(code=Code(path))}),
+        r"it contains builtins\.getattr, and objects .*by torch\.save\(model\.state_dict\(\), ",
+    ),
+    "numbers of numpy": (
+        lambda tensors, _: _pickled(tensors | {"fc.bias": numpy.float64(1)}),
+        r"its fc\.bias is not a dense tensor",
+    ),
     "a pickle of code": (
         lambda _, path: pickle.dumps(Code(path)), r"objects other than tensors.*could run code",
     ),
@@ -576,6 +598,13 @@ def test_pretrained_weights_are_downloaded_once_and_recorded_as_start(
     start = read_start_weights(found, SingleComm()).tensors
     assert weights.keys() - start.keys() == {"classifier.1.weight", "classifier.1.bias"}
     assert torch.equal(start["features.0.weight"], weights["features.0.weight"])
+    checked = build_learner(made).model.state_dict()
+    assert torch.equal(checked["features.0.weight"], weights["features.0.weight"].double())
+    # Shapes and speeds need no weights: the network is that without the option.
+    assert not replace(made.model, name="package:Net").starts_pretrained  # an option of its own
+    seeded = make_network(replace(made, model=replace(made.model, options={}, new_head=False)))
+    built = make_network(made).state_dict()
+    assert all(torch.equal(built[name], value) for name, value in seeded.state_dict().items())
     with pytest.raises(
         UsageError, match=r"pretrained=true has no effect with model\.start=.*; leave"
     ):

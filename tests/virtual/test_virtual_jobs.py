@@ -14,10 +14,26 @@ from helpers.pages import REPOSITORY, lines
 from helpers.threaded import seeded
 from torch import Tensor, nn
 
+from lsgd.errors import UsageError
 from lsgd.virtual import virtual
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
 STEPS = 4
+RUN = """
+import lsgd.vision, runpy
+from lsgd.virtual import VirtualSampler
+
+iterate = VirtualSampler.__iter__
+
+def printing_order(sampler):
+    steps = [*iterate(sampler)]
+    print(f"order {{steps}}\\n", end="", flush=True)
+    yield from steps
+
+VirtualSampler.__iter__ = printing_order
+runpy.run_path({!r}, run_name="__main__")
+"""
+"""A program that runs another one, and prints the order of each epoch of each process."""
 
 
 @contextmanager
@@ -27,6 +43,12 @@ def connected(library: str) -> Iterator[tuple[int, int]]:
         import horovod.torch as hvd
 
         hvd.init()
+        net = nn.Linear(2, 2)
+        wrapped = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters()), net.named_parameters()
+        )
+        with pytest.raises(UsageError, match="the optimizer SGD is wrapped in hvd"):
+            virtual(net, wrapped, workers=2, worker_batch=2)
         yield hvd.rank(), hvd.size()
         hvd.shutdown()
     elif library == "torch":
@@ -74,15 +96,14 @@ def test_the_processes_of_a_program(
 
 @pytest.mark.trainers
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lit.py", "hub.py"])
-def test_programs_of_the_page(tmp_path: Path, name: str) -> None:
-    """A Trainer of Lightning; Accelerate with a model of Hugging Face."""
+@pytest.mark.parametrize(("name", "epochs"), [("lit.py", 2), ("hub.py", 1)])
+def test_programs_of_the_page(tmp_path: Path, name: str, epochs: int) -> None:
+    """A Trainer of Lightning, which sets the epochs; Accelerate with a model of Hugging Face."""
     page = REPOSITORY / "docs/how-to/virtual.md"
     [program] = [each.text for each in lines(page) if each.text.startswith(f"cat > {name}")]
     subprocess.run(["bash", "-c", program], cwd=tmp_path, check=True)
     # torchmetrics imports torchvision, beside which torch may be a CPU build.
-    start = "import lsgd.vision, runpy\nrunpy.run_path({!r}, run_name='__main__')\n"
-    (tmp_path / "run.py").write_text(start.format(name))
+    (tmp_path / "run.py").write_text(RUN.format(name))
     losses = []
     for processes in ("1", "2"):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -92,8 +113,11 @@ def test_programs_of_the_page(tmp_path: Path, name: str) -> None:
             capture_output=True, text=True, timeout=600,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        losses.append(done.stdout.splitlines()[-1])
-    assert "steps: loss" in losses[0]
+        printed = done.stdout.splitlines()
+        losses += [line for line in printed if "steps: loss" in line]
+        orders = [line for line in printed if line.startswith("order")]
+        assert len(set(orders)) == len(orders) == int(processes) * epochs
+    assert len(losses) == 2
     assert losses[0] == losses[1]
 
 

@@ -13,6 +13,7 @@ from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.composed import compose_recipe
@@ -446,6 +447,20 @@ def test_layers_of_timm_keep_their_activation() -> None:
     torch.testing.assert_close(model(images), plain.eval()(images))
 
 
+class Mixing(nn.Module):
+    """A network in which images meet, or that counts its forward passes."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.calls, self.head = kind, 0, nn.Linear(4, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        if self.kind == "images":
+            images = images - images.mean(0)
+        return self.head(images) * (self.calls if self.kind == "calls" else 1)
+
+
 class Tokens(nn.Module):
     """A network with a batch norm of tokens, which are image by image, or in another order."""
 
@@ -738,6 +753,15 @@ def test_a_state_without_a_seed_is_loaded() -> None:
     step.load_state_dict(state)
 
 
+def test_a_state_can_be_loaded_whose_settings_are_numbers_of_numpy() -> None:
+    """torch.load reads plain numbers alone."""
+    workers, seed = np.int64(4), np.int32(5)
+    saved = io.BytesIO()
+    torch.save(small(workers=workers, workers_per_pass=workers, seed=seed).state_dict(), saved)
+    saved.seek(0)
+    small(seed=5).load_state_dict(torch.load(saved))
+
+
 def generator_and_critic() -> list[nn.Linear]:
     models = [nn.Linear(3, 6, bias=False).double(), nn.Linear(6, 1, bias=False).double()]
     for model in models:
@@ -991,6 +1015,8 @@ class OwnDropout(nn.Dropout):
 
 
 Wrapped.__name__ = "DistributedDataParallel"
+# As hvd.DistributedOptimizer makes it.
+HvdSGD = type("SGD", (torch.optim.SGD,), {"__module__": "horovod.torch.optimizer"})
 OTHER = nn.Linear(1, 1)
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "workers": (lambda: of(network(), workers=0), "workers=0 must be 1 or more"),
@@ -1074,6 +1100,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "steps": (
         lambda: virtual_sampler(range(12), workers=4, worker_batch=3).seek(-1),
         "steps=-1 must be 0 or more",
+    ),
+    "optimizer of Horovod": (
+        lambda: virtual(net := network(), HvdSGD(net.parameters()), workers=4, worker_batch=3),
+        "the optimizer SGD is wrapped in hvd.DistributedOptimizer.*without the wrapper",
     ),
     "wrapped": (lambda: of(Wrapped(network())), "wrapped in DistributedDataParallel.*without"),
     "synchronized": (
@@ -1173,6 +1203,14 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
             torch.randn(12, 3, 4), torch.arange(12) % 5
         ),
         "layer norm gets rows in which those of an image are not adjacent.*use workers_per_pass=1",
+    ),
+    "images": (
+        lambda: of(Mixing("images"), workers_per_pass=2)(torch.randn(12, 4), torch.arange(12) % 5),
+        "output for an image also from the other images of a micro-batch.*workers_per_pass=1",
+    ),
+    "calls": (
+        lambda: of(Mixing("calls"), workers_per_pass=2)(torch.randn(12, 4), torch.arange(12) % 5),
+        "output for an image also from earlier forward passes",
     ),
     "views": (
         lambda: of(Tokens("views"), workers_per_pass=4)(torch.randn(12, 4), torch.arange(12) % 5),
@@ -1276,6 +1314,16 @@ def test_a_loss_is_called_once_for_each_pass() -> None:
         assert torch.rand(3)[2] == drawn
 
 
+def test_images_of_one_worker_may_meet() -> None:
+    """As negatives of a contrastive loss, in a pass of this worker."""
+    model = Mixing("images")
+    of(model)(torch.randn(12, 4), torch.arange(12) % 5)
+    assert model.calls == 4
+    counted = Mixing("none")
+    of(counted, workers_per_pass=2)(torch.randn(12, 4), torch.arange(12) % 5)
+    assert counted.calls == 2
+
+
 @pytest.mark.parametrize("case", REFUSALS)
 def test_refused_in_one_sentence(case: str) -> None:
     call, sentence = REFUSALS[case]
@@ -1329,3 +1377,17 @@ def test_the_sampler_has_the_order_of_a_recipe() -> None:
     for processes in (1, 3):
         steps = zip(*run_on_threads(processes, shares), strict=True)
         assert [each for step in steps for share in step for each in share] == order.tolist()
+
+
+def test_trainers_set_the_epoch() -> None:
+    """Lightning and Accelerate call set_epoch of the `sampler` that a batch sampler has."""
+    orders = []
+    loader = DataLoader(
+        range(64), batch_sampler=virtual_sampler(range(64), workers=4, worker_batch=4)
+    )
+    for epoch in range(2):
+        loader.batch_sampler.sampler.set_epoch(epoch)
+        orders.append([each.tolist() for each in loader])
+    expected = virtual_sampler(range(64), workers=4, worker_batch=4)
+    expected.set_epoch(1)
+    assert orders[0] != orders[1] == [*expected]

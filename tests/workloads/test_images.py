@@ -17,7 +17,7 @@ from lsgd.rules.mixing import draw_mixing
 from lsgd.rules.sampler import MicroBatch
 from lsgd.scores import Scores
 from lsgd.workloads import compute_metrics
-from lsgd.workloads.images import ImageClassification, binary_cross_entropy
+from lsgd.workloads.images import ImageClassification, binary_cross_entropy, ranked_labels
 
 CPU = torch.device("cpu")
 IMAGES = ImageClassification(compose_recipe("+recipe=digits", "precision=float64"), CPU)
@@ -111,6 +111,17 @@ def test_outputs_that_are_not_finite_are_wrong(classes: int, odd: float) -> None
 @pytest.mark.parametrize("classes", [3, 10, 100, 1000])
 def test_equal_outputs_are_as_good_as_guessing(classes: int) -> None:
     assert top(torch.zeros(classes, classes), torch.arange(classes)) == [1, min(5, classes)]
+
+
+def test_the_guesses_are_the_same_in_a_longer_list() -> None:
+    """Each label is in it once, the five guesses first."""
+    logits = torch.zeros(2, 1000)
+    logits[1, :2] = torch.tensor([1.0, 2.0])
+    labels = ranked_labels(logits, 1000)
+    assert torch.equal(labels[:, :5], logits.topk(5).indices)
+    assert labels[1, :2].tolist() == [1, 0]
+    assert torch.equal(labels.sort().values, torch.arange(1000).expand(2, -1))
+    assert torch.equal(ranked_labels(logits, 1), labels[:, :1])
 
 
 def test_labels_are_smoothed_in_training_alone() -> None:

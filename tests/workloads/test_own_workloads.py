@@ -66,6 +66,7 @@ class Sums(OwnWorkload):
         norm = nn.BatchNorm3d(4) if self.kind == "volumes" else nn.BatchNorm1d(4)
         if self.rows > 1: norm = nn.Sequential(nn.Unflatten(1, (self.rows, -1)), nn.Flatten(0, 1),
                                                nn.BatchNorm1d(4 // self.rows), Merge(self.rows))
+        if self.kind == "moving": norm = Moving()
         if self.kind == "sparse": norm.register_buffer("links", torch.eye(3).to_sparse())
         if self.kind == "images": norm = nn.Sequential(nn.Unflatten(1, (1, 2, 2)),
                                                        nn.BatchNorm2d(1), nn.Flatten())
@@ -78,6 +79,7 @@ class Sums(OwnWorkload):
         if self.kind == "fails": raise IndexError("too few")
         far = (model(batch).squeeze(1) - batch.sum(1)).square()
         if self.kind == "small mean": far = 1e-5 * far
+        if self.kind == "contrast" and each.split == "train": far = far * far.flip(0)
         if self.kind == "nan" and each.examples[-1] == 1: far = far * np.nan
         loss = far.mean() if "mean" in self.kind else far if self.kind == "each" else far.sum()
         counts = torch.tensor([len(batch), int((far > 1).sum())])
@@ -193,6 +195,16 @@ class Attention(nn.Module):
         return self.attention(*[x[:, None]] * 3)[0][:, 0]
 
 
+class Moving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        if self.training: self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
 class Thrown(nn.Module):
     def __init__(self, by):
         super().__init__()
@@ -218,11 +230,12 @@ class Pictures(nn.Module):
     def __init__(self, classes, layer: str = "drawn"):
         super().__init__()
         self.linear = nn.Linear(64, classes)
-        self.last = Drawn() if layer == "drawn" else Thrown(layer)
+        self.last, self.layer = Drawn() if layer == "drawn" else Thrown(layer), layer
         if layer == "sparse": self.register_buffer("links", torch.eye(3).to_sparse())
 
     def forward(self, x):
-        return self.last(self.linear(x.flatten(1)))
+        x = self.linear(x.flatten(1))
+        return x - x.mean(0) if self.layer == "centred" else self.last(x)
 
 
 class TimeFirst(nn.Module):
@@ -403,6 +416,8 @@ def test_what_does_not_fit_the_workload_is_refused(words: list[str], message: st
         ),
         ("small mean", "has a loss of .*, which alone have .* in sum; return sums over"),
         ("mean", "has a loss of .*, which alone have .* in sum; return sums over the examples"),
+        ("contrast", "has a loss of .* for 2 training examples, which alone have .*; return sums"),
+        ("moving", "changes the buffer 1.mean of the network in every forward pass, so that the"),
         ("other", r"returns the metrics rmse, and has metric_names=\('rmse', 'far_error'\)"),
     ],
 )
@@ -561,6 +576,7 @@ def test_weights_of_global_generators_are_a_function_of_the_seed(own: str) -> No
     [
         ("random", r"draws random numbers in its own forward pass \(random\), which .*; set their"),
         ("numpy", r"draws random numbers in its own forward pass \(numpy.random\), which"),
+        ("centred", "logits of an image also from the other images of a micro-batch, so that"),
         ("sparse", "links of the network is a sparse tensor, which a checkpoint cannot hold; make"),
     ],
 )
