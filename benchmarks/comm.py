@@ -14,14 +14,7 @@ from benchmarks.reductions import BARE, COMPARED_AFTER, DDP, HOROVOD, OURS, SUMS
 from lsgd.bench import results
 from lsgd.bench.job import FUSION, Job, open_job, parse_numbers
 from lsgd.bench.setting import Result, check_not_launched, recipe_facts, recipe_lines
-from lsgd.bench.timing import (
-    Estimate,
-    Samples,
-    TimedWork,
-    estimate,
-    measure,
-    time_ratio,
-)
+from lsgd.bench.timing import Estimate, Samples, TimedWork, estimate, measure, time_ratio
 from lsgd.errors import UsageError
 from lsgd.job.device import pick_device
 from lsgd.recipe import Recipe

@@ -38,14 +38,7 @@ from lsgd.bench.setting import (
     machine_lines,
     record_refusal,
 )
-from lsgd.bench.timing import (
-    Estimate,
-    Samples,
-    TimedWork,
-    estimate,
-    measure,
-    speed_ratio,
-)
+from lsgd.bench.timing import Estimate, Samples, TimedWork, estimate, measure, speed_ratio
 from lsgd.errors import UsageError
 from lsgd.job.command import integer_from
 from lsgd.recipe import Recipe

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import sys
 import tempfile
 import traceback
@@ -31,6 +30,7 @@ from lsgd.job.children import describe_failure, run_with_limit
 from lsgd.job.command import Parser, run_command
 from lsgd.job.launcher import Launch, environment_of
 from lsgd.recipe import CommSettings
+from lsgd.supervise.singly import free_port
 from lsgd.tables import markdown_table
 
 ABOUT = """\
@@ -203,9 +203,7 @@ def trace(words: Sequence[str], folder: Path, since: str) -> list[Counter[str]]:
     `since` is a path whose look-up marks where a process's counts begin; processes that never look
     it up are left out. If it is empty, everything counts.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory(dir=folder) as traces:
         code, said = run_with_limit(
             [

@@ -22,7 +22,7 @@ RAY_ATTEMPTS = 4
 
 SLURM_CONF = """\
 ClusterName=lsgd
-SlurmctldHost={nodes[0]}
+SlurmctldHost={controller}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -45,9 +45,25 @@ MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=2,batch_sched_delay=0
-NodeName={names} CPUs=2
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+
+
+def configure_slurm(
+    folder: Path, controller: str, nodes: Sequence[str], lines: Sequence[str]
+) -> list[str]:
+    """Write the configuration of a Slurm cluster into a folder; return the command of its munged.
+
+    `lines` have the nodes, and further options.
+    """
+    for name in ("state", *nodes):
+        (folder / name).mkdir(parents=True)
+    (folder / "munge.key").write_bytes(secrets.token_bytes(1024))
+    (folder / "munge.key").chmod(0o600)
+    common = SLURM_CONF.format(folder=folder, controller=controller)
+    (folder / "slurm.conf").write_text(common + "".join(f"{line}\n" for line in lines))
+    files = (f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "seed", "log"))
+    return ["munged", "--foreground", "--force", *files, f"--socket={folder}/munge.socket"]
 
 
 def start_slurm(cluster: VirtualCluster) -> dict[str, str]:
@@ -56,17 +72,9 @@ def start_slurm(cluster: VirtualCluster) -> dict[str, str]:
     Returns when all nodes are idle.
     """
     folder, nodes = cluster.folder / "slurm", cluster.names
-    for name in ("state", *nodes):
-        (folder / name).mkdir(parents=True)
-    (folder / "munge.key").write_bytes(secrets.token_bytes(1024))
-    (folder / "munge.key").chmod(0o600)
-    (folder / "slurm.conf").write_text(
-        SLURM_CONF.format(folder=folder, nodes=nodes, names=",".join(nodes))
-    )
+    munged = configure_slurm(folder, nodes[0], nodes, [f"NodeName={','.join(nodes)} CPUs=2"])
     environment = {"SLURM_CONF": str(folder / "slurm.conf")}
     log = folder / "daemons.log"
-    files = (f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "seed", "log"))
-    munged = ["munged", "--foreground", "--force", *files, f"--socket={folder}/munge.socket"]
     cluster.start(nodes[0], munged, log, environment)
     cluster.start(nodes[0], ["slurmctld", "-D"], log, environment)
     for name in nodes:

@@ -21,12 +21,7 @@ from torch.distributed.run import main as run_torchrun
 
 from benchmarks.command import as_command
 from benchmarks.many_processes import write_images
-from benchmarks.virtual_nodes import (
-    NodeProcess,
-    VirtualCluster,
-    run_isolated,
-    set_bandwidth,
-)
+from benchmarks.virtual_nodes import NodeProcess, VirtualCluster, run_isolated, set_bandwidth
 from lsgd.bench import results
 from lsgd.bench.setting import Result, environment_facts, machine_lines
 from lsgd.errors import UsageError
@@ -179,8 +174,7 @@ FAULTS = {
         ),
     ),
     "no-run-folder": Fault(
-        "the file system of the run folder is not mounted on node1",
-        before=_hide("runs"),
+        "the file system of the run folder is not mounted on node1", before=_hide("runs")
     ),
     "port-blocked": Fault(
         f"a firewall of node0 lets no connection to port {PORT} come in",

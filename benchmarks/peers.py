@@ -73,7 +73,7 @@ def peers(argv: Sequence[str]) -> None:
     line = Parser("benchmarks.peers", ABOUT)
     for name, peer in SCRIPTS.items():
         about = f"a checkout of github.com/{peer.repository}"
-        line.add_argument(f"--{name}", type=paths.parse_path, metavar="CHECKOUT", help=about)
+        line.add_path(f"--{name}", "CHECKOUT", about)
     line.add_argument(
         "--images", type=paths.parse_path, metavar="FOLDER", required=True, help="the images"
     )
@@ -333,8 +333,7 @@ def _goals(samples: Mapping[str, Samples], fastest: str) -> list[str]:
         f"{times.shown('.3f')}"
     ]
     fewest = min(
-        (name for name in SCRIPTS if name in faults),
-        key=lambda name: estimate(faults[name]).median,
+        (name for name in SCRIPTS if name in faults), key=lambda name: estimate(faults[name]).median
     )
     # A difference, not a ratio, since a process may have no page faults.
     pairs = zip(faults[OURS], faults[fewest], strict=True)

@@ -399,10 +399,7 @@ def _differences(result: Result) -> dict[int, tuple[int, float]]:
         for of in result["cells"].values()
     }
     return {
-        workers: (
-            updates,
-            max(abs(a - b) for a in theirs for b in first["allreduce", workers][1]),
-        )
+        workers: (updates, max(abs(a - b) for a in theirs for b in first["allreduce", workers][1]))
         for (strategy, workers), (updates, theirs) in first.items()
         if strategy == MIRRORED and ("allreduce", workers) in first
     }

@@ -93,10 +93,7 @@ NOT_POSSIBLE = math.inf
 
 
 def resolve_auto_fields(
-    recipe: Recipe,
-    started_with: Mapping[str, Any],
-    comm: Comm,
-    device: torch.device,
+    recipe: Recipe, started_with: Mapping[str, Any], comm: Comm, device: torch.device
 ) -> tuple[Recipe, list[str]]:
     """Replace auto in the fields of TIMED by the fastest values, the same on all processes.
 
@@ -497,12 +494,7 @@ class StepTimer:
         self._time(setting, workers, examples, 1, self._now)
 
     def _time(
-        self,
-        setting: Recipe,
-        workers: int,
-        examples: int,
-        repeats: int,
-        clock: Callable[[], float],
+        self, setting: Recipe, workers: int, examples: int, repeats: int, clock: Callable[[], float]
     ) -> float:
         """Return the mean seconds of steps, of these workers with `examples` of each."""
         learner, inputs = self._model(setting)

@@ -37,12 +37,7 @@ from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
 from lsgd.scores import Scores
 from lsgd.start_weights import read_state_dict
-from lsgd.trained_model import (
-    build_trained,
-    load_class_names,
-    load_trained,
-    trained_crop,
-)
+from lsgd.trained_model import build_trained, load_class_names, load_trained, trained_crop
 from lsgd.workloads import open_workload
 
 
@@ -307,11 +302,10 @@ def main(argv: Sequence[str]) -> int:
         action="store_true",
         help="print the classes of images with the highest errors, and what they are taken for",
     )
-    parser.add_argument(
+    parser.add_path(
         "--confusion",
-        type=paths.parse_path,
-        metavar="FILE.csv",
-        help="write the confusion matrix of all classes: a row for each, a column for each guess",
+        "FILE.csv",
+        "write the confusion matrix of all classes: a row for each, a column for each guess",
     )
     return run_command(lambda: _print_evaluation(parser.parse_intermixed_args(argv)))
 

@@ -42,7 +42,6 @@ from benchmarks.gpu.outcome import (
 )
 from benchmarks.gpu.report import LADDER, state, write_report
 from benchmarks.gpu.slices import FULL, TINY, Slice, SliceSettings, all_slices, ladder_overrides
-from lsgd import paths
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.job.children import describe_failure, run_with_limit
 from lsgd.job.command import Parser, run_alone
@@ -213,9 +212,7 @@ def _parser() -> Parser:
     about, _, more = (__doc__ or "").partition("\n\n")
     parser = Parser("benchmarks.gpu", about, epilog=more)
     parser.add_argument("slices", nargs="*", metavar="SLICE", help="by default all")
-    parser.add_argument(
-        "--out", type=paths.parse_path, metavar="FOLDER", help="by default results/<date>-gpu"
-    )
+    parser.add_path("--out", "FOLDER", "by default results/<date>-gpu")
     parser.add_argument(
         "--limit", type=minutes, default=480.0, metavar="MINUTES", help="of a slice (8)"
     )

@@ -70,12 +70,7 @@ def run_slice(
 
 
 def _run(
-    each: Slice,
-    folder: Path,
-    limit: float,
-    held: int,
-    signals: Sequence[int],
-    output: BinaryIO,
+    each: Slice, folder: Path, limit: float, held: int, signals: Sequence[int], output: BinaryIO
 ) -> tuple[int, bool]:
     """Run the child; return its exit code, and whether it was ended because of the limit."""
     tag = str(folder.resolve())

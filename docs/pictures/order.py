@@ -61,11 +61,7 @@ def timed_pushes(recipe: Recipe, epoch: VirtualEpoch) -> list[TimedPush]:
     """Return the pushes of an epoch in the order in which the server handles them."""
     pushes, timeline = epoch.script.pushes, epoch.timeline
     seconds = step_seconds(
-        recipe.cluster,
-        workers=recipe.workers,
-        seed=recipe.seed,
-        epoch=0,
-        steps=range(len(pushes)),
+        recipe.cluster, workers=recipe.workers, seed=recipe.seed, epoch=0, steps=range(len(pushes))
     )
     made = [0] * recipe.workers
     drawn = []

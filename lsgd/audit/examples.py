@@ -70,9 +70,7 @@ def observe_shuffling(job: AuditedJob) -> Iterator[Observation]:
     yield Observation("shuffling", run, not faults, faults[0][1] if faults else first.made)
 
 
-def examples_over_processes(
-    found: list[LoaderRecord],
-) -> tuple[list[list[int]], int | None] | None:
+def examples_over_processes(found: list[LoaderRecord]) -> tuple[list[list[int]], int | None] | None:
     """Return the examples of each process, in numbers that all share, and how many there are.
 
     A script may give each process a Subset of its own. Returns None if processes have datasets of

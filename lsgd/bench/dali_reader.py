@@ -90,10 +90,6 @@ def _graph(common: LoaderSetting, on_gpu: bool) -> tuple[Any, Any]:
         **options,
     )
     images = normalise(
-        resize(cropped, data),
-        fn.random.coin_flip(),
-        data,
-        dtype=settings.dtype,
-        layout="CHW",
+        resize(cropped, data), fn.random.coin_flip(), data, dtype=settings.dtype, layout="CHW"
     )
     return images, labels

@@ -2,17 +2,15 @@
 
 import json
 import shlex
-from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsgd import paths
 from lsgd.bench.setting import Result
 from lsgd.bench.timing import check_rounds
 from lsgd.files import create_output_folder, write_files
-from lsgd.job.command import seconds
+from lsgd.job.command import Parser, seconds
 
 
 @dataclass(frozen=True)
@@ -39,9 +37,7 @@ class BenchmarkRecord:
             print(f"\nkept in {self.folder}")
 
 
-def add_options(
-    line: ArgumentParser, name: str, *, rounds: int, limit: float | None = None
-) -> None:
+def add_options(line: Parser, name: str, *, rounds: int, limit: float | None = None) -> None:
     """Add the options of a benchmark whose rounds measure each candidate: --rounds and --out.
 
     With `limit`, the default time limit of a part in seconds, --limit is added too.
@@ -68,14 +64,9 @@ def _rounds(text: str) -> int:
     return rounds
 
 
-def add_out(line: ArgumentParser, name: str) -> None:
+def add_out(line: Parser, name: str) -> None:
     """Add the option --out, a folder for results, to the command line of a benchmark."""
-    line.add_argument(
-        "--out",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help=f"a new folder for README.md and {name}.json",
-    )
+    line.add_path("--out", "FOLDER", f"a new folder for README.md and {name}.json")
 
 
 @contextmanager

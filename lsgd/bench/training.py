@@ -78,11 +78,7 @@ def measure_training(
 
     alone = planned_loader(inputs, passes)
     speeds = measure(
-        {
-            name: lambda number: consume(alone(number), device),
-            MODEL: model,
-            TOGETHER: together,
-        },
+        {name: lambda number: consume(alone(number), device), MODEL: model, TOGETHER: together},
         rounds,
         what="training",
     )

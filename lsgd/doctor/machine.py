@@ -282,10 +282,7 @@ def memory(answer: ProbeResult) -> CheckItem:
     plan = "`python -m lsgd.plan memory +recipe=NAME` shows what fits"
     if answer.failure_reason:
         return CheckItem(
-            "memory",
-            FAIL,
-            f"the plan failed: {answer.failure_reason}",
-            "see torch and recipes",
+            "memory", FAIL, f"the plan failed: {answer.failure_reason}", "see torch and recipes"
         )
     workers, size = answer.facts["workers"], answer.facts["gb"]
     passes = ", ".join(f"{most} in {precision}" for precision, most in workers.items())

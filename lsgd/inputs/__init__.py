@@ -11,13 +11,7 @@ import numpy as np
 from lsgd.errors import UsageError
 from lsgd.inputs.arrays import IN_MEMORY_DATASETS as IN_MEMORY_DATASETS
 from lsgd.inputs.arrays import load_arrays
-from lsgd.inputs.index import (
-    SPLITS,
-    ImageIndex,
-    index_file,
-    open_evaluation_index,
-    open_indexes,
-)
+from lsgd.inputs.index import SPLITS, ImageIndex, index_file, open_evaluation_index, open_indexes
 from lsgd.installation import install_command
 from lsgd.job.launcher import cores, detect_launch
 from lsgd.own_parts import LOADER, OwnPart, imported_part, is_import_path, refusing_errors

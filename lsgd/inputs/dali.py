@@ -199,11 +199,8 @@ class DaliInputs(Inputs):
         parts = parts_in_epoch(data.augmentation, each.epoch, data.augmented_epochs)
         draw: dict[str, Any] = {"seed": self.seed, "epoch": each.epoch or 0}
         if "crop" in parts:
-            ranges: dict[str, Any] = {
-                "area_range": data.crop_area,
-                "aspect_range": data.crop_aspect,
-            }
-            windows = augmentation.crop_windows(sizes, ids, **draw, **ranges)
+            ranges = {"area_range": data.crop_area, "aspect_range": data.crop_aspect}
+            windows = augmentation.crop_windows(sizes, ids, **draw | ranges)
             regions = np.concatenate((np.zeros(sizes.shape), windows[:, 2:]), axis=1)
         else:
             windows = np.concatenate((np.zeros_like(sizes), sizes), axis=1)
@@ -314,13 +311,7 @@ class DaliInputs(Inputs):
 
 
 def decode(
-    file: Any,
-    corner: Any,
-    shape: Any,
-    *,
-    on_gpu: bool,
-    hardware: float,
-    sixteen_bits: bool = False,
+    file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float, sixteen_bits: bool = False
 ) -> tuple[Any, Any]:
     """Build DALI's operators that decode a window of an image to RGB pixels (height, width, 3).
 

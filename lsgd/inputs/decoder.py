@@ -95,11 +95,8 @@ class ImageFiles:
         parts = parts_in_epoch(data.augmentation, each.epoch, data.augmented_epochs)
         draw: dict[str, Any] = {"seed": self.seed, "epoch": each.epoch or 0}
         if crops := "crop" in parts:
-            ranges: dict[str, Any] = {
-                "area_range": data.crop_area,
-                "aspect_range": data.crop_aspect,
-            }
-            windows = augmentation.crop_windows(index.sizes(ids), ids, **draw, **ranges)
+            ranges = {"area_range": data.crop_area, "aspect_range": data.crop_aspect}
+            windows = augmentation.crop_windows(index.sizes(ids), ids, **draw | ranges)
         flips = "flip" in parts
         mirrored = augmentation.flip_mask(ids, **draw) if flips else np.zeros(len(ids), bool)
         policy = self.policy if policy_of(parts) else None

@@ -121,12 +121,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; {SEE_HELP}")
 
     def reject_argument(
-        self,
-        word: str,
-        line: Sequence[str],
-        remedy: str = SEE_HELP,
-        *,
-        also: Collection[str] = (),
+        self, word: str, line: Sequence[str], remedy: str = SEE_HELP, *, also: Collection[str] = ()
     ) -> NoReturn:
         """Raise UsageError for an unknown argument, with a suggestion, or else the remedy.
 

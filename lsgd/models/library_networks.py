@@ -25,11 +25,7 @@ from lsgd.models.forward_checks import (
     record_buffers,
 )
 from lsgd.models.parameter_roles import ParameterRoles, find_roles
-from lsgd.models.randomness_guard import (
-    RandomnessGuard,
-    seeded_generators,
-    without_global_draws,
-)
+from lsgd.models.randomness_guard import RandomnessGuard, seeded_generators, without_global_draws
 from lsgd.own_parts import NETWORK, OwnPart, first_line, imported_part
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type

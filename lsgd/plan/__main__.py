@@ -218,10 +218,7 @@ def _command_line() -> RecipeParser:
         help="a run of one process, which has this speed in its rows",
     )
     line.add_argument(
-        "--network-gbits",
-        type=positive_number,
-        metavar="X",
-        help="the network of a server",
+        "--network-gbits", type=positive_number, metavar="X", help="the network of a server"
     )
     line.add_argument(
         "--allreduce",
@@ -247,12 +244,7 @@ def _command_line() -> RecipeParser:
     line.add_argument(
         "--cheapest", action="store_true", help="find the cheapest minibatch, not the fastest"
     )
-    line.add_argument(
-        "--out",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help="a new folder for table and plot",
-    )
+    line.add_path("--out", "FOLDER", "a new folder for table and plot")
     return line
 
 

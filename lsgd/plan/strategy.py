@@ -143,12 +143,7 @@ def _command_line() -> RecipeParser:
         metavar="FOLDER",
         help="a run of one process, which has this time in its rows",
     )
-    line.add_argument(
-        "--out",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help="a new folder for plan.md, plan.png, plan.svg",
-    )
+    line.add_path("--out", "FOLDER", "a new folder for plan.md, plan.png, plan.svg")
     return line
 
 

@@ -206,9 +206,7 @@ def add_command(
         help=f"folder of the dataset (default: $LSGD_DATA/{name}, or data/{name})",
     )
     parser.add_argument(
-        "--source",
-        metavar="URL_OR_FOLDER",
-        help="another folder or URL with the published files",
+        "--source", metavar="URL_OR_FOLDER", help="another folder or URL with the published files"
     )
     parser.set_defaults(dataset=name, command=lambda options: prepare(options.root, options.source))
 

@@ -16,12 +16,7 @@ from lsgd.job.command import Parser, number_type
 from lsgd.job.system import count_usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.prepare import add_max_pixels, add_processes, listed
-from lsgd.prepare.check import (
-    list_unusable,
-    skipped_class_faults,
-    skipped_classes,
-    usable_images,
-)
+from lsgd.prepare.check import list_unusable, skipped_class_faults, skipped_classes, usable_images
 from lsgd.prepare.fetch import is_writable, locked_folder
 from lsgd.prepare.images import FATAL, image_problems
 from lsgd.prepare.indexing import index_folder
@@ -82,9 +77,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     )
     parser.add_path("--out", "FOLDER", "the folder for these links")
     parser.add_argument(
-        "--allow-empty-classes",
-        action="store_true",
-        help="allow classes without an image in val",
+        "--allow-empty-classes", action="store_true", help="allow classes without an image in val"
     )
     parser.add_argument(
         "--sets",
@@ -94,9 +87,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         help="more folders to evaluate on, such as v2",
     )
     parser.add_argument(
-        "--check",
-        action="store_true",
-        help="decode every image; skip.txt lists the unusable ones",
+        "--check", action="store_true", help="decode every image; skip.txt lists the unusable ones"
     )
     add_max_pixels(parser)
     add_processes(parser)

@@ -542,9 +542,7 @@ def _class_names(
 
 
 def _rows(
-    split: str,
-    images: list[tuple[str, ShardImage]],
-    classes: dict[int | str, tuple[int, str]],
+    split: str, images: list[tuple[str, ShardImage]], classes: dict[int | str, tuple[int, str]]
 ) -> Iterator[IndexRow]:
     """Yield the rows of a split's index, whose paths are SPLIT/CLASS/NAME.
 

@@ -27,12 +27,7 @@ from lsgd.recipe.own_files import (
     own_recipe,
 )
 from lsgd.recipe.settings import LIBRARIES
-from lsgd.suggestions import (
-    did_you_mean,
-    exact_equivalent,
-    misspelled,
-    suggest_equivalent,
-)
+from lsgd.suggestions import did_you_mean, exact_equivalent, misspelled, suggest_equivalent
 from lsgd.untrusted_files import read_bounded
 
 NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes to see them all"

@@ -8,13 +8,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 from lsgd.errors import UsageError
-from lsgd.own_parts import (
-    FORM,
-    KINDS,
-    import_part,
-    installed_parts,
-    is_import_path,
-)
+from lsgd.own_parts import FORM, KINDS, import_part, installed_parts, is_import_path
 from lsgd.recipe import Recipe
 from lsgd.recipe.fields import as_override, default, group_of, limits, relevances
 from lsgd.typed import describe

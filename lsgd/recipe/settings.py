@@ -702,10 +702,7 @@ class InputsSettings:
             return replace(self, loader=loader)
         default = InputsSettings()
         return replace(
-            self,
-            loader=loader,
-            decode_on=default.decode_on,
-            hardware_share=default.hardware_share,
+            self, loader=loader, decode_on=default.decode_on, hardware_share=default.hardware_share
         )
 
 

@@ -66,18 +66,10 @@ def _parser() -> Parser:
     parser = Parser("lsgd.report", __doc__ or "")
     parser.add_argument("runs", nargs="*", type=paths.parse_path, metavar="RUN")
     parser.add_argument("--study", metavar="NAME", help="the study of these runs")
-    parser.add_argument(
-        "--out",
-        type=paths.parse_path,
-        metavar="FOLDER",
-        help="the folder of the report (default: runs/studies/NAME or runs/report)",
+    parser.add_path(
+        "--out", "FOLDER", "the folder of the report (default: runs/studies/NAME or runs/report)"
     )
-    parser.add_argument(
-        "--table",
-        type=paths.parse_path,
-        metavar="PAGE",
-        help="only update the results table",
-    )
+    parser.add_path("--table", "PAGE", "only update the results table")
     parser.add_argument(
         "--ladder",
         action="store_true",

@@ -4,15 +4,7 @@ import shlex
 from collections import Counter
 
 from lsgd.report.batch_size_sweep import BatchSizeSweep
-from lsgd.report.blocks import (
-    Block,
-    BulletList,
-    ClaimResults,
-    Content,
-    Figures,
-    Section,
-    Table,
-)
+from lsgd.report.blocks import Block, BulletList, ClaimResults, Content, Figures, Section, Table
 from lsgd.report.claims import FAILS, HOLDS, OPEN, Decision, difference_for_claims
 from lsgd.report.convergence import judge_as_mlperf
 from lsgd.report.drawing import Figure
@@ -43,11 +35,7 @@ from lsgd.tables import format_count
 
 
 def compose(
-    findings: Findings,
-    figures: list[Figure],
-    command: str,
-    version: str,
-    trains: str | None = None,
+    findings: Findings, figures: list[Figure], command: str, version: str, trains: str | None = None
 ) -> Content:
     """Compose the content of a report on runs from its findings and figures.
 

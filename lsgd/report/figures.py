@@ -138,10 +138,7 @@ def _published_by_steps(ladder: BatchSizeSweep) -> list[tuple[int, float, float]
 
 
 def _against_steps(
-    name: str,
-    ladder: BatchSizeSweep,
-    published: list[tuple[int, float, float]],
-    findings: Findings,
+    name: str, ladder: BatchSizeSweep, published: list[tuple[int, float, float]], findings: Findings
 ) -> Figure:
     """Draw a sweep's differences from its baseline against steps per epoch, beside the paper's."""
     metric, base = findings.metric, ladder.baseline.claim_sample

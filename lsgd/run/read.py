@@ -9,15 +9,7 @@ from lsgd import config
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import MAIN_SET, METRICS, TOP1, Metric, TimeToTarget, named_metric
-from lsgd.run.rows import (
-    MEASURED,
-    Row,
-    RowReader,
-    finite_number,
-    is_row,
-    read_rows,
-    speed_unit,
-)
+from lsgd.run.rows import MEASURED, Row, RowReader, finite_number, is_row, read_rows, speed_unit
 
 SUPERVISOR_LOG = "supervise.log"
 """The file in the run folder in which the supervisor logs every start and its end."""

@@ -191,9 +191,7 @@ def _parser(about: str) -> Parser:
         parser, trained="trials", timed="a search", more_launchers=" or by spark"
     )
     parser.add_argument(
-        "--master",
-        metavar="URL",
-        help="the master of Spark, such as spark://HOST:7077",
+        "--master", metavar="URL", help="the master of Spark, such as spark://HOST:7077"
     )
     parser.add_argument(
         "--storage",
@@ -215,9 +213,7 @@ def _parser(about: str) -> Parser:
         metavar="F",
         help="write one page on the searches in these folders into --out",
     )
-    parser.add_argument(
-        "--out", type=paths.parse_path, metavar="FOLDER", help="the folder of that page"
-    )
+    parser.add_path("--out", "FOLDER", "the folder of that page")
     parser.add_listing(
         "--searches", "FILTER", "list the searches whose text contains FILTER", _catalogue
     )

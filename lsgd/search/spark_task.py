@@ -15,7 +15,7 @@ from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 from lsgd.errors import (
     DivergedError,
@@ -129,11 +129,7 @@ class StopSignals(Sequence[int]):
     def __len__(self) -> int:
         return len(self._numbers())
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+    def __getitem__(self, index: Any) -> Any:
         return self._numbers()[index]
 
 

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import overload
+from typing import Any
 
 from lsgd.recipe.search import Value
 
@@ -59,11 +59,7 @@ class StopRequest(Sequence[int]):
     def __len__(self) -> int:
         return len(self.search_signals) + len(self.prune_signals)
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+    def __getitem__(self, index: Any) -> Any:
         return [*self.prune_signals, *self.search_signals][index]
 
     def prune(self) -> None:

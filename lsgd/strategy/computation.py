@@ -105,11 +105,7 @@ class LocalStepsComputation:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        model: nn.Module,
-        parts: Sequence[CarriedState],
-        hosted: range,
+        self, recipe: Recipe, model: nn.Module, parts: Sequence[CarriedState], hosted: range
     ) -> None:
         self.recipe, self.parts = recipe, parts
         parameters = optim.trained_parameters(model)

@@ -33,13 +33,7 @@ from lsgd.strategy.computation import open_computation, state_sections, zero_pus
 from lsgd.strategy.guard import SAVE_NOTE, STOP_NOTE, divergence
 from lsgd.strategy.order import EpochScript, ScriptedPush
 from lsgd.strategy.recorded import ORDERS_FILE, RecordedOrders, parse_orders, read_order_file
-from lsgd.strategy.shard import (
-    Shard,
-    make_shards,
-    restore_shards,
-    server_lr,
-    step_counts_of,
-)
+from lsgd.strategy.shard import Shard, make_shards, restore_shards, server_lr, step_counts_of
 from lsgd.strategy.tasks import gradient_weight, push_divisors, ticket_batches
 from lsgd.strategy.virtual import VirtualTime, server_loads
 from lsgd.workloads import Workload

@@ -49,12 +49,7 @@ from lsgd.planned import PlannedRun, has_ended, limit_threads, print_jobs
 from lsgd.report.claims import OPEN, Decision
 from lsgd.report.findings import Findings
 from lsgd.report.folder import check_libraries
-from lsgd.report.look_record import (
-    note_added_seeds,
-    plan_looks,
-    read_added_seeds,
-    read_looks,
-)
+from lsgd.report.look_record import note_added_seeds, plan_looks, read_added_seeds, read_looks
 from lsgd.report.looks import Looks
 from lsgd.study.planned_runs import check_sources, planned_runs, trained_seeds
 from lsgd.study.power import power_lines

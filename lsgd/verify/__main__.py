@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 import lsgd
-from lsgd import config, paths
+from lsgd import config
 from lsgd.autotune import kept_values, resolve_auto_fields
 from lsgd.comm import Comm, broadcast_from_rank0, describe, joined
 from lsgd.errors import UsageError
@@ -447,7 +447,7 @@ def report(verification: RunVerification) -> str:
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd verify` command line and return its exit code."""
     parser = Parser("lsgd.verify", __doc__ or "", keys=config.override_keys)
-    parser.add_argument("run", type=paths.parse_path, metavar="RUN", help="a run folder")
+    parser.add_path("run", "RUN", "a run folder")
     parser.add_argument(
         "words", nargs="*", default=[], metavar="key=value", help="such as data.root=/data/imagenet"
     )
@@ -467,10 +467,7 @@ def main(argv: Sequence[str]) -> int:
         type=number_type(lambda value: 0 <= value < 1, "a number of 0 or more and below 1"),
         metavar="X", help="the relative difference allowed",
     )  # fmt: skip
-    parser.add_argument(
-        "--out", type=paths.parse_path, metavar="FILE",
-        help="where the result is written (default: RUN.verification.json)",
-    )  # fmt: skip
+    parser.add_path("--out", "FILE", "where the result is written (default: RUN.verification.json)")
     code = 0
 
     def command() -> None:

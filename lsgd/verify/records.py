@@ -202,11 +202,7 @@ def _missing(expected: range, there: list[int]) -> Iterator[int]:
 
 
 def check_checkpoint(
-    path: Path,
-    saved: Checkpoint,
-    run: Run,
-    order_hash: Callable[[int], str],
-    evidence: Evidence,
+    path: Path, saved: Checkpoint, run: Run, order_hash: Callable[[int], str], evidence: Evidence
 ) -> bool:
     """Compare a checkpoint's own statements with its name, the recipe and the rows of the run.
 

@@ -19,20 +19,12 @@ from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
 from lsgd.models import DTYPES, converted
 from lsgd.models.forward_checks import find_changed_buffer, record_buffers
-from lsgd.models.randomness_guard import (
-    RandomnessGuard,
-    seeded_generators,
-    without_global_draws,
-)
+from lsgd.models.randomness_guard import RandomnessGuard, seeded_generators, without_global_draws
 from lsgd.own_parts import WORKLOAD, imported_part, refusing_errors
 from lsgd.recipe import Recipe
 from lsgd.recipe.schedule_checks import refuse_single_examples
 from lsgd.rules import sampler
-from lsgd.rules.batchnorm import (
-    keeps_images_apart,
-    worker_batch_norm_type,
-    worker_batch_norms,
-)
+from lsgd.rules.batchnorm import keeps_images_apart, worker_batch_norm_type, worker_batch_norms
 from lsgd.rules.counter_dropout import counter_dropout_layers, replace_dropout
 from lsgd.rules.metric import MAIN_SET, Metric, named_metric
 from lsgd.rules.sampler import MicroBatch

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ from lsgd.job.device import pick_device
 from lsgd.job.launcher import Launch
 from lsgd.job.network import Hostname
 from lsgd.recipe import CommSettings
+from lsgd.supervise.singly import free_port
 
 CPU = torch.device("cpu")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -186,9 +188,7 @@ def test_one_process_needs_no_library() -> None:
 def test_one_process_over_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone under torchrun, all that a Comm does goes through gloo."""
     torchrun(monkeypatch, rank=0, size=1, local=1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     comm = open_comm(CommSettings(library="auto", timeout=600), CPU)
     try:
         assert (comm.rank, comm.world_size, comm.library) == (0, 1, "torch.distributed (gloo)")
@@ -221,18 +221,14 @@ def test_a_shell_as_one_of_several_tasks_says_how_to_start_it(
     for name, value in zip(names, "0202", strict=True):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_PTY_PORT", "1")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     with pytest.raises(UsageError, match="start a shell under srun --pty with --ntasks 1"):
         open_comm(CommSettings(library="torch", timeout=600, join_timeout=1), CPU)
 
 
 def test_the_process_that_never_came_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one that did, long before a silent process would be given up."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     first = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     first.set("joined/0", "")
     torchrun(monkeypatch, rank=1, size=3, local=3)
@@ -486,10 +482,7 @@ def test_the_fix_for_a_lost_process_is_that_of_who_runs_the_job(
 ) -> None:
     """A program that has connected its own processes has no run folder to resume."""
     comm = kind.__new__(kind)
-
-    def lost(*_: object, **__: object) -> None:
-        raise RuntimeError("Connection closed by peer")
-
+    lost = Mock(side_effect=RuntimeError("Connection closed by peer"))
     work = type("Work", (), {"wait": staticmethod(lost)})()
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: work)
     with pytest.raises(PeerLostError, match=fix) as noticed:

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from threading import Lock
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -106,9 +107,7 @@ def test_who_finds_nobody_for_a_new_group_leaves_none(monkeypatch: pytest.Monkey
     def destroy(_: None = None) -> None:
         assert groups.pop(), "Process group cannot be None"
 
-    def init(*_: Any, **__: Any) -> None:
-        raise RuntimeError("the store does not answer")
-
+    init = Mock(side_effect=RuntimeError("the store does not answer"))
     monkeypatch.setattr(elastic.dist, "destroy_process_group", destroy)
     monkeypatch.setattr(elastic.dist, "init_process_group", init)
     monkeypatch.setattr(elastic, "PrefixStore", lambda _, store: store)

@@ -1,13 +1,13 @@
 """What torch.distributed leaves behind."""
 
 import platform
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ import lsgd.comm.torch
 from lsgd.comm.torch import TorchComm, call_roll
 from lsgd.errors import PeerLostError, UsageError
 from lsgd.job.launcher import Launch
+from lsgd.supervise.singly import free_port
 
 PROGRAM = """
 import os
@@ -40,9 +41,7 @@ Bootstrap : no socket interface found
 @pytest.mark.parametrize("second", ["cpu", "cuda"])
 def test_processes_with_other_devices_are_refused_when_they_meet(second: str) -> None:
     """Each chooses its own by device=auto, and they could not connect."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     stores = []  # process 0 keeps the store until both have left
 
@@ -70,10 +69,7 @@ def test_who_has_met_the_others_is_not_sent_to_look_for_them(
     monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     """NCCL's own reason stands below its first line; it has nothing to do with MASTER_ADDR."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError(MESSAGE)
-
+    fail = Mock(side_effect=RuntimeError(MESSAGE))
     monkeypatch.setattr(lsgd.comm.torch, "_join", fail if fails == "meeting" else lambda *_: None)
     monkeypatch.setattr("torch.distributed.init_process_group", fail)
     launch = Launch("torchrun", rank=1, world_size=2, master_addr="node0")
@@ -87,12 +83,11 @@ def test_who_has_met_the_others_is_not_sent_to_look_for_them(
 
 def test_processes_that_share_a_gpu_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not to look for a network between machines."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError(
+    fail = Mock(
+        side_effect=RuntimeError(
             "ncclInvalidUsage\nDuplicate GPU detected : rank 1 and rank 0 both on 50000"
         )
-
+    )
     monkeypatch.setattr(lsgd.comm.torch, "_join", lambda *_: None)
     monkeypatch.setattr("torch.distributed.init_process_group", fail)
     launch = Launch("torchrun", rank=1, world_size=2, master_addr="node0")
@@ -133,10 +128,7 @@ def test_nccl_is_waited_for_with_a_limit_wherever_it_can_be(
 def test_a_group_is_not_destroyed_once_a_process_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     comm = on_a_gpu(monkeypatch, seen, timeout=100)
-
-    def gone(*_: object, **__: object) -> None:
-        raise RuntimeError("Connection closed by peer")
-
+    gone = Mock(side_effect=RuntimeError("Connection closed by peer"))
     monkeypatch.setattr("torch.distributed.all_gather_object", gone)
     with pytest.raises(PeerLostError):
         comm.close()

@@ -150,9 +150,7 @@ def test_a_positional_word_is_asked_for_without_its_name() -> None:
         parser.parse_args(["--checkpoint", "runs/a"])
 
 
-def test_what_follows_a_command_to_supervise_is_its_own(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_follows_a_command_to_supervise_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused("supervise --restarts x python --np 2", capsys)
     assert "--restarts" in said
     assert "--np" not in said

@@ -118,8 +118,7 @@ def test_a_command_runs_as_if_python_had_started_it(tmp_path: Path, start: list[
 
 
 @pytest.mark.parametrize(
-    ("command", "names"),
-    [("trian", ["train"]), ("compere", ["compare"]), ("xyzzy", LISTED)],
+    ("command", "names"), [("trian", ["train"]), ("compere", ["compare"]), ("xyzzy", LISTED)]
 )
 def test_another_word_is_refused_with_the_nearest_names(
     command: str, names: list[str], capsys: pytest.CaptureFixture[str]

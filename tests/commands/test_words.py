@@ -6,18 +6,11 @@ What a command would start in earnest stands aside, so that also words which mak
 import contextlib
 import importlib
 import io
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from helpers.launching import fork_command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,10 +28,6 @@ HARMLESS = {
     "autotune": ["--cfg"], "launch": ["--print"], "study": ["--print"],
 }  # fmt: skip
 """Words by which a command only shows what it would do."""
-SHORT = HARMLESS | {"doctor": ["--limit", "0.1"], "supervise": ["--", "true", "run_dir=a"]}
-"""Words by which a process soon ends; only the demo has none."""
-PROCESSES = {"supervise": 5}
-"""How many processes to start of a command, if not one."""
 OWN = {
     "bench": ["inputs", "scaling", "step", "--rounds", "--np", "--limit"],
     "plan": ["nodes=2", "gpus=8", "--preset", "h200", "--images-per-second", "--out"],
@@ -121,13 +110,11 @@ def ended(name: str, argv: Sequence[str]) -> tuple[int | str | None, str]:
     return code, errors.getvalue()
 
 
-def check(code: int | str | None, says: str, folder: Path) -> None:
-    """A refusal is a sentence and leaves nothing; any other end is one of those of commands."""
+def check(code: int | str | None, says: str) -> None:
+    """A refusal is a sentence; any other end is one of those of commands."""
     assert "Traceback" not in says
-    if code == 2:  # of lsgd itself, or of a supervised program, such as the one called [
-        if not re.fullmatch(".{8} supervise: not restarted: .*", says.splitlines()[-1]):
-            assert says.splitlines()[-1].startswith("lsgd: ")
-            assert not list(folder.iterdir())
+    if code == 2:
+        assert says.splitlines()[-1].startswith("lsgd: ")
     else:
         assert code in (0, 1, 130)
 
@@ -137,37 +124,7 @@ def test_no_words_make_a_traceback(name: str, aside: None) -> None:
     @settings(max_examples=15, suppress_health_check=list(HealthCheck))
     @given(words_for(name))
     def each(words: list[str]) -> None:
-        check(*ended(name, [*words, *HARMLESS.get(name, [])]), Path())
+        check(*ended(name, [*words, *HARMLESS.get(name, [])]))
         assert not list(Path().iterdir())
-
-    each()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_nor_as_a_process(name: str, tmp_path: Path) -> None:
-    """Where nothing stands aside: a demo that begins in earnest is stopped as soon as it shows, and
-    is no fork, as the signal is for the process itself."""
-    path = {"PYTHONPATH": str(paths.conf_dir().parent)}
-    start = [sys.executable] if name == "demo" else fork_command()
-
-    @settings(max_examples=PROCESSES.get(name, 1), suppress_health_check=list(HealthCheck))
-    @given(words_for(name))
-    def each(words: list[str]) -> None:
-        with (
-            tempfile.TemporaryDirectory(dir=tmp_path) as folder,
-            subprocess.Popen(
-                [*start, "-m", f"lsgd.{name}", *words, *SHORT.get(name, [])],
-                cwd=folder, env=os.environ | path, text=True,
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            ) as process,
-        ):  # fmt: skip
-            while name == "demo" and process.poll() is None:
-                if list(Path(folder).iterdir()):
-                    process.send_signal(signal.SIGINT)
-                    break
-                time.sleep(0.1)
-            _, says = process.communicate(timeout=600)
-            check(process.returncode, says, Path(folder))
 
     each()

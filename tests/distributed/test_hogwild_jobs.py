@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from helpers.composed import compose_recipe
-from helpers.joined_run import NaNLossImages, early_ends, train_with_comm
+from helpers.joined_run import NaNLossImages, early_ends, train_with_comm, write_ends
 from helpers.launching import launch
 from helpers.reference_run import newest_checkpoint, rows
 
@@ -113,9 +113,7 @@ def main(out: Path) -> None:
         ends["left"] = run(comm, out, "left", signal_=signal.SIGTERM)
         ends["went on"] = run(comm, out, "went on", begin_with="left")
         ends["no number"] = run(comm, out, "no number", poison=True)
-        ends_by_process = comm.gather_objects(ends)
-        if comm.rank == 0:
-            (out / "ends.json").write_text(json.dumps(ends_by_process))
+        write_ends(comm, out, ends)
         lose_a_process(comm, out)
 
 

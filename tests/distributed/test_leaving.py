@@ -1,7 +1,6 @@
 """How the processes of a job leave it, where closing waits for all of them, as NCCL does."""
 
 import os
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from helpers.started import HANG_TIMEOUT
 
 from lsgd.job.members import JOB_TAG, process_records
 from lsgd.run.lock import FILE
+from lsgd.supervise.singly import free_port
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
 
@@ -66,10 +66,8 @@ def test_who_fails_alone_says_so_and_leaves_at_once(
     """And who leaves together with all others closes the group, as 75 shows."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        launch |= {"MASTER_PORT": str(free.getsockname()[1]), "OMP_NUM_THREADS": "1"}
+    launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    launch |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     said, jobs = [tmp_path / "said0", tmp_path / "said1"], []
     for rank, path in enumerate(said):
         variables = launch | {"RANK": str(rank), "LOCAL_RANK": str(rank), JOB_TAG: str(tmp_path)}

@@ -12,13 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.joined_run import (
-    NaNLossImages,
-    compose_once,
-    early_ends,
-    train_with_comm,
-    write_ends,
-)
+from helpers.joined_run import NaNLossImages, compose_once, early_ends, train_with_comm, write_ends
 from helpers.launching import launch
 from helpers.reference_run import newest_checkpoint, rows
 

@@ -79,8 +79,7 @@ def test_three_processes_lose_one_and_two_go_on(tmp_path: Path, undisturbed: Pat
 
 
 @pytest.mark.parametrize(
-    "library",
-    ["torch", pytest.param("horovod-mpi", marks=[pytest.mark.horovod, pytest.mark.mpi])],
+    "library", ["torch", pytest.param("horovod-mpi", marks=[pytest.mark.horovod, pytest.mark.mpi])]
 )
 def test_a_killed_supervisor_leaves_nothing_and_the_same_words_go_on(
     library: str, tmp_path: Path, undisturbed: Path

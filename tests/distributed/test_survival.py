@@ -14,8 +14,7 @@ from helpers.launching import command, fork_command, launch
 from helpers.reference_run import WORDS, assert_equal, newest_checkpoint, rows
 from helpers.started import start_job
 
-from lsgd.evaluate import evaluate_path
-from lsgd.run import checkpoint, lock
+from lsgd.run import lock
 from lsgd.train import train
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
@@ -84,18 +83,6 @@ def test_the_second_job_is_told_who_the_first_is_and_the_next_begins_at_once(
     assert "resumes after step" in third.stdout
     assert_equal(run, undisturbed)
     assert not (run / lock.FILE).exists()
-
-
-def test_every_drop_of_the_lr_has_a_milestone(undisturbed: Path) -> None:
-    assert [path.name for path in checkpoint.checkpoint_files(undisturbed)] == [
-        "checkpoint-20.pt", "checkpoint-18.pt", "milestone-15.pt"
-    ]  # fmt: skip
-
-
-def test_the_newest_checkpoint_is_evaluated_to_what_the_run_has_said(undisturbed: Path) -> None:
-    evaluated = evaluate_path(undisturbed / checkpoint.FILE, ["device=cpu"])["val"]
-    for name, rate in evaluated.with_prefix("val").items():
-        assert newest_checkpoint(undisturbed).rates[4][name] == pytest.approx(rate, rel=1e-12), name
 
 
 def fill(folder: Path) -> Path:

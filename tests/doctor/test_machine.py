@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers.unresolvable_host import unresolvable_host_command
@@ -136,10 +137,7 @@ def test_a_container_without_a_gpu_of_its_host(
     assert items[0].found.endswith("580.65.06, but no GPU is given to this container or job")
     assert "docker run --gpus all" in items[0].fix
     assert machine.has_device(DEVICE[0])
-
-    def refuse(*_: object) -> int:
-        raise PermissionError(errno.EPERM, "of a control group")
-
+    refuse = Mock(side_effect=PermissionError(errno.EPERM, "of a control group"))
     monkeypatch.setattr(machine.os, "open", refuse)
     assert not machine.has_device(DEVICE[0])
 

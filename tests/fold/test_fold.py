@@ -166,10 +166,7 @@ def test_folded_is_single(batch: list[Program]) -> None:
     module = Everything()
     single = together(Unfold(module), module, batch)
     expected = gradients(module, single)
-    for way in (
-        lambda: merged(module, batch),
-        lambda: together(Fold(), module, batch),
-    ):
+    for way in (lambda: merged(module, batch), lambda: together(Fold(), module, batch)):
         outputs = way()
         for output, alone in zip(outputs, single, strict=True):
             close(output, alone, 1e-12)

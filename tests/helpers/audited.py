@@ -1,7 +1,6 @@
 """Audits of a script by forks of the fork server, which has imported torch already."""
 
 import os
-import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import read_records
 from lsgd.check.observation import RuleResult
 from lsgd.check.papers import apply_script_rules
+from lsgd.supervise.singly import free_port
 
 UPDATES = 40
 HANGS = 600
@@ -59,10 +59,8 @@ def printed(script: Path, words: Sequence[str], processes: int) -> list[str]:
 def _run(
     script: Path, words: Sequence[str], processes: int, variables: dict[str, str]
 ) -> list[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    port = str(free_port())
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
     command = [*fork_command(), str(HELPERS / "watched_script.py"), str(HANGS), str(script), *words]
     started = [
         subprocess.Popen(

@@ -1,7 +1,6 @@
 """An MLflow server on this machine that tests kill and restart, and queries of its database."""
 
 import os
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from lsgd.job.ending import end_tagged
+from lsgd.supervise.singly import free_port
 
 LIMIT = 600.0
 """The time limit for the start on a busy machine, in seconds."""
@@ -23,9 +23,7 @@ class MlflowServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.tag = folder, ("LSGD_TEST_MLFLOW", uuid.uuid4().hex)
-        with closing(socket.socket()) as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.environment = {
             "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.port}",
             "MLFLOW_DISABLE_TELEMETRY": "true",

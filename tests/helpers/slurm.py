@@ -10,41 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from benchmarks.node_daemons import configure_slurm
+
 # A node's name is the address where it listens, so that processes find each other without DNS.
 NODES = ("127.0.0.2", "127.0.0.3")
-
-CONF = """\
-ClusterName=lsgd
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-CredType=cred/munge
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SwitchType=switch/none
-MpiDefault=none
-ReturnToService=2
-JobRequeue=1
-KillWait=10
-SlurmdParameters=config_overrides
-SchedulerParameters=sched_interval=2,batch_sched_delay=0
-NodeName={nodes[0]} NodeHostname={host} NodeAddr={nodes[0]} Port={ports[1]} CPUs=4
-NodeName={nodes[1]} NodeHostname={host} NodeAddr={nodes[1]} Port={ports[2]} CPUs=4
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
 
 
 class SlurmCluster:
@@ -111,13 +80,9 @@ def cluster() -> Iterator[SlurmCluster]:
     folder = Path(tempfile.mkdtemp(prefix="lsgd-slurm-"))
     try:
         with ExitStack() as daemons:
-            _configure(folder)
+            munged = _configure(folder)
             found = SlurmCluster(folder)
-            _start(
-                daemons, found, "munged", "--foreground", "--force",
-                *(f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "seed", "log")),
-                f"--socket={folder}/munge.socket",
-            )  # fmt: skip
+            _start(daemons, found, *munged)
             _start(daemons, found, "slurmctld", "-D")
             for node in NODES:
                 _start(daemons, found, "slurmd", "-D", "-N", node)
@@ -128,21 +93,21 @@ def cluster() -> Iterator[SlurmCluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _configure(folder: Path) -> None:
+def _configure(folder: Path) -> list[str]:
+    """Configure a cluster of nodes on this machine; return the command of its munged."""
     with ExitStack() as sockets:
         ports = []
-        for _ in range(3):
+        for _ in range(1 + len(NODES)):
             free = sockets.enter_context(socket.socket())
             free.bind(("127.0.0.1", 0))
             ports.append(free.getsockname()[1])
     host = socket.gethostname().partition(".")[0]
-    for name in ("state", *NODES):
-        (folder / name).mkdir()
-    (folder / "munge.key").write_bytes(os.urandom(1024))
-    (folder / "munge.key").chmod(0o600)
-    (folder / "slurm.conf").write_text(
-        CONF.format(host=host, folder=folder, ports=ports, nodes=NODES)
-    )
+    lines = [f"SlurmctldPort={ports.pop()}", "JobRequeue=1", "KillWait=10"]
+    lines += [
+        f"NodeName={node} NodeHostname={host} NodeAddr={node} Port={port} CPUs=4"
+        for node, port in zip(NODES, ports, strict=True)
+    ]
+    return configure_slurm(folder, f"{host}(127.0.0.1)", NODES, lines)
 
 
 def _start(daemons: ExitStack, cluster: SlurmCluster, *command: str) -> None:

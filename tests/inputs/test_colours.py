@@ -13,7 +13,6 @@ from helpers.folders import (
     LOADERS,
     SIDE,
     augmented_image,
-    make_folder,
     normalised,
     open_folder_inputs,
     stored,
@@ -32,11 +31,6 @@ EPOCH = 2
 LEVEL = 1 / 255
 ROUNDING = 1e-3
 """How far colours may be from those computed in float64, in levels of 8 bits: float32."""
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("made") / "root")
 
 
 def as_stored(examples: NDArray[np.int64], **_: int) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.composed import compose_recipe
-from helpers.folders import DATA, copy, make_folder, write_folder_shards
+from helpers.folders import DATA, copy, write_folder_shards
 from numpy.typing import NDArray
 
 from lsgd.errors import InputFailedError, UsageError
@@ -23,11 +23,6 @@ from lsgd.inputs.index import ImageIndex, index_file, open_indexes, renewal_comm
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import InputsSettings
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("made") / "root")
 
 
 def row(path: str, label: int, size: int = 5) -> tuple[bytes, bytes, int, int, int, int, int]:

@@ -14,7 +14,6 @@ from helpers.folders import (
     SIDE,
     augmented_image,
     copy,
-    make_folder,
     make_numbered,
     normalised,
     open_folder_inputs,
@@ -48,11 +47,6 @@ def close_pixels(loader: str, found: torch.Tensor, expected: torch.Tensor) -> No
         return
     assert levels.mean(dim=(1, 2, 3)).max() < MEAN
     assert_within_bounds(levels)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("made") / "root")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.distributions import assert_same_distribution
-from helpers.folders import DATA, LOADERS, SEED, make_folder, open_folder_inputs, recipe
+from helpers.folders import DATA, LOADERS, SEED, open_folder_inputs, recipe
 from torch import Tensor
 
 from lsgd import vision
@@ -24,11 +24,6 @@ from lsgd.rules.sampler import MicroBatch
 v2 = import_module(f"{vision.transforms.__name__}.v2")
 CPU, EPOCH, IDS = torch.device("cpu"), 2, np.arange(12)
 RAW = replace(DATA, mean=[0.0] * 3, std=[1.0] * 3)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("made") / "root")
 
 
 def loaded(root: Path, loader: str, parts: str, *words: str, ids: np.ndarray = IDS) -> Tensor:

@@ -35,11 +35,6 @@ from lsgd.rules.sampler import MicroBatch
 PACKAGE = Path(lsgd.inputs.__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("made") / "root")
-
-
 def some_passes() -> Iterator[MicroBatch]:
     for epoch, ids in ((2, [3, 0, 11, 6]), (2, [1, 2]), (3, [10, 5, 4, 7, 8, 9])):
         yield MicroBatch(epoch, np.array(ids))

@@ -18,11 +18,7 @@ from lsgd.launch.submission import ARRAYS, is_active, new_answer_file, planned_j
     ],
 )
 def test_the_answer(
-    says: str,
-    message: str | None,
-    is_kept: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    says: str, message: str | None, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sbatch").write_text(f"#!/bin/sh\n{says}\n")
     (tmp_path / "sbatch").chmod(0o700)

@@ -181,8 +181,7 @@ def test_two_workers_of_tokens_in_a_pass_are_those_of_two_passes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "network",
-    ["torchvision/resnet18", "torchvision/squeezenet1_1", "timm/vit_tiny_patch16_224"],
+    "network", ["torchvision/resnet18", "torchvision/squeezenet1_1", "timm/vit_tiny_patch16_224"]
 )
 def test_taken(network: str) -> None:
     check_library_network(of(network))

@@ -16,3 +16,8 @@ def made_up_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     if "real_steps" not in request.fixturenames:
         step = suggestion.TimedStep(0.001, 0.01)
         monkeypatch.setattr(suggestion, "timed_step", lambda recipe: step)
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")

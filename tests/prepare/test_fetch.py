@@ -1,7 +1,6 @@
 import hashlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from helpers.serving import FaultySite, serve
 
 from lsgd.errors import UsageError
 from lsgd.prepare.fetch import PublishedFile, download
+from lsgd.supervise.singly import free_port
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 
@@ -26,11 +26,6 @@ def published(name: str, content: bytes = CONTENT) -> PublishedFile:
 FILE = published("set.zip")
 
 
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-
-
 @pytest.fixture
 def site() -> Iterator[FaultySite]:
     with serve(FaultySite({"/set.zip": CONTENT})) as started:
@@ -40,9 +35,7 @@ def site() -> Iterator[FaultySite]:
 @pytest.fixture
 def nobody() -> str:
     """A URL where nobody listens."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{bound.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def names(folder: Path) -> list[str]:

@@ -224,11 +224,7 @@ def test_all_of_imagenet(tmp_path: Path) -> None:
     ],
 )
 def test_refusals(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    make: str | None,
-    words: list[str],
-    why: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: str | None, words: list[str], why: str
 ) -> None:
     root = tmp_path / "root"
     if make:

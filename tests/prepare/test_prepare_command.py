@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,10 +40,7 @@ def test_the_same_command_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def stop(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(cifar10, "prepare", stop)
+    monkeypatch.setattr(cifar10, "prepare", Mock(side_effect=error))
     assert main(["cifar10", "somewhere"]) == code
     assert capsys.readouterr().err == sentence
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -228,11 +229,7 @@ def test_shards_are_read_again_with_another_limit(
 ) -> None:
     members = {"1.jpg": jpeg(1), "1.cls": b"0", "2.jpg": jpeg(2, side=30), "2.cls": b"0"}
     folder = both(tmp_path / "shards", members)
-
-    def be_killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(webdataset, "_class_names", be_killed)
+    monkeypatch.setattr(webdataset, "_class_names", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         prepare(["index", str(folder)])
     monkeypatch.undo()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import numpy as np
@@ -258,10 +259,7 @@ def test_a_full_disk_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_finished_run(tmp_path / "trials", "fashion_bs64", 0, 8.0)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(files.os, "replace", full)
     assert command.main([str(tmp_path / "trials"), "--out", str(tmp_path / "out")]) == 6
     said = capsys.readouterr().err

@@ -25,10 +25,7 @@ def test_a_draw_is_a_function_of_seed_epoch_and_position() -> None:
     count = len(LABELS)
     order = balanced_order(LABELS, seed=3, epoch=1)
     assert np.array_equal(order, balanced_order(LABELS, seed=3, epoch=1))
-    for other in (
-        balanced_order(LABELS, seed=4, epoch=1),
-        balanced_order(LABELS, seed=3, epoch=2),
-    ):
+    for other in (balanced_order(LABELS, seed=4, epoch=1), balanced_order(LABELS, seed=3, epoch=2)):
         assert np.mean(order % count == other % count) < 0.5
 
 

@@ -58,8 +58,7 @@ def refused_or_harmless(damaged: bytes, original: Checkpoint) -> bool:
 
 
 @pytest.mark.parametrize(
-    "word",
-    ["optim.equation=10", *(f"optim={name}" for name in choices("optim"))],
+    "word", ["optim.equation=10", *(f"optim={name}" for name in choices("optim"))]
 )
 def test_a_learner_is_restored_bit_by_bit(tmp_path: Path, word: str) -> None:
     """After two real steps; and both then make the same third one."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers.waiting import read_line, wait_until
@@ -191,10 +192,7 @@ def test_a_drive_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """Whoever moves is alive; who does not, also on this machine, is dead."""
-
-    def none(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
+    none = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     monkeypatch.setattr(fcntl, "flock", none)
     here = {"host": platform.node(), "boot": system.boot_id()}
     clock.meanwhile = ticking(left_by_another_machine(tmp_path, **here), CLOCKS["right"])
@@ -270,10 +268,7 @@ def test_a_folder_that_cannot_be_written_and_a_full_disk_have_no_lock(
 ) -> None:
     with pytest.raises(OSError, match="/proc/job"), hold_lock(Path("/proc")):
         pass
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(lock.json, "dumps", full)
     with pytest.raises(OSError, match="No space"), hold_lock(tmp_path):
         pass

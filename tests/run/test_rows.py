@@ -4,14 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lsgd.run.rows import (
-    LONGEST,
-    RowReader,
-    finite_number,
-    read_last_rows,
-    read_rows,
-    speed_unit,
-)
+from lsgd.run.rows import LONGEST, RowReader, finite_number, read_last_rows, read_rows, speed_unit
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import optuna.cli
 import pytest
@@ -297,10 +298,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_a_drive_without_locks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which a search needs, unlike a run, whose lock file is touched while it is held."""
-
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
+    no_locks = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     monkeypatch.setattr("fcntl.flock", no_locks)
     sentence = r"locks/\w+ is on a drive without file locks \(No locks .*; start the search"
     with pytest.raises(UsageError, match=sentence):

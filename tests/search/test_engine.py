@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import optuna
 import pytest
@@ -187,10 +188,7 @@ def test_a_full_disk_is_no_word_about_a_point(
 ) -> None:
     engine = OptunaStudy(SEARCH, tmp_path)
     number = engine.ask()
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(engine.study, "tell", full)
     with pytest.raises(NotSavedError, match=r"journal\.log could not be written \(No space left"):
         engine.tell(number, FAILED)

@@ -13,13 +13,7 @@ from lsgd import config
 from lsgd.recipe.search import Search
 from lsgd.rules.metric import METRICS, TOP1
 from lsgd.search.__main__ import main
-from lsgd.search.record import (
-    SearchRecord,
-    check_comparable,
-    load_record,
-    make_record,
-    save_record,
-)
+from lsgd.search.record import SearchRecord, check_comparable, load_record, make_record, save_record
 from lsgd.search.report import _against, relative_improvement, write_page
 from lsgd.search.space import SearchSpace
 from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, Trial, best_trial

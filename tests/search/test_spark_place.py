@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers.composed import compose_recipe
@@ -207,10 +208,7 @@ def test_a_second_process_does_not_outlive_its_task(sent: SparkRunSpec, tmp_path
 
 def test_a_spark_whose_java_has_gone_ends_the_search_with_a_sentence(tmp_path: Path) -> None:
     """Whatever it was asked first; a supervisor may start the same command again."""
-
-    def gone(*_: object, **__: object) -> None:
-        raise ConnectionRefusedError(111, "Connection refused")
-
+    gone = Mock(side_effect=ConnectionRefusedError(111, "Connection refused"))
     context = SimpleNamespace(master="local[2]", setJobGroup=gone, cancelJobGroup=gone)
     session = module._Session(context, tmp_path / "spark.log", tmp_path / "token")
     with pytest.raises(

@@ -142,9 +142,7 @@ def test_a_pip_that_is_configured_decides(checkout: Checkout) -> None:
 
 
 @pytest.mark.slow
-def test_a_pip_that_installs_for_its_user_installs_into_the_environment(
-    checkout: Checkout,
-) -> None:
+def test_a_pip_that_installs_for_its_user_installs_into_the_environment(checkout: Checkout) -> None:
     done = checkout.install("report", PIP_INDEX_URL=checkout.main, PIP_USER="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert checkout.torch() == ["2.13.0"]

@@ -506,9 +506,7 @@ def test_an_order_that_ends_in_mid_epoch_is_trained_to_its_end(tmp_path: Path) -
     assert learner.next_step == 7
 
 
-def test_an_order_that_ends_before_the_first_update_of_an_epoch_says_so(
-    tmp_path: Path,
-) -> None:
+def test_an_order_that_ends_before_the_first_update_of_an_epoch_says_so(tmp_path: Path) -> None:
     """As that of a run which was stopped then: its workers left, and no push was applied."""
     leaves = [-1, -2, -3, -4]
     strategy = Learner(ordered(tmp_path, WHOLE, leaves), SingleComm(), CPU).strategy

@@ -52,9 +52,7 @@ def cells(table: str) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_what_failed_is_told_and_ends_with_1(
-    made: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A fixture that fails counts too."""
     monkeypatch.setattr(compat, "ends", lambda torch: [torch])
@@ -72,9 +70,7 @@ def test_what_failed_is_told_and_ends_with_1(
 
 @pytest.mark.slow
 def test_one_torch_that_fails_is_enough(
-    made: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also the first of them, and also where it cannot be had."""
 

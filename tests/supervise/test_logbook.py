@@ -6,6 +6,7 @@ import io
 import os
 from pathlib import Path
 from typing import IO
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,10 +30,7 @@ def test_on_a_drive_without_locks_none_is_active(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two would stop each other's processes."""
-
-    def none(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
+    none = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     monkeypatch.setattr(fcntl, "flock", none)
     said = pytest.raises(UsageError, match=r"run the command without lsgd\.supervise")
     with said, open_logbook(tmp_path):

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from helpers.waiting import wait_until
 
 from lsgd.job import members
 
+SUPERVISE = [sys.executable, "-m", "lsgd.supervise"]
 JOB = str(Path(__file__).parent.parent / "helpers/small_job.py")
 
 
@@ -22,31 +23,11 @@ def words(folder: Path, *plan: str, size: str = "3") -> list[str]:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts supervisors, which the end of a test takes with their jobs."""
-    begun = []
-
-    def start(
-        *arguments: str, python: Sequence[str] = (sys.executable,)
-    ) -> "subprocess.Popen[str]":
-        words = [*python, "-m", "lsgd.supervise", *arguments]
-        begun.append(
-            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-        return begun[-1]
-
-    yield start
-    for job in begun:
-        job.kill()
-        job.communicate(timeout=900)
-
-
-@pytest.fixture
 def supervised(start) -> Callable[..., tuple[int, str]]:
     """Runs a supervisor to its end, as a fork: its exit code and what it said."""
 
     def supervised(*arguments: str) -> tuple[int, str]:
-        job = start(*arguments, python=fork_command())
+        job = start(*fork_command(), "-m", "lsgd.supervise", *arguments)
         said, _ = job.communicate(timeout=900)
         return job.returncode, said
 
@@ -156,7 +137,7 @@ def test_a_signal_is_passed_on_and_nothing_starts_again(
     tmp_path: Path, plan: str, number: signal.Signals, code: int, start
 ) -> None:
     folder = tmp_path / "run"
-    job = start("--", *words(folder, plan))
+    job = start(*SUPERVISE, "--", *words(folder, plan))
     wait_until(lambda: len(members.process_records(folder)) == 3)
     job.send_signal(number)
     said, _ = job.communicate(timeout=900)
@@ -168,7 +149,7 @@ def test_a_signal_is_passed_on_and_nothing_starts_again(
 @pytest.mark.distributed
 def test_who_does_not_leave_in_time_is_stopped(tmp_path: Path, start) -> None:
     folder = tmp_path / "run"
-    job = start("--grace", "0.5", "--", *words(folder, "stubborn"))
+    job = start(*SUPERVISE, "--grace", "0.5", "--", *words(folder, "stubborn"))
     wait_until(lambda: len(members.process_records(folder)) == 3)
     job.terminate()
     job.communicate(timeout=900)
@@ -189,7 +170,7 @@ def test_silence_is_the_end_of_a_start(tmp_path: Path, supervised) -> None:
 def test_a_killed_supervisor_takes_its_job_along(tmp_path: Path, start, supervised) -> None:
     folder = tmp_path / "run"
     arguments = ["--", *words(folder, "stubborn", "0")]
-    job = start(*arguments)
+    job = start(*SUPERVISE, *arguments)
     wait_until(lambda: len(members.process_records(folder)) == 3)
     job.kill()
     # The second comes at once: it waits until nothing of the first is left.
@@ -207,7 +188,7 @@ def test_what_two_killed_helpers_leave_is_stopped_by_the_next(
 ) -> None:
     folder = tmp_path / "run"
     arguments = ["--", *words(folder, "hangs", "0")]
-    job = start(*arguments)
+    job = start(*SUPERVISE, *arguments)
     wait_until(lambda: len(members.process_records(folder)) == 3)
     helpers = subprocess.run(
         ["pgrep", "-f", f"lsgd.job.ending LSGD_SUPERVISED {folder}"],

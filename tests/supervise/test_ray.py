@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from lsgd.supervise.ray import RayProcessSlot, _begin, main
 from lsgd.supervise.singly import free_port
 
 PROCESS = [sys.executable, str(Path(__file__).parent.parent / "helpers/small_lives.py")]
-OVER_RAY = [sys.executable, "-m", "lsgd.supervise.ray"]
+OVER_RAY = [sys.executable, "-m", "lsgd.supervise.ray", "2", "--"]
 
 
 # Above those with the cluster: the time that its end takes counts for the last test of the file.
@@ -85,31 +85,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         ray.wait(timeout=900)
 
 
-@pytest.fixture
-def start(cluster: dict[str, str]) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts launchers over that Ray, which the end of a test kills."""
-    begun: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> "subprocess.Popen[str]":
-        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        begun.append(subprocess.Popen([*OVER_RAY, *words], env=cluster, text=True, **both))
-        return begun[-1]
-
-    yield start
-    for program in begun:
-        program.kill()
-        program.communicate(timeout=900)
-
-
 @pytest.mark.ray
 @pytest.mark.distributed
 @pytest.mark.parametrize("victim", ["process", "actor"])
-def test_who_is_killed_is_back(tmp_path: Path, victim: str, start) -> None:
+def test_who_is_killed_is_back(tmp_path: Path, victim: str, start, cluster: dict[str, str]) -> None:
     """As life 1, whether Ray has to restart the actor or not, and nothing is left of life 0; what
     they print arrives."""
     program = start(
-        "2", "--", *PROCESS, f"run_dir={tmp_path}", "1.0=child-stays", "1.1=75", "until=over"
-    )
+        *OVER_RAY, *PROCESS, f"run_dir={tmp_path}", "1.0=child-stays", "1.1=75", "until=over",
+        env=cluster,
+    )  # fmt: skip
     wait_until(lambda: {"0.0", "1.0"} <= {path.name for path in tmp_path.iterdir()})
     process, actor = map(int, (tmp_path / "1.0").read_text().split())
     os.kill(process if victim == "process" else actor, signal.SIGKILL)
@@ -122,10 +107,10 @@ def test_who_is_killed_is_back(tmp_path: Path, victim: str, start) -> None:
 
 @pytest.mark.ray
 @pytest.mark.distributed
-def test_it_is_asked_to_end(tmp_path: Path, start) -> None:
+def test_it_is_asked_to_end(tmp_path: Path, start, cluster: dict[str, str]) -> None:
     """The processes may save, and what they print in the end arrives."""
     words = "trap 'echo saved $RANK; exit 75' TERM; touch $RANK; while :; do sleep 0.1; done"
-    program = start("2", "--", "sh", "-c", f"cd {tmp_path}; {words}")
+    program = start(*OVER_RAY, "sh", "-c", f"cd {tmp_path}; {words}", env=cluster)
     wait_until(lambda: len([*tmp_path.iterdir()]) == 2)
     program.terminate()
     said, _ = program.communicate(timeout=900)

@@ -4,10 +4,8 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from itertools import filterfalse
 from pathlib import Path
 
@@ -21,23 +19,6 @@ from lsgd.job.system import has_ended
 
 PROCESS = [sys.executable, str(Path(__file__).parent.parent / "helpers/small_lives.py")]
 SINGLY = [sys.executable, "-m", "lsgd.supervise.singly"]
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts programs, which the end of a test kills; with pipes for what they say."""
-    begun: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> "subprocess.Popen[str]":
-        begun.append(
-            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-        return begun[-1]
-
-    yield start
-    for program in begun:
-        program.kill()
-        program.communicate(timeout=900)
 
 
 def job(folder: Path, *plan: str, size: int = 3) -> list[str]:

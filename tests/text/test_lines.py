@@ -1,20 +1,25 @@
 """What an editor adds to a text changes no number of any corpus."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.composed import compose_recipe
+from helpers.sentences import write_corpus
+from helpers.trees import write_trees
 
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.prepare.published import PUBLISHED
+from lsgd.recipe import Data
 from lsgd.text import FETCHED, read_corpus, read_lines
-from lsgd.text.conll import read_tagged_corpus
+from lsgd.text.conll import open_tagged_corpus, read_tagged_corpus
 from lsgd.text.ptb import read_texts
-from lsgd.text.sst import read_tree_corpus
+from lsgd.text.sst import open_tree_corpus, read_tree_corpus
 
 Numbers = list[object]
 
@@ -115,6 +120,40 @@ def test_an_empty_text_is_named(
     (tmp_path / empty).write_text("\n")
     with pytest.raises(ValueError, match=f"^{empty} is empty"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "write", "read", "missing", "file", "text", "error"),
+    [
+        (
+            "conll_bilstm", write_corpus, open_tagged_corpus,
+            "eng.train is missing; run `python -m lsgd.prepare conll2003", "valid.txt", "word\n",
+            "valid.txt, line 1, has 'word' alone",
+        ),
+        (
+            "sst_treelstm", write_trees, open_tree_corpus,
+            "train.txt is missing; run `python -m lsgd.prepare sst", "dev.txt", "(2 a\n",
+            "dev.txt, line 1, has brackets that are not closed (1)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_missing_another_or_broken_corpus_is_refused(
+    tmp_path: Path, recipe: str, write: Callable[[Path], None], read: Callable[[Data], Any],
+    missing: str, file: str, text: str, error: str,
+) -> None:  # fmt: skip
+    """The words in the refusal of another corpus make its recipe."""
+    words = [f"+recipe={recipe}", f"data.root={tmp_path}"]
+    data = compose_recipe(*words).data
+    with pytest.raises(UsageError, match=re.escape(missing)):
+        read(data)
+    write(tmp_path)
+    with pytest.raises(UsageError, match="differs from the recipe") as refused:
+        read(data)
+    remedy = re.findall(r"data\.\S+(?= )", str(refused.value).partition(" write ")[2])
+    read(compose_recipe(*words, *remedy).data)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(UsageError, match=re.escape(error)):
+        read(data)
 
 
 @pytest.mark.slow

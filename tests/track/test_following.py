@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers.run_folders import write_run
@@ -168,9 +169,7 @@ def test_on_a_drive_without_locks_the_run_is_to_be_copied(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def none(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
+    none = Mock(side_effect=OSError(errno.EOPNOTSUPP, "Operation not supported"))
     monkeypatch.setattr(fcntl, "flock", none)
     says = usage_error(command.main, capsys, str(folder), "--to", "mlflow")
     assert "on a drive without file locks" in says

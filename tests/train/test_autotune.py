@@ -475,10 +475,7 @@ def test_a_damaged_record_is_timed_anew(
 
 @pytest.mark.parametrize("home", ["a file", "none"])
 def test_without_a_cache_each_run_is_timed(
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    home: str,
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: str
 ) -> None:
     def no_home() -> Path:
         raise RuntimeError("no home directory")
@@ -666,11 +663,7 @@ def test_a_loader_that_is_there_before_the_timing_takes_any_pass(tmp_path: Path)
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_is_timed(
-    tmp_path: Path,
-    timed: None,
-    monkeypatch: pytest.MonkeyPatch,
-    words: Sequence[str],
-    message: str,
+    tmp_path: Path, timed: None, monkeypatch: pytest.MonkeyPatch, words: Sequence[str], message: str
 ) -> None:
     monkeypatch.setattr(autotune, "_step_seconds", untimed)
     open_once(recipe(f"run_dir={tmp_path}"))

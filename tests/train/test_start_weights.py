@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -628,8 +629,7 @@ def test_pretrained_weights_are_downloaded_once_and_recorded_as_start(
 def test_pretrained_without_a_network_is_refused_before_anything_is_written(
     name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise urllib.error.URLError("no network")
+    fail = Mock(side_effect=urllib.error.URLError("no network"))
 
     def fail_hub(repository: str, file: str) -> None:
         raise LocalEntryNotFoundError("no network.\nMore text")
@@ -666,7 +666,7 @@ def test_a_run_stopped_at_once_begins_from_the_file_again(tmp_path: Path) -> Non
     made = recipe(f"model.start={FINISHED}", "model.new_head=true")
     made = replace(made, run_dir=str(tmp_path / "run"))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("lsgd.train.train_epochs", _stopped)
+        patched.setattr("lsgd.train.train_epochs", Mock(side_effect=PreemptedError("at once")))
         with pytest.raises(PreemptedError):
             train(made)
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])["step"] == 0
@@ -675,7 +675,3 @@ def test_a_run_stopped_at_once_begins_from_the_file_again(tmp_path: Path) -> Non
     train(undisturbed)
     one, other = (newest_checkpoint(tmp_path / name).model for name in ("run", "other"))
     torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-def _stopped(*_: Any) -> None:
-    raise PreemptedError("at once")

@@ -154,8 +154,7 @@ def relabel(folder: Path, honest: Path) -> None:
     shutil.copy(honest / "config.yaml", folder / "config.yaml")
     recipe = config.read_recipe(folder / "config.yaml")
     edit_rows(
-        folder,
-        lambda row: row["kind"] == "train" and row.update(lr=recipe.lr(row["step"] - 1)),
+        folder, lambda row: row["kind"] == "train" and row.update(lr=recipe.lr(row["step"] - 1))
     )
     groups = load(honest / "checkpoint-20.pt").optimizer["param_groups"]
     edit_checkpoints(folder, lambda saved: _relabelled(saved, recipe, groups))

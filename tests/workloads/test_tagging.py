@@ -14,7 +14,6 @@ from helpers.sentences import write_corpus
 from torch import Tensor, nn
 
 from lsgd.comm.single import SingleComm
-from lsgd.errors import UsageError
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.learner import Learner
 from lsgd.models.tagger import TaggedBatch, Tagger
@@ -233,27 +232,6 @@ def test_f1_is_of_sums() -> None:
     precision, recall = 4 / 6, 4 / 10
     f1 = 2 * precision * recall / (precision + recall)
     assert rates == pytest.approx({"f1_error": 100 * (1 - f1), "token_error": 10})
-
-
-def test_another_corpus_is_refused_with_the_words_that_make_its_recipe(corpus: Path) -> None:
-    words = ["+recipe=conll_bilstm", f"data.root={corpus}"]
-    with pytest.raises(UsageError) as refused:
-        SequenceTagging(compose_recipe(*words), CPU).inputs()
-    remedy = [word for word in str(refused.value).split() if word.startswith("data.")]
-    written = [word for word in remedy if not word.endswith(",")][-5:]
-    SequenceTagging(compose_recipe(*words, *written), CPU).inputs()
-
-
-def test_a_missing_or_broken_corpus_is_refused(tmp_path: Path) -> None:
-    recipe = compose_recipe("+recipe=conll_bilstm", f"data.root={tmp_path}")
-    with pytest.raises(
-        UsageError, match=r"eng\.train is missing; run `python -m lsgd\.prepare conll2003"
-    ):
-        SequenceTagging(recipe, CPU).inputs()
-    write_corpus(tmp_path)
-    (tmp_path / "valid.txt").write_text("word\n")
-    with pytest.raises(UsageError, match=r"valid\.txt, line 1, has 'word' alone"):
-        SequenceTagging(recipe, CPU).inputs()
 
 
 def test_made_up_sentences_are_the_recipes(corpus: Path) -> None:

@@ -227,29 +227,6 @@ def test_a_passs_trees_are_its_examples(root: Path) -> None:
     assert batch.labels[batch.roots].tolist() == [own[example][-1] for example in examples]
 
 
-def test_other_trees_are_refused_with_the_words_that_make_their_recipe(root: Path) -> None:
-    words = ["+recipe=sst_treelstm", f"data.root={root}"]
-    with pytest.raises(UsageError) as refused:
-        TreeClassification(compose_recipe(*words), CPU).inputs()
-    remedy = [word for word in str(refused.value).split() if word.startswith("data.")]
-    written = [word for word in remedy if not word.endswith(",")][-4:]
-    TreeClassification(compose_recipe(*words, *written), CPU).inputs()
-
-
-def test_missing_or_broken_trees_are_refused(tmp_path: Path) -> None:
-    recipe = compose_recipe("+recipe=sst_treelstm", f"data.root={tmp_path}")
-    with pytest.raises(
-        UsageError, match=r"train\.txt is missing; run `python -m lsgd\.prepare sst"
-    ):
-        TreeClassification(recipe, CPU).inputs()
-    write_trees(tmp_path)
-    (tmp_path / "dev.txt").write_text("(2 a\n")
-    with pytest.raises(
-        UsageError, match=r"dev\.txt, line 1, has brackets that are not closed \(1\)"
-    ):
-        TreeClassification(recipe, CPU).inputs()
-
-
 def test_a_network_of_trees_is_not_compiled(root: Path) -> None:
     with pytest.raises(UsageError, match=r"compile=true is for one forward pass.*; leave it out"):
         jobs.tree_recipe(root, "compile=true")

@@ -91,12 +91,7 @@ def micro_batches(passes: list[Pass]) -> list[dict[str, Any]]:
             if each.model is model:
                 groups.setdefault((each.backward, id(each.loader), each.batch), []).append(each)
         own = [
-            {
-                "images": images,
-                "train": each[0].train,
-                "place": each[0].place,
-                "calls": len(each),
-            }
+            {"images": images, "train": each[0].train, "place": each[0].place, "calls": len(each)}
             for group in groups.values()
             for images, each in _parts(group)
         ]

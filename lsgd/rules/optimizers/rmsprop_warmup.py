@@ -86,11 +86,7 @@ class RMSpropWarmup(torch.optim.Optimizer):
             )
 
     def _add_rms(
-        self,
-        group: dict[str, Any],
-        momenta: list[Tensor],
-        gradients: list[Tensor],
-        share: float,
+        self, group: dict[str, Any], momenta: list[Tensor], gradients: list[Tensor], share: float
     ) -> None:
         """Update the mean squares, and add the part of RMSprop to the momenta.
 
