@@ -146,6 +146,20 @@ def compiler_error(error: RuntimeError) -> UsageError | None:
 
 
 @contextmanager
+def writing_to(path: object, remedy: str) -> Iterator[None]:
+    """Raise UsageError with the remedy if `path` cannot be written within this context.
+
+    Raises NotSavedError instead if its disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise disk_full_error(error, path) or UsageError(
+            f"{path} cannot be written ({error.strerror}); {remedy}"
+        ) from None
+
+
+@contextmanager
 def converting_disk_full(what: object) -> Iterator[None]:
     """Raise NotSavedError instead of OSError if the disk is full while this context writes."""
     try:

@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 
 from lsgd import config
-from lsgd.errors import UsageError, disk_full_error
+from lsgd.errors import UsageError, writing_to
 from lsgd.job.command import Parser, RecipeFolder, run_alone
 from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
@@ -51,16 +51,13 @@ def new_recipe(name: str, base: str) -> Path:
     if own and is_path(base):
         base = os.path.relpath(own.resolve(), folder.resolve())
     text = _text(name, base, recipe)
-    try:
-        with path.open("x", encoding="utf-8") as file, _removing_unfinished(path):
-            file.write(text)
-            file.flush()
-    except FileExistsError:
-        raise UsageError(f"{path} exists already; write another name, or remove it") from None
-    except OSError as error:
-        raise disk_full_error(error, path) or UsageError(
-            f"{path} cannot be written ({error.strerror}); change to a folder of your own"
-        ) from None
+    with writing_to(path, "change to a folder of your own"):
+        try:
+            with path.open("x", encoding="utf-8") as file, _removing_unfinished(path):
+                file.write(text)
+                file.flush()
+        except FileExistsError:
+            raise UsageError(f"{path} exists already; write another name, or remove it") from None
     return path
 
 

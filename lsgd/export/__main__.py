@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd import config, paths
-from lsgd.errors import UsageError, disk_full_error
+from lsgd.errors import UsageError, writing_to
 from lsgd.export.network import (
     FORMATS,
     ExportedNetwork,
@@ -93,13 +93,8 @@ def write(exported: ExportedNetwork, export_format: str, out: Path) -> str:
                 return write_hub(exported, folder)
         case _:
             raise ValueError(export_format)
-    try:
-        with atomic_write(out) as file:
-            return write_form(exported, file)
-    except OSError as error:
-        if full := disk_full_error(error, out):
-            raise full from None
-        raise UsageError(f"{out} cannot be written ({error.strerror}); write --out PATH") from None
+    with writing_to(out, "write --out PATH"), atomic_write(out) as file:
+        return write_form(exported, file)
 
 
 def _check_new(out: Path, export_format: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from lsgd.errors import PeerLostError, UsageError, disk_full_error
+from lsgd.errors import PeerLostError, UsageError, writing_to
 from lsgd.job.ending import GRACE, end_tagged
 from lsgd.job.launcher import LIFE
 from lsgd.job.system import has_ended, has_tag, preallocate, tagged_pids, watch_process
@@ -254,18 +254,13 @@ def clear_records(folder: Path) -> None:
     Raises UsageError if their folder cannot be written, and NotSavedError if the disk is full.
     """
     place = folder / FOLDER
-    try:
+    with writing_to(place, "remove it, or write run_dir=PATH for a folder that you can write to"):
         if place.is_symlink():  # to files that the job does not own
             place.unlink()
         place.mkdir(parents=True, exist_ok=True)
         for path in place.glob("*.jsonl"):
             with suppress(IsADirectoryError):  # no process has made this folder
                 path.unlink()
-    except OSError as error:
-        raise disk_full_error(error, place) or UsageError(
-            f"{place} cannot be written ({error.strerror}); remove it, or write run_dir=PATH for "
-            "a folder that you can write to"
-        ) from None
 
 
 def job_pids(folder: Path) -> list[int]:

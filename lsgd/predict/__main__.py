@@ -22,12 +22,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd import config, paths
-from lsgd.errors import InputFailedError, UsageError, converting_disk_full
+from lsgd.errors import InputFailedError, UsageError, writing_to
 from lsgd.files import atomic_write, check_new_file
 from lsgd.job.command import Parser, integer_from, run_alone
 from lsgd.predict.loose_images import find_images
@@ -85,7 +84,7 @@ def predict(options: argparse.Namespace) -> int:
     content = text.encode("utf-8", "surrogateescape")
     if options.out:
         with (
-            _writing(options.out, "write another file after --out"),
+            writing_to(options.out, "write another file after --out"),
             atomic_write(options.out) as file,
         ):
             file.write(content)
@@ -111,7 +110,7 @@ def _predict_validation(run: Path, overrides: Sequence[str]) -> int:
         ) from None
     classifier: ImageClassifier = load_classifier(run, overrides)
     predictions = classifier.predict_validation()
-    with _writing(folder, "copy the run folder and give the copy"):
+    with writing_to(folder, "copy the run folder and give the copy"):
         written = write_predictions(folder, predictions)
     top1 = 100 * predictions.wrong / predictions.images
     print(f"{predictions.images} images: top-1 error {top1:.2f} %\n")
@@ -150,16 +149,6 @@ def _as_json(predicted: Predicted, names: Sequence[str], _top: int) -> str:
         for path, prediction in predicted
     ]
     return json.dumps(rows, indent=1) + "\n"
-
-
-@contextmanager
-def _writing(path: Path, remedy: str) -> Iterator[None]:
-    """Raise UsageError with the remedy if this path cannot be written within the context."""
-    try:
-        with converting_disk_full(path):
-            yield
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}); {remedy}") from None
 
 
 def main(argv: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from lsgd import config
 from lsgd.comm import Comm, ElasticComm, broadcast_from_rank0
-from lsgd.errors import ExitError, UsageError, disk_full_error
+from lsgd.errors import UsageError, writing_to
 from lsgd.files import create_empty, sync_file, sync_folder
 from lsgd.paths import is_leftover
 from lsgd.recipe import Recipe, differing_fields
@@ -81,7 +81,7 @@ def _open(recipe: Recipe, holding: ExitStack) -> OpenRun:
     if recipe.run_dir is None:
         return OpenRun(_new_folder(recipe, holding))
     folder = Path(recipe.run_dir)
-    try:
+    with _writing_to_run(folder):
         seen = _names(folder)
         opened, damaged = _checkpoint_of(recipe, folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,8 +96,6 @@ def _open(recipe: Recipe, holding: ExitStack) -> OpenRun:
             leftover.unlink()
         if opened.checkpoint_path and not (folder / FILE).exists():
             point_to(Path(opened.checkpoint_path))
-    except OSError as error:
-        raise _unwritable(folder, error) from None
     return opened
 
 
@@ -293,21 +291,14 @@ def _new_folder(recipe: Recipe, holding: ExitStack) -> Path:
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-seed{recipe.seed}"
     for number in range(1, 1000):
         folder = Path("runs", recipe.name, stem if number == 1 else f"{stem}-{number}")
-        try:
-            # Fails if it exists: two jobs of the same second get two folders.
+        # mkdir fails if the folder exists: two jobs of the same second get two folders.
+        with _writing_to_run(folder), suppress(FileExistsError):
             folder.mkdir(parents=True)
             holding.enter_context(lock.hold_lock(folder))
             _write_config(recipe, folder)
             return folder
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise _unwritable(folder, error) from None
     raise UsageError(f"runs/{recipe.name} has a thousand runs of this second; write run_dir=PATH")
 
 
-def _unwritable(folder: Path, error: OSError) -> ExitError:
-    return disk_full_error(error, f"run_dir={folder}") or UsageError(
-        f"run_dir={folder} cannot be written ({error.strerror}); write run_dir=PATH for a folder "
-        "that you can write to"
-    )
+def _writing_to_run(folder: Path) -> AbstractContextManager[None]:
+    return writing_to(f"run_dir={folder}", "write run_dir=PATH for a folder that you can write to")

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from lsgd import definitions, files
-from lsgd.errors import UsageError, converting_disk_full
+from lsgd.errors import UsageError, writing_to
 from lsgd.run.tuned import DEFINITION, SEARCHES
 from lsgd.search.space import SearchSpace
 from lsgd.untrusted_files import parse_json, read_bounded
+
+REMEDY = "start the search in a folder that you can write to"
 
 
 def definition(space: SearchSpace) -> dict[str, Any]:
@@ -56,9 +58,9 @@ def open_folder(space: SearchSpace) -> Path:
     error of a full disk.
     """
     folder = search_folder(space)
-    with _writing(folder):
+    with writing_to(folder, REMEDY):
         folder.mkdir(parents=True, exist_ok=True)
-    with hold_lock(folder, "begin"), _writing(folder):
+    with hold_lock(folder, "begin"), writing_to(folder, REMEDY):
         check_folder(folder, space)
         if not (folder / DEFINITION).exists():
             values = definition(space) | {"place": uuid.uuid4().hex}
@@ -99,19 +101,6 @@ def _definition_in(folder: Path) -> dict[str, Any]:
     return values
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Raise UsageError, or the error of a full disk, if a search's folder cannot be written."""
-    try:
-        with converting_disk_full(folder):
-            yield
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be written ({error.strerror}); start the search in a folder that you "
-            "can write to"
-        ) from None
-
-
 def acquire_lock(folder: Path, name: str, *, wait: bool) -> IO[str] | None:
     """Take a named file lock in a search's folder; closing the file or ending the process frees it.
 
@@ -119,7 +108,7 @@ def acquire_lock(folder: Path, name: str, *, wait: bool) -> IO[str] | None:
     cannot be written or its drive has no locks, and the error of a full disk.
     """
     path = folder / "locks" / name
-    with _writing(folder):
+    with writing_to(folder, REMEDY):
         path.parent.mkdir(exist_ok=True)
         file = path.open("w")
     try:

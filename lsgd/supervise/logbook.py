@@ -15,7 +15,7 @@ from lsgd.errors import (
     NotSavedError,
     UsageError,
     converting_disk_full,
-    disk_full_error,
+    writing_to,
 )
 from lsgd.files import AppendOnlyFile
 from lsgd.job import members
@@ -74,7 +74,8 @@ def open_logbook(
     without locks, where the processes of another supervisor would be stopped, and NotSavedError
     if the disk is full at the start, or rows are still unwritten at the end.
     """
-    try:
+    remedy = "write run_dir=PATH for a folder that you can write to"
+    with writing_to(f"run_dir={folder}", remedy):
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         names = {name for name in names if not is_leftover(name)}
         known = {"config.yaml", CHECKPOINT, SUPERVISOR_LOG, LOCK, lock.FILE, "logs"}
@@ -84,13 +85,6 @@ def open_logbook(
             )
         folder.mkdir(parents=True, exist_ok=True)
         held = (folder / LOCK).open("ab")
-    except OSError as error:
-        if full := disk_full_error(error, folder / SUPERVISOR_LOG):
-            raise full from None
-        raise UsageError(
-            f"run_dir={folder} cannot be written ({error.strerror}); write run_dir=PATH for a "
-            "folder that you can write to"
-        ) from None
     with held:
         # The helper of a killed supervisor holds the lock until it has stopped the job.
         deadline = time.monotonic() + patience
