@@ -1,4 +1,4 @@
-"""Find the first difference between two runs: `python -m lsgd.compare RUN RUN`.
+"""Find the first difference between two runs: `python -m lsgd.compare RUN OTHER_RUN`.
 
 Print the fields in which the two recipes differ, first those that decide what is computed, then
 those that decide how fast and where. Then print the first difference between the rows of
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, number_type, run_alone
 from lsgd.recipe import differing_fields
@@ -251,7 +250,7 @@ def _run(folder: Path) -> Run:
 
 def _compare(options: argparse.Namespace) -> int:
     """Print how the two runs of a command line differ; return 1 if their metrics do, else 0."""
-    runs = _run(options.runs[0]), _run(options.runs[1])
+    runs = _run(options.run), _run(options.other)
     # First, since runs of other steps have no row in common, and their recipes say why.
     print(f"{recipes_report(runs)}\n", flush=True)
     metrics = compare_metrics(runs, options.tolerance)
@@ -265,7 +264,8 @@ def _compare(options: argparse.Namespace) -> int:
 def main(argv: Sequence[str]) -> int:
     """Run the `lsgd compare` command line and return its exit code."""
     parser = Parser("lsgd.compare", __doc__ or "")
-    parser.add_argument("runs", nargs=2, type=paths.parse_path, metavar="RUN", help="a run folder")
+    parser.add_path("run", "RUN", "a run folder")
+    parser.add_path("other", "OTHER_RUN", "the run folder to compare it with")
     parser.add_argument(
         "--tolerance",
         type=number_type(lambda value: 0 <= value < math.inf, "a number of 0 or more"),

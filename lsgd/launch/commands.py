@@ -101,9 +101,8 @@ def torchrun(request: Request) -> LaunchCommand:
         *request.train_arguments,
     ]
     command = with_threads(request, processes, command)
-    return LaunchCommand(
-        request, processes, command, program, f"it comes with torch: {install_command()}"
-    )
+    remedy = f"it comes with torch: {install_command()}"
+    return LaunchCommand(request, processes, command, program, remedy, log_folder=logs)
 
 
 def horovodrun(request: Request) -> LaunchCommand:
@@ -129,7 +128,7 @@ def horovodrun(request: Request) -> LaunchCommand:
     ]
     command = with_threads(request, processes, command)
     remedy = f"{script_command('setup/horovod.sh')} builds it"
-    return LaunchCommand(request, processes, command, program, remedy)
+    return LaunchCommand(request, processes, command, program, remedy, log_folder=logs)
 
 
 def mpirun(request: Request) -> LaunchCommand:
@@ -174,7 +173,7 @@ def mpirun(request: Request) -> LaunchCommand:
         "Debian has it: 'sudo apt install openmpi-bin libopenmpi-dev', then "
         f"{script_command('setup/horovod.sh')}"
     )
-    return LaunchCommand(request, processes, command, "mpirun", remedy)
+    return LaunchCommand(request, processes, command, "mpirun", remedy, log_folder=logs)
 
 
 def singly(request: Request) -> LaunchCommand:

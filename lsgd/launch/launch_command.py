@@ -6,10 +6,9 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
-from lsgd.errors import UsageError
+from lsgd.errors import UsageError, writing_to
 from lsgd.launch.attended import is_attended, run_attended
 from lsgd.launch.options import IMAGES, Request
 from lsgd.launch.processes import find_python
@@ -30,8 +29,8 @@ class LaunchCommand:
     """The way to install that program, or to do without it."""
     text: str | None = None
     """The job file that the command submits; None if the command is the job itself."""
-    log_folder: Path | None = None
-    """The folder of a submitted job's own log, which has to exist before the job starts."""
+    log_folder: str = ""
+    """The folder of the job's output, which is made before the job starts, or an empty string."""
     saves_at_interrupt: bool = False
     """Whether the command itself lets its processes save at Ctrl-C."""
 
@@ -49,6 +48,11 @@ class LaunchCommand:
         if not self._in_image:
             find_python()
         self.check()
+        if self.log_folder:
+            run_dir = self.request.run_dir
+            shown = f"run_dir={run_dir}" if run_dir else self.log_folder
+            with writing_to(shown, "write run_dir=PATH for a folder that you can write to"):
+                os.makedirs(self.log_folder, exist_ok=True)
         if self.text is None:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -58,14 +62,6 @@ class LaunchCommand:
             for number in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             os.execvp(self.command[0], self.command)
-        if self.log_folder:
-            try:
-                self.log_folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(
-                    f"{self.log_folder} cannot be made for the job's log ({error.strerror}); "
-                    "write run_dir=PATH for a folder that you can write to"
-                ) from None
         done = subprocess.run(self.command, input=os.fsencode(f"{self.text}\n"))
         raise SystemExit(done.returncode)
 

@@ -130,7 +130,7 @@ def slurm(request: Request) -> LaunchCommand:
         "sbatch",
         "on a machine without Slurm, use local, mpirun or torchrun",
         text,
-        Path(folder).parent,
+        os.path.dirname(folder),
     )
 
 

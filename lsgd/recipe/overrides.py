@@ -121,6 +121,8 @@ def check_overrides(overrides: Sequence[str]) -> None:
         key, value = key_and_value(word)
         if not key or ("=" not in word and not word.startswith("~")):
             refuse_override(word)
+        if key in ("study", "search") and "=" in word:
+            raise UsageError(f"{key}={value} is a {key}; write lsgd {key} {key}={value or 'NAME'}")
         refuse_long_number(key, value)
         if key in LR_KEYS:
             raise UsageError(lr_message(key))

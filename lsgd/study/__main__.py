@@ -53,7 +53,13 @@ from lsgd.report.look_record import note_added_seeds, plan_looks, read_added_see
 from lsgd.report.looks import Looks
 from lsgd.study.planned_runs import check_sources, planned_runs, trained_seeds
 from lsgd.study.power import power_lines
-from lsgd.study.reporting import locked_report, report_folder, study_findings, write_report
+from lsgd.study.reporting import (
+    locked_report,
+    make_folders,
+    report_folder,
+    study_findings,
+    write_report,
+)
 from lsgd.study.request import StudyRequest, read_request
 from lsgd.study.run_queue import RunQueue
 from lsgd.study.seeds import next_seeds, seed_order
@@ -92,6 +98,7 @@ def run_study(argv: Sequence[str]) -> int:
     if request.jobs and request.jobs > 1:
         limit_threads(request.launcher, request.jobs)
     everything = all_runs(request)
+    make_folders(request.study, everything)
     chosen = [trial for trial in everything if trial.recipe.seed in request.seeds]
     signals = catch_stop_signals()
     if request.max_seeds:

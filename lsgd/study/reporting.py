@@ -2,11 +2,13 @@
 
 import hashlib
 import shlex
+import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+from lsgd.errors import writing_to
 from lsgd.files import locked
 from lsgd.planned import PlannedRun
 from lsgd.recipe.study import Study, without_start
@@ -32,6 +34,17 @@ def report_folder(study: Study, all_runs: Sequence[PlannedRun]) -> Path:
         return STUDIES / study.name
     digest = hashlib.sha256("".join(computed(all_runs)).encode()).hexdigest()
     return STUDIES / f"{study.name}-{digest[:8]}"
+
+
+def make_folders(study: Study, all_runs: Sequence[PlannedRun]) -> None:
+    """Make the folders of a study's runs and report, before the first run is trained.
+
+    Raises UsageError if one cannot be written, and NotSavedError if its disk is full.
+    """
+    for folder in (all_runs[0].folder.parent, report_folder(study, all_runs)):
+        with writing_to(folder, "start the study in a folder that you can write to"):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
 
 
 def study_findings(

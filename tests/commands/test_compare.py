@@ -254,7 +254,7 @@ def test_exit_codes_and_sentences(
     assert "equal within a relative difference of 0.5 in the row" in capsys.readouterr().out
     for words, says in (
         ([pair[0], str(tmp_path)], f"{tmp_path} is not a run folder: it has no config.yaml; give"),
-        (pair[:1], "required: RUN"),
+        (pair[:1], "required: OTHER_RUN;"),
         ([*pair, "--tolerance", "nan"], "nan is not a number of 0 or more"),
     ):
         assert main(words) == 2

@@ -9,6 +9,7 @@ import pytest
 
 from lsgd.launch.__main__ import main
 from lsgd.launch.commands import exported_variables
+from lsgd.launch.launch_command import LaunchCommand
 from lsgd.launch.options import read_request
 from lsgd.launch.slurm import slurm
 
@@ -73,7 +74,28 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = launched(tmp_path, "slurm", "digits", "run_dir=file/a/b", "--np", "1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("lsgd: file/a cannot be made for the job's log (Not a directory)")
+    assert done.stderr.startswith("lsgd: run_dir=file/a/b cannot be written (Not a directory)")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "horovodrun", "mpirun"])
+def test_a_run_folder_that_cannot_be_written_is_refused_before_the_launcher_starts(
+    launcher: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(LaunchCommand, "check", lambda start: None)
+    program(tmp_path, launcher, "true")
+    (tmp_path / "file").touch()
+    words = [launcher, "digits", "--np", "2"]
+    assert main([*words, "run_dir=file/a"]) == 2
+    assert "lsgd: run_dir=file/a cannot be written (Not a directory)" in capsys.readouterr().err
+    with pytest.raises(AssertionError, match="would become"):
+        main([*words, "run_dir=a"])
+    assert (tmp_path / "a/logs/start1").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -426,6 +426,8 @@ def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
         ("+recipe=bs8k deviations={crop:5}", "deviations.crop=5 is not a reason", "as a text"),
         ("+recipe=bs8k rehearse=2", "rehearse=2 is not true or false", "rehearse=true"),
         ("+recipe=bs64 target.top1=9", "'target.top1'", "did you mean target.top1_error"),
+        ("study=digits", "study=digits is a study", "write lsgd study study=digits"),
+        ("+recipe=bs8k ++search=lars", "search=lars is a search", "write lsgd search search=lars"),
         ("+recipe=bs8k ~workers", "workers has no value", "workers=…"),
         ("+recipe=bs8k optim=adamx", "optim=adamx", "did you mean adam"),
         ("+recipe=bs8k optim={a:1}", "'optim.a'", "did you mean optim or optim.name"),

@@ -52,6 +52,19 @@ def test_a_report_without_any_run_is_refused(
     assert not list(inside.iterdir())
 
 
+@pytest.mark.parametrize("place", ["runs/trials", "runs/studies/small"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_run(
+    place: str, inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (inside / place).parent.mkdir(parents=True)
+    (inside / place).touch()
+    assert main(["+study=small", "--np", "1"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"lsgd: {place} cannot be written (")
+    assert "start the study in a folder that you can write to" in said.err
+    assert said.out == ""
+
+
 @pytest.mark.slow
 def test_a_run_that_diverged_in_another_process_has_failed(inside: Path) -> None:
     """It was in the queue of this one, which would else report that all runs are finished."""
