@@ -173,7 +173,9 @@ def mpirun(request: Request) -> LaunchCommand:
         "Debian has it: 'sudo apt install openmpi-bin libopenmpi-dev', then "
         f"{script_command('setup/horovod.sh')}"
     )
-    return LaunchCommand(request, processes, command, "mpirun", remedy, log_folder=logs)
+    # Each of --hosts makes its own folder, which may be on a disk that this machine does not have.
+    made_here = "" if hosts else logs
+    return LaunchCommand(request, processes, command, "mpirun", remedy, log_folder=made_here)
 
 
 def singly(request: Request) -> LaunchCommand:

@@ -28,7 +28,6 @@ FLAGS = frozenset(
 """The options of sbatch without a value that a launch may set."""
 OPTIONAL = frozenset(
     {"--exclusive", "--get-user-env", "--nice", "--no-kill", "--oom-kill-step", "--propagate"}
-    | {"--resv-ports"}
 )
 """The options of sbatch that a launch may set with a value after an equals sign, or without one."""
 SET_BY_LSGD = {

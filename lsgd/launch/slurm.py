@@ -459,7 +459,12 @@ def _seen_path(request: Request, key: str) -> str:
     # Each job of an array has a folder of its own beside this one. A check writes none, and a mount
     # of a folder that does not exist would fail.
     if "--array" in request.options:
-        return str(Path(path).parent)
+        if (parent := str(Path(path).parent)) == "/":
+            raise UsageError(
+                f"run_dir={path} lies in /, which --array would mount with the folders of its jobs "
+                "over that of the container; write run_dir=FOLDER/NAME"
+            )
+        return parent
     return "" if request.is_check and not os.path.isdir(path) else path
 
 

@@ -257,6 +257,7 @@ def _show_cluster(cluster: str) -> list[dict[str, str]]:
     """Return the fields of a cluster's jobs, '' for this machine's, with CLUSTER among them."""
     question = ["scontrol", *cluster_option(cluster), "show", "job", "--oneliner"]
     whole = os.environ | {"SLURM_BITSTR_LEN": "0"}  # else long lists of tasks are cut
+    whole.pop("SLURM_CLUSTERS", "")  # by which '' would be another cluster
     try:
         done = subprocess.run(question, capture_output=True, text=True, errors="replace", env=whole)
     except FileNotFoundError:

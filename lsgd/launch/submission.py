@@ -65,9 +65,11 @@ def sbatch(
     answer, if sbatch refuses the script.
     """
     numbers = [split_cluster(job) for job in after]
-    options = [f"--dependency=afterany:{':'.join(job for job, _ in numbers)}"] if after else []
-    # A job can only wait for others of its cluster.
-    options += cluster_option(numbers[0][1]) if after else []
+    options = []
+    if after:  # of which a job can only wait for those of its cluster
+        cluster = numbers[0][1]
+        waited_for = [job for job, its_cluster in numbers if its_cluster == cluster]
+        options = [f"--dependency=afterany:{':'.join(waited_for)}", *cluster_option(cluster)]
     path = answer.with_suffix(".sh")
     path.touch(mode=0o600)  # a search's command may have the password of its database
     path.write_text(f"{script}\n", encoding="utf-8")

@@ -72,8 +72,11 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
 
 def _check_same_step(run: Run, recipe: Recipe, name: str) -> None:
     """Raise UsageError if a step of the run is another than one of the recipe."""
+    model = recipe.model
+    if model.starts_pretrained:  # for which a run saves the file of the weights
+        model = model.started_from(None)
     models = [
-        (f"model.{key}".removesuffix(".name"), _text(value), _text(getattr(recipe.model, key)))
+        (f"model.{key}".removesuffix(".name"), _text(value), _text(getattr(model, key)))
         for key, value in vars(run.recipe.model).items()
         if key not in WITHOUT_WORK
     ]

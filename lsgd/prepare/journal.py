@@ -1,5 +1,6 @@
 """The journal of findings on the files of each folder, from which a killed command resumes."""
 
+import errno
 import json
 import os
 import time
@@ -46,7 +47,9 @@ def inspect_folder(
         path = root / folder / name
         try:
             status = path.stat()
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                raise
             raise UsageError(
                 f"{path} is a link to a file that does not exist; repair or remove it, like all "
                 "that find -L ROOT -type l lists, and rerun the same command"

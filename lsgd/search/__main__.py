@@ -38,7 +38,7 @@ else one. --status prints the job of each run, with its nodes and log. Rerun the
 have ended to submit what is left. --print shows the scripts and the GPU hours, as does lsgd plan
 search=NAME.
 
-exit code 0: every trial has ended; 1: all have failed, or several in a row before their first step,
+exit code 0: every trial has ended; 1: all have failed, or the first ones before their first step,
 as where a machine is at fault, or a run that compares; 2: the command or a run was refused; 6: a
 disk is full; 75: stopped by a signal, or jobs submitted. After 6 and 75, rerun the same command to
 resume.
@@ -58,7 +58,7 @@ from lsgd.planned import has_ended, limit_threads
 from lsgd.report.folder import check_libraries
 from lsgd.search.backends import TrialBackend, backend_for
 from lsgd.search.command_line import ReportRequest, SearchRequest, read_request
-from lsgd.search.controller import Controller, comparison_runs, print_line
+from lsgd.search.controller import UNSTARTED, Controller, comparison_runs, print_line
 from lsgd.search.folder import (
     check_folder,
     definition_hash,
@@ -165,10 +165,12 @@ def run_search(
         controller.retry_failed()
     controller.search(jobs)
     points = engine.all_trials()
-    if why := controller.machine_fault:
+    # A single one may be the trial's own fault, where a signal has stopped the search.
+    if len(controller.ended_before_first_step) >= min(UNSTARTED, controller.budget):
+        [(_, why), *_] = controller.ended_before_first_step.values()
         print_line(
-            f"the last trials all ended before their first step ({why}), most likely by a fault of "
-            "the machine; fix that and rerun the same command to retry them"
+            f"the first trials all ended before their first step ({why}), which their values do "
+            "not cause; fix that and rerun the same command to retry them"
         )
         return 1
     elsewhere = [point.number for point in points if point.state == RUNNING and not signals]
@@ -182,8 +184,8 @@ def run_search(
     if elsewhere:
         # Only a person knows whether a folder is gone, or its search is to be resumed.
         print_line(
-            f"{format_count(len(elsewhere), 'trial')} of another folder have not ended; rerun the "
-            "same command once they have, or, if that folder is gone, with --retry-failed after "
+            f"waiting for {format_count(len(elsewhere), 'trial')} of another folder; rerun the "
+            "same command later, or, if that folder is gone, with --retry-failed after "
             f"optuna tell {engine.where} --study-name {folder.name} --state fail --trial-number N "
             f"for N={','.join(map(str, elsewhere))}"
         )

@@ -43,12 +43,10 @@ CRASHES = 2
 ENDINGS: dict[int, type[ExitError]] = {each.exit_code: each for each in (UsageError, NotSavedError)}
 """The errors that would meet every other run too, by exit code."""
 UNSTARTED = 2
-"""The number of trials in a row that may end before their first step.
+"""The number of trials that may end before their first step while no run has made one.
 
-Any further trial would most likely end for the same reason, which is not in its values.
+Any further trial would then end for the same reason, which is not in its values.
 """
-OUT_OF_MEMORY = "out of memory"
-"""The words in the reason of an end that is due to a trial's values, where other trials step."""
 
 
 @dataclass
@@ -65,10 +63,6 @@ class RunningTrial:
     reported_step: int = 0
     """The step of the last epoch reported to Optuna; `most_epochs` lie between two seeds."""
     is_recorded: bool = False
-    has_stepped: bool = False
-    """Whether a run has made a step since this process began or resumed the trial."""
-    ended_so_before: bool = False
-    """Whether an earlier command left the trial open as it ended before its first step."""
 
 
 class Controller:
@@ -98,21 +92,14 @@ class Controller:
         """The error that would meet every run; the running ones are then stopped."""
         self.to_repeat: list[Trial] = []
         """Failed trials that are to be repeated."""
+        self.any_run_stepped = self.found_step()
+        """Whether any run of this search is known to have made a step."""
         self.ended_before_first_step: dict[int, tuple[RunningTrial, str]] = {}
-        """Trials in a row that ended before their first step, and why.
+        """Trials that ended before their first step, and why, while no run has made a step.
 
-        They are not recorded as failed before another trial has made its first step: if the machine
-        is at fault, rerunning the command retries them.
+        They are not recorded as failed: if the machine is at fault, rerunning the command retries
+        them.
         """
-
-    @property
-    def machine_fault(self) -> str:
-        """The reason why the trials in a row ended, if their number has ended the search.
-
-        It is empty otherwise: a single one may be the trial's own fault.
-        """
-        reasons = [why for _, why in self.ended_before_first_step.values()]
-        return reasons[0] if len(reasons) >= min(UNSTARTED, self.budget) else ""
 
     def retry_failed(self) -> None:
         """Queue those of a search's failed trials to be repeated that may not fail again."""
@@ -141,9 +128,9 @@ class Controller:
         """Record those trials as failed that ended before their first step, if another made one.
 
         Their own processes may have ended before that step. Those that are trained again are left
-        out, and all of a search that has ended early, as it may be the machine's fault.
+        out.
         """
-        if len(self.engine.all_trials()) < self.budget or not self.found_step():
+        if not self.found_step():
             return
         with hold_lock(self.folder, "ask"):
             for number in self.engine.unstarted_trials():
@@ -169,8 +156,6 @@ class Controller:
                     self._end(self.active.pop(future), future)
             if not self.active:
                 time.sleep(POLL)
-        if self.ended_before_first_step and not self.signals and self.found_step():
-            self._fail_ended_before_first_step()
 
     def compare(self, name: str, trials: Sequence[PlannedRun], jobs: int) -> None:
         """Train a compared recipe's runs, up to `jobs` at a time; print failures and metrics."""
@@ -192,7 +177,7 @@ class Controller:
     def _next(self) -> RunningTrial | None:
         """Claim and return an abandoned or new trial; None if none is left or the search stops."""
         trained = len(self.claimed) - len(self.ended_before_first_step)
-        if self.signals or (self.most_trials is not None and trained >= self.most_trials):
+        if self.signals or trained == self.most_trials:
             return None
         # A new trial has no owner until its lock is taken, and two processes must not both start
         # the last one.
@@ -245,7 +230,6 @@ class Controller:
             number, values, trials, StopRequest(self.signals), held, reported_step=step
         )
         if number in self.engine.unstarted_trials():
-            job.ended_so_before = True
             self.engine.note_unstarted(number, "")  # it may end in another way now
         if step:  # of a search that was killed, perhaps before its pruning decision
             self._prune_if_due(job)
@@ -323,7 +307,7 @@ class Controller:
             for epoch, value in sorted(_epochs(trial).items()):
                 step = place * self.space.most_epochs + epoch
                 if step > job.reported_step and not job.is_recorded:
-                    self._note_step(job)
+                    self._note_first_step()
                     job.reported_step = step
                     self.engine.report(job.number, step, value)
                     self._prune_if_due(job)
@@ -351,14 +335,14 @@ class Controller:
             job.lock.close()
             return
         runs = [run for trial in job.runs if (run := trial.saved_run)]
-        has_begun = any(run.begun for run in runs)
-        if has_begun:
-            self._note_step(job)
-        if why and not (job.is_recorded or has_begun or self._fails_by_its_values(job, why)):
+        # Of this trial, or of one that another process trains.
+        if any(run.begun for run in runs) or (why and self.found_step()):
+            self._note_first_step()
+        if why and not job.is_recorded and not self.any_run_stepped:
             self._say(job, f"ended before its first step: {why}")
             self.ended_before_first_step[job.number] = job, why
             self.engine.note_unstarted(job.number, why)
-            if self.machine_fault:
+            if len(self.ended_before_first_step) >= UNSTARTED:
                 self._stop_trials()
             return
         if why and not job.is_recorded:
@@ -378,11 +362,6 @@ class Controller:
             self._say(job, "stopped; rerun the same command to resume it")
         job.lock.close()
 
-    def _fails_by_its_values(self, job: RunningTrial, why: str) -> bool:
-        """Return whether a trial's values are to blame for its end before its first step."""
-        # Another command or trial has met a machine that trains.
-        return (job.ended_so_before or OUT_OF_MEMORY in why.lower()) and self.found_step()
-
     def found_step(self) -> bool:
         """Return whether a run of any trial of this search has made a step."""
         trials = self.engine.all_trials()
@@ -393,16 +372,11 @@ class Controller:
         planned = [run for trial in trials for run in self.space.valid_runs(trial.values, seeds)]
         return any((run := each.saved_run) and run.begun for each in planned)
 
-    def _note_step(self, job: RunningTrial) -> None:
-        """Note that a trial has made a step; if its first one, record as failed those without."""
-        if not job.has_stepped:
-            job.has_stepped = True
-            self._fail_ended_before_first_step()
-
-    def _fail_ended_before_first_step(self) -> None:
-        """Record the trials in a row as failed that ended before their first step."""
-        ended, self.ended_before_first_step = self.ended_before_first_step, {}
-        for job, why in ended.values():
+    def _note_first_step(self) -> None:
+        """Note that a run has made a step; record the trials that ended without one as failed."""
+        self.any_run_stepped = True
+        unstarted, self.ended_before_first_step = self.ended_before_first_step, {}
+        for job, why in unstarted.values():
             self._record_state(job, FAILED, f"failed: {why}", why=why)
             job.lock.close()
 

@@ -33,7 +33,7 @@ from lsgd.report.groups import RecipeRuns
 from lsgd.run.remaining import duration
 from lsgd.search.backends import JobStepBackend, JobStepLauncher
 from lsgd.search.command_line import COMPARISON, TRIAL, SearchRequest
-from lsgd.search.controller import Controller, comparison_runs, print_line
+from lsgd.search.controller import UNSTARTED, Controller, comparison_runs, print_line
 from lsgd.search.folder import hold_lock
 from lsgd.search.space import crashed_trials
 from lsgd.search.trial import FINISHED, RUNNING, Trial, best_trial
@@ -350,15 +350,15 @@ def run_array_job(request: SearchRequest, engine: "OptunaStudy", folder: Path) -
 def _train_trial(controller: Controller) -> int:
     """Train the next trial of a search; return 0 if it has a value, or if none is left."""
     controller.search(1)
-    if controller.machine_fault:
+    unstarted = len(controller.ended_before_first_step)
+    if unstarted and unstarted >= min(UNSTARTED, controller.budget):
         controller.signals.clear()  # by which the controller has ended itself
         print_line(
-            "the last trials all ended before their first step, most likely by a fault of the "
-            "machine: the array's pending jobs are cancelled; fix that and rerun the command of "
-            "the search"
+            "the first trials all ended before their first step, which their values do not cause: "
+            "the array's pending jobs are cancelled; fix that and rerun the command of the search"
         )
         _cancel_pending()
-    if controller.ended_before_first_step:
+    if unstarted:
         return 1
     if not controller.claimed:
         print_line("no trial is left to train")

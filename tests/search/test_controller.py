@@ -510,32 +510,6 @@ def test_a_point_that_ends_before_its_first_step_where_others_do_not_has_failed(
     assert again.states == [FINISHED] * 3
 
 
-def test_a_machine_that_breaks_after_a_step_does_not_use_up_the_trials() -> None:
-    work = Work(search())
-    work.run(lambda trial, stop: (well if len(work.trained) == 1 else crashes)(trial, stop))
-    assert work.states == [FINISHED, RUNNING, RUNNING]
-    assert work.controller.machine_fault.startswith("exit code 1, has crashed")
-    work.run(well)
-    assert (work.states, work.controller.machine_fault) == ([FINISHED] * 4, "")
-
-
-def test_trials_whose_values_end_them_before_their_first_step_hold_up_no_search() -> None:
-    """They end so in two commands, or are out of memory."""
-    work = Work(search(trials=6))
-    work.run(lambda trial, stop: (well if len(work.trained) == 1 else crashes)(trial, stop))
-
-    def train(trial: PlannedRun, stop: StopRequest) -> ExitSummary:
-        if len(work.trained) <= 4:
-            return crashes(trial, stop)
-        if len(work.trained) <= 8:
-            trial.log_path.write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
-            return ExitSummary(1, "has crashed")
-        return well(trial, stop)
-
-    work.run(train)
-    assert work.states == [FINISHED, *[FAILED] * 4, FINISHED]
-
-
 def test_a_last_trial_that_ends_before_its_first_step_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
