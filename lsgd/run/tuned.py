@@ -37,7 +37,7 @@ def _overrides(study: Study, entry: Entry) -> list[str]:
         tried = sum(point["ended"] is not None for point in found["points"])
     except (OSError, ValueError, LookupError, TypeError):
         raise UsageError(
-            f"{where}, where no search exists; run python -m lsgd.search +search={entry.search} "
+            f"{where}, where no search exists; run python -m lsgd.search search={entry.search} "
             "first"
         ) from None
     if recipe != entry.recipe:
