@@ -67,7 +67,7 @@ def command_names() -> list[str]:
 def refuse_unknown(command: str) -> NoReturn:
     """Raise UsageError for an unknown lsgd command, suggesting the one that may be meant."""
     if command in recipe_names():
-        remedy = f"it is a recipe: write lsgd train +recipe={command}"
+        remedy = f"it is a recipe: write lsgd train recipe={command}"
     elif "=" in command:
         remedy = f"a command comes first, as in lsgd train {command}"
     else:

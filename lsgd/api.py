@@ -3,7 +3,7 @@
     >>> from tempfile import mkdtemp
     >>> from lsgd.api import evaluate, load_recipe, read_runs, train
     >>> short = ["epochs=2", "schedule.milestones=[1]", "schedule.warmup_epochs=0.5"]
-    >>> recipe = load_recipe("+recipe=digits", *short, f"run_dir={mkdtemp()}")
+    >>> recipe = load_recipe("recipe=digits", *short, f"run_dir={mkdtemp()}")
     >>> kinds = []
     >>> error = train(recipe, on_row=lambda row: kinds.append(row["kind"]))  # doctest: +ELLIPSIS
     digits: ...
@@ -77,10 +77,10 @@ if not TYPE_CHECKING:  # with a type checker they are errors
 def load_recipe(*overrides: str) -> Recipe:
     """Compose and check a recipe from command-line overrides; raises UsageError.
 
-    >>> recipe = load_recipe("+recipe=bs8k", "workers=128")
+    >>> recipe = load_recipe("recipe=bs8k", "workers=128")
     >>> recipe.batch_size, recipe.total_steps, round(recipe.lr(recipe.first_step(5)), 3)
     (4096, 28080, 1.6)
-    >>> load_recipe("+recipe=bs8k", "worker=128")
+    >>> load_recipe("recipe=bs8k", "worker=128")
     Traceback (most recent call last):
     lsgd.errors.UsageError: there is no key 'worker'; did you mean workers?
     """
@@ -112,7 +112,7 @@ def evaluate(checkpoint: Path | str, *overrides: str) -> dict[str, Scores]:
 
     Scores have `metrics` (loss, top1_error in percent, …) and the `counts` from which they are
     computed. The overrides change where and how the evaluation runs, such as `data.root=…` or
-    `device=cpu`. With `+recipe=NAME` among them the file holds plain weights, which are evaluated
+    `device=cpu`. With `recipe=NAME` among them the file holds plain weights, which are evaluated
     with that recipe. Raises UsageError.
     """
     from lsgd.evaluate import evaluate_path

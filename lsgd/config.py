@@ -31,7 +31,6 @@ from yaml import YAMLError
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.override_syntax import (
-    ADDED,
     ALIASES,
     PATH_FIELDS,
     canonical,
@@ -203,7 +202,7 @@ _COMPLETE = "complete"
 
 
 def load_recipe(overrides: Sequence[str], *, is_tuned: bool = False) -> Recipe:
-    """Compose and check the recipe of overrides such as ["+recipe=bs8k", "workers=128"].
+    """Compose and check the recipe of overrides such as ["recipe=bs8k", "workers=128"].
 
     `target` is removed if the overrides change the published run in more than the seed. A recipe
     that `is_tuned` has hardware=auto unless the overrides choose another. Raises UsageError with
@@ -303,7 +302,7 @@ def _is_as_published(recipe: Recipe, overrides: Sequence[str]) -> bool:
 
 @cache
 def _published_recipe(*overrides: str) -> Recipe:
-    """Compose the published recipe that an override such as +recipe=bs8k chooses."""
+    """Compose the published recipe that an override such as recipe=bs8k chooses."""
     return recipe_from_mapping(_compose(overrides))
 
 
@@ -595,13 +594,15 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
 def _compose_alone(overrides: Sequence[str]) -> dict[str, Any]:
     composed: dict[Any, Any]
     try:
-        primary, hydra_overrides = "config", overrides
+        primary, name = "config", ""
         if own := own_recipe(overrides):
-            primary = _add_own_configs(own, overrides)
-            chosen = f"{'' if primary == _COMPLETE else '+'}recipe=own_file_0"
-            hydra_overrides = [
-                chosen if key_and_value(word)[0] == "recipe" else word for word in overrides
-            ]
+            primary, name = _add_own_configs(own, overrides), "own_file_0"
+        # By a plus sign Hydra adds a group that has no default.
+        plus = "" if primary == _COMPLETE else "+"
+        hydra_overrides = [
+            f"{plus}recipe={name or value}" if key == "recipe" else word
+            for word, (key, value) in zip(overrides, map(key_and_value, overrides), strict=True)
+        ]
         loaded = _config_loader().load_configuration(
             primary, _ordered_overrides(hydra_overrides), RunMode.RUN, from_shell=False
         )
@@ -617,7 +618,7 @@ def _compose_alone(overrides: Sequence[str]) -> dict[str, Any]:
         where = f"{mark.name}, line {mark.line + 1}" if mark else " ".join(overrides)
         raise UsageError(f"{where}: {first_line(error)}; fix that file") from None
     except OverrideParseException as error:
-        refuse_override(str(error.override).removeprefix("++"))
+        refuse_override(str(error.override).lstrip("+"))
     except HydraException as error:
         _refuse_composition(error, overrides)
     except OmegaConfBaseException as error:
@@ -722,11 +723,10 @@ def _expand_group_override(override: str) -> str:
 
 
 def _canonical(words: Sequence[str]) -> list[str]:
-    """Rename the keys of overrides to those of Hydra, and strip plus signs before groups."""
+    """Rename the keys of overrides to those of saved recipes, without plus signs before groups."""
     groups = config_groups()
     return [
-        canonical(word.lstrip("+") if key_and_value(word)[0] in (*groups, *ADDED) else word)
-        for word in words
+        word.lstrip("+") if key_and_value(word)[0] in groups else canonical(word) for word in words
     ]
 
 
@@ -738,9 +738,9 @@ def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoRe
     if unset := re.search(r"Could not delete from config. '([^']+)' does not exist", text):
         refuse_deletion(unset.group(1))
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
-        _refuse_several(several.group(1).removeprefix("++"), overrides)
+        _refuse_several(several.group(1).lstrip("+"), overrides)
     if sweep := re.search(r"Sweep parameters '(.+)' requires --multirun", text):
-        _refuse_several(sweep.group(1).removeprefix("++"), overrides)
+        _refuse_several(sweep.group(1).lstrip("+"), overrides)
     if other := re.search(r"Error merging override (.+)", text):
         key, value = key_and_value(other.group(1))
         if key in {key for key, _ in all_fields(Recipe)}:
@@ -760,7 +760,7 @@ def _refuse_several(word: str, overrides: Sequence[str]) -> NoReturn:
     if key == "seed":
         raise UsageError(f"{refusal}, and start a run for each") from None
     rest = [
-        each.removeprefix("+") if each.startswith("+recipe=") else each
+        each
         for each in overrides
         if key_and_value(each)[0] not in (key, "run_dir", "rehearse", "name")
     ]

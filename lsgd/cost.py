@@ -217,7 +217,7 @@ def _timed(trial: PlannedRun, processes: int, threads: int) -> float | None:
     """
     from lsgd.bench.job import open_job
 
-    overrides = [format_override("+recipe", trial.recipe_argument), *trial.overrides]
+    overrides = [format_override("recipe", trial.recipe_argument), *trial.overrides]
     library = "single" if processes == 1 else "torch"
     try:
         with open_job(

@@ -147,7 +147,7 @@ def _own_definition(group: str, name: str, known: Sequence[str]) -> OwnFile | No
         return None
     path = find_own_file(name)
     if path is None:
-        raise UsageError(missing_file_message(f"+{group}={name}", name, known))
+        raise UsageError(missing_file_message(f"{group}={name}", name, known))
     if path.stem in known or not re.fullmatch(r"\w[\w.+-]*", path.stem):
         raise UsageError(
             f"{path} would make a {group} {path.stem}, which is the name of a shipped one or no "

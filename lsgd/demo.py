@@ -42,7 +42,7 @@ def demo(folder: Path) -> str:
             run_dir = folder / f"{name}-seed{seed}"
             recipe = config.load_recipe(
                 [
-                    f"+recipe={name}",
+                    f"recipe={name}",
                     f"seed={seed}",
                     format_override("run_dir", run_dir),
                     "comm=single",

@@ -1,6 +1,6 @@
 """Evaluation of a checkpoint: `python -m lsgd.evaluate CHECKPOINT`, alone or under a launcher.
 
-Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
+Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth recipe=bs256`.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def evaluate_path(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scores
     """Evaluate a checkpoint, or the newest one of a run folder, on each whole evaluation set.
 
     `overrides` change execution fields of its recipe, such as data.root=… or val_batch=…, and the
-    size and crop of the evaluated images, data.image_size and data.crop_ratio. With `+recipe=NAME`
+    size and crop of the evaluated images, data.image_size and data.crop_ratio. With `recipe=NAME`
     the file has plain weights, such as torchvision's, for that recipe's data and model. Raises
     UsageError if the file is damaged or has other weights, the data is missing, or an override
     changes the trajectory of a checkpoint.
@@ -78,8 +78,8 @@ class _SavedModel(NamedTuple):
 
 
 def _load(path: Path, overrides: Sequence[str]) -> _SavedModel:
-    """Load a checkpoint or, with `+recipe=NAME`, plain weights."""
-    plain = any(canonical(word).startswith("+recipe=") for word in overrides)
+    """Load a checkpoint or, with `recipe=NAME`, plain weights."""
+    plain = any(canonical(word).startswith("recipe=") for word in overrides)
     return (_load_weights if plain else _load_checkpoint)(path, overrides)
 
 
@@ -87,7 +87,7 @@ def _load_checkpoint(path: Path, overrides: Sequence[str]) -> _SavedModel:
     """Load the model of a checkpoint, or of the newest one of a run folder."""
     remedy = (
         "give another, or, for a file of plain weights, add a recipe for the data and the model, "
-        "such as +recipe=bs256"
+        "such as recipe=bs256"
     )
     recipe, saved = load_trained(path, overrides, remedy=remedy, any_image_size=True)
     crop = trained_crop(saved)
@@ -142,7 +142,7 @@ def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
         ) from None
     if is_checkpoint:
         raise UsageError(
-            f"{path} is a checkpoint of lsgd, which contains its recipe; leave out +recipe="
+            f"{path} is a checkpoint of lsgd, which contains its recipe; leave out recipe="
         )
     crop = recipe.data.image_size, recipe.data.crop_ratio
     return _SavedModel(recipe, str(path), tensors, parts={}, data={}, trained_crop=crop)
@@ -278,7 +278,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "checkpoint",
         type=paths.parse_path,
-        help="a run folder, or its checkpoint.pt; or, with +recipe=NAME, plain weights such as "
+        help="a run folder, or its checkpoint.pt; or, with recipe=NAME, plain weights such as "
         "torchvision's resnet50-0676ba61.pth",
     )
     parser.add_argument(

@@ -26,18 +26,18 @@ ALIASES = {"dry_run": "rehearse", "compared_seeds": "holdout_seeds"}
 older name of a field that none of these has.
 """
 ADDED = ("recipe", "search", "study")
-"""The keys for which Hydra asks for a plus sign; lsgd takes them without one as well."""
+"""The keys for which Hydra asks for a plus sign, with which lsgd takes them as well."""
 
 
 def canonical(override: str) -> str:
-    """Rename the key of an override to that of Hydra and saved recipes, such as +recipe.
+    """Rename the key of an override to that of saved recipes, without Hydra's plus sign.
 
-    >>> canonical("recipe=digits"), canonical("dry_run=true"), canonical("epochs=3")
-    ('+recipe=digits', 'rehearse=true', 'epochs=3')
+    >>> canonical("+recipe=digits"), canonical("dry_run=true"), canonical("epochs=3")
+    ('recipe=digits', 'rehearse=true', 'epochs=3')
     """
     key, equals, value = override.partition("=")
-    if equals and key in ADDED:
-        return f"+{override}"
+    if equals and key.lstrip("+") in ADDED:
+        return override.lstrip("+")
     return f"{ALIASES[key]}={value}" if equals and key in ALIASES else override
 
 

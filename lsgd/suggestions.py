@@ -11,7 +11,7 @@ SWEEPS = (
     "and seeds"
 )
 RESUMES = "rerun the command with run_dir=RUN, the run folder, to resume a run"
-TRAINS = "python -m lsgd.train +recipe=NAME trains a recipe"
+TRAINS = "python -m lsgd.train recipe=NAME trains a recipe"
 
 FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
     # Requests to any command, as pip, Git and argparse take them.
@@ -54,7 +54,7 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "backend dist-backend": ("comm=",),
     # Hydra, timm, Lightning, and the scripts of PyTorch.
     "recipe r config c config-name config-file config-path": (
-        "+recipe=", "a recipe is written by its name alone, such as digits, or its path",
+        "recipe=", "a recipe is written by its name alone, such as digits, or its path",
     ),
     "epoch max-epochs num-epochs": ("epochs=",),
     "b bs batch batchsize batch-size": (
@@ -130,7 +130,7 @@ def exact_equivalent(
     name = _dashed(word)
     for form in _FORMS.get(name, ()):
         first = form.split()[0]
-        key, equals, _ = first.lstrip("+").partition("=")
+        key, equals, _ = first.partition("=")
         if first in options:
             return f"write {form} {value}".rstrip()
         if equals and key in keys:

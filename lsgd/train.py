@@ -1,9 +1,9 @@
 """The training loop: one run from its recipe to its final metric; the module to read first.
 
-    python -m lsgd.train +recipe=digits                               # alone, on a laptop
-    torchrun --nproc-per-node 8 -m lsgd.train +recipe=bs8k            # the 8 GPUs of a machine
-    horovodrun -np 8 python -m lsgd.train +recipe=bs8k                # the same over Horovod
-    mpirun -np 256 python -m lsgd.train +recipe=bs8k run_dir=runs/a   # a cluster; again: resumes
+    python -m lsgd.train recipe=digits                                # alone, on a laptop
+    torchrun --nproc-per-node 8 -m lsgd.train recipe=bs8k             # the 8 GPUs of a machine
+    horovodrun -np 8 python -m lsgd.train recipe=bs8k                 # the same over Horovod
+    mpirun -np 256 python -m lsgd.train recipe=bs8k run_dir=runs/a    # a cluster; again: resumes
 
 A recipe has k workers of n images each (Goyal et al. 2017, section 2). Here the workers are
 virtual: any number of processes hosts the k workers, and the trajectory is the same. The data of a

@@ -23,7 +23,7 @@ from lsgd.tables import format_count
 
 def script_recipe(job: AuditedJob) -> Recipe:
     """Return a recipe with the minibatch and optimizer of a script, which papers' rules ask for."""
-    recipe = config.load_recipe(["+recipe=bs256"])
+    recipe = config.load_recipe(["recipe=bs256"])
     name = "lars" if "lars" in job.first.first("optimizer").get("name", "").lower() else "sgd"
     averages = any(each.first("gradient").get("averages") for each in job.processes)
     return replace(

@@ -42,7 +42,7 @@ or processes: inputs.decoders) and distribution of crops. Every round measures e
 after the other; what is compared is the ratio within a round. A goal that lies inside the interval
 of its ratio is not resolved: more --rounds or a quieter machine help.
 
-  python -m lsgd.bench inputs +recipe=bs256 data.root=/data/imagenet
+  python -m lsgd.bench inputs recipe=bs256 data.root=/data/imagenet
   … --steps 0 --rounds 15      the loaders alone, with a narrower interval
   … --rounds 0 --epochs 5      only the memory of our loaders, over 5 epochs
 

@@ -71,7 +71,7 @@ def loader_setting(recipe: Recipe) -> LoaderSetting:
     if recipe.rehearse or recipe.data.name in IN_MEMORY_DATASETS:
         what = "a dry run" if recipe.rehearse else recipe.data.name
         raise UsageError(
-            f"{what} has no image files to load; write for example +recipe=bs256 data.root=FOLDER"
+            f"{what} has no image files to load; write for example recipe=bs256 data.root=FOLDER"
         )
     if recipe.data.channels != 3:
         raise UsageError(

@@ -34,7 +34,7 @@ the number of processes. The jobs all run at the same time and take turns, so th
 measures each once; what is compared is the ratio within a round. A processor's cores are shared
 among the processes of a job, unless OMP_NUM_THREADS sets the threads of each.
 
-  python -m lsgd.bench scaling +recipe=fashion_bs1k --np 1,2,4
+  python -m lsgd.bench scaling recipe=fashion_bs1k --np 1,2,4
 """
 
 

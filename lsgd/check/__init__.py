@@ -1,4 +1,4 @@
-"""Checks of a recipe against its paper: `python -m lsgd.check +recipe=NAME`.
+"""Checks of a recipe against its paper: `python -m lsgd.check recipe=NAME`.
 
 Nothing is trained and no data is needed. The checks build what a training run would use and examine
 it: the network, its optimizer, the lr of every step, the minibatches, the random crops and colours.

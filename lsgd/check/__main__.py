@@ -1,4 +1,4 @@
-"""The command line `python -m lsgd.check +recipe=NAME [key=value ...]`."""
+"""The command line `python -m lsgd.check recipe=NAME [key=value ...]`."""
 
 import sys
 import textwrap

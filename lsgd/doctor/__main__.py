@@ -191,7 +191,7 @@ def verdict(items: Sequence[CheckItem]) -> str:
         return f"No run is possible here until this is fixed: {', '.join(needed)}."
     failed = [item.name for item in items if item.status == FAIL]
     but = f", but this fails: {', '.join(failed)}" if failed else ""
-    return f"A run is possible here{but}; begin with `python -m lsgd.train +recipe=digits`."
+    return f"A run is possible here{but}; begin with `python -m lsgd.train recipe=digits`."
 
 
 def _terminated(*_: object) -> NoReturn:

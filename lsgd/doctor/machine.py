@@ -279,7 +279,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> CheckItem:
 
 def memory(answer: ProbeResult) -> CheckItem:
     """Check how many virtual workers of recipe bs256 fit into a GPU's or the machine's memory."""
-    plan = "`python -m lsgd.plan memory +recipe=NAME` shows what fits"
+    plan = "`python -m lsgd.plan memory recipe=NAME` shows what fits"
     if answer.failure_reason:
         return CheckItem(
             "memory", FAIL, f"the plan failed: {answer.failure_reason}", "see torch and recipes"

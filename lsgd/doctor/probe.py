@@ -149,7 +149,7 @@ def recipes() -> Iterator[Facts]:
     """Yield the number of lsgd's recipes, after composing and checking one."""
     from lsgd import config
 
-    config.load_recipe(["+recipe=digits"])
+    config.load_recipe(["recipe=digits"])
     yield {"recipes": len(config.sorted_recipe_names())}
 
 
@@ -230,7 +230,7 @@ def memory() -> Iterator[Facts]:
         where, size = "each GPU", min(gpu.total_memory for gpu in gpus)
     facts: Facts = {"where": where, "gb": size / 1e9, "workers": {}}
     for precision in ("float32", "bfloat16"):
-        recipe = config.load_recipe(["+recipe=bs256", f"precision={precision}"])
+        recipe = config.load_recipe(["recipe=bs256", f"precision={precision}"])
         facts["workers"][precision] = max_workers_per_micro_batch(recipe, MAX_MEMORY_SHARE * size)
         yield facts
 

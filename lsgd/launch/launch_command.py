@@ -79,7 +79,7 @@ class LaunchCommand:
         from lsgd import config  # Hydra takes a while to import, which --help does not wait for
         from lsgd.recipe.checks import check_world_size
 
-        overrides = [format_override("+recipe", self.request.recipe), *self.request.overrides]
+        overrides = [format_override("recipe", self.request.recipe), *self.request.overrides]
         try:
             check_world_size(config.load_recipe(overrides), self.processes)
         except UsageError as refusal:

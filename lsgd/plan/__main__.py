@@ -1,4 +1,4 @@
-"""The command line `python -m lsgd.plan +recipe=bs8k nodes=32 gpus=8`."""
+"""The command line `python -m lsgd.plan recipe=bs8k nodes=32 gpus=8`."""
 
 import argparse
 import re

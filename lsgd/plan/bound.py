@@ -21,7 +21,7 @@ Compute a lower bound of the time of a training step on GPUs that are not availa
 cause: memory, arithmetic, or the launches of the host. It counts the bytes and the floating-point
 operations of every operator of lsgd's own step, on tensors that have shapes and no numbers.
 
-  python -m lsgd.plan bound +recipe=bs256                     one process hosts all 8 workers
+  python -m lsgd.plan bound recipe=bs256                      one process hosts all 8 workers
   … --processes 8                                             each of 8 hosts one
 
 An operator takes at least its bytes over the memory bandwidth, and at least its operations over the

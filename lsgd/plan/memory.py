@@ -15,7 +15,7 @@ ABOUT = f"""\
 Compute the memory of a training step on each GPU, for micro-batches of 1, 2, 4, … workers, in
 float32 and bfloat16, and the GPUs that it fits, without a GPU and without training.
 
-  python -m lsgd.plan memory +recipe=bs256                    one process hosts all 8 workers
+  python -m lsgd.plan memory recipe=bs256                     one process hosts all 8 workers
   … --processes 8                                             each of 8 hosts one
   … data.image_size=64 model=resnet101                        what if
 

@@ -60,4 +60,4 @@ def is_paper_setup(planned: ModelledCluster, recipe: Recipe) -> bool:
 
 
 def _recipe(name: str) -> Recipe:
-    return config.load_recipe([f"+recipe={name}"])
+    return config.load_recipe([f"recipe={name}"])

@@ -23,7 +23,7 @@ Predict which strategy trains fastest on a cluster: all-reduce, synchronous serv
 bounded staleness or asynchronous servers, and which placement of the servers is best. The tables
 show throughput, speed-up and step times over the number of workers; nothing is trained.
 
-  python -m lsgd.plan strategy +recipe=fashion_lenet5 workers=16 --step 0.007
+  python -m lsgd.plan strategy recipe=fashion_lenet5 workers=16 --step 0.007
                                                      one worker computes 7 ms for its n images
   … --run runs/fashion_lenet5/20261120-152308-seed0  or the step time of a run of one process
   … cluster.server_gbits=1 cluster.worker_gbits=1    on 1 Gbit/s

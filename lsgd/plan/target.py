@@ -42,7 +42,7 @@ def _checked(points: PublishedPoints, accuracy: float, recipe: Recipe) -> Publis
         raise UsageError(
             f"the points to {accuracy:g} % are for {_network(points)} at {size} pixels, and "
             f"{recipe.name} trains {recipe.model.name} on {recipe.data.name} at "
-            f"{recipe.data.image_size}; write a recipe for these, such as +recipe=bs8k"
+            f"{recipe.data.image_size}; write a recipe for these, such as recipe=bs8k"
         )
     if recipe.training_sizes != (size,):
         raise UsageError(

@@ -42,7 +42,7 @@ examples:
   python -m lsgd.prepare folder /data/flowers
   python -m lsgd.prepare folder /data/photos --split 0.2                   (without train and val)
   python -m lsgd.prepare folder /shared/flowers --index ~/flowers-index    (read-only)
-  python -m lsgd.train +recipe=bs256 data=folder data.root=/data/flowers data.image_size=64
+  python -m lsgd.train recipe=bs256 data=folder data.root=/data/flowers data.image_size=64
 """
 
 PLAIN_SUFFIXES = (".jpeg", ".jpg", ".png")

@@ -140,7 +140,7 @@ def _prepare(options: argparse.Namespace) -> None:
         overrides.insert(0, shell_override("data.root", options.shards))
     if unpacked:
         unpacked.remove()
-    print(f"ready: python -m lsgd.train +recipe=bs256 {' '.join(overrides)}")
+    print(f"ready: python -m lsgd.train recipe=bs256 {' '.join(overrides)}")
 
 
 def _check_options(options: argparse.Namespace) -> None:

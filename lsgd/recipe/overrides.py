@@ -233,11 +233,9 @@ def refuse_override(override: str) -> NoReturn:
             f"'{key}=\"{value}\"'"
         ) from None
     if key == "recipe":
-        how = "write +recipe=NAME"
-    elif is_path(override):
+        how = "write recipe=NAME"
+    elif is_path(override) or override in sorted_recipe_names():
         how = f"write recipe={override}"
-    elif override in sorted_recipe_names():
-        how = f"write +recipe={override}"
     else:
         how = suggest_equivalent(override, options=RECIPE_OPTIONS)
     how = how or "write for example epochs=30"
@@ -251,7 +249,7 @@ def refuse_key(key: str, given: str) -> NoReturn:
             f"{key} is a choice without keys of its own; write {key}=NAME for one of `--fields "
             f"{key}`"
         ) from None
-    known = [*_keys(), *config_groups(), "+recipe"]
+    known = [*_keys(), *config_groups(), "recipe"]
     equivalent = "" if misspelled(given, known) else exact_equivalent(given, keys=known)
     hint = equivalent or did_you_mean(given, known)
     raise UsageError(f"there is no key '{key}'; {hint}") from None

@@ -95,7 +95,7 @@ def _kind(name: str) -> str:
 
 def missing_file_message(override: str, value: str, known: Sequence[str]) -> str:
     """Return why an override such as recipe=NAME chooses nothing, and what may have been meant."""
-    name, key = value.strip("'\""), override.lstrip("+").partition("=")[0]
+    name, key = value.strip("'\""), override.partition("=")[0]
     if is_path(name):
         plain = Path(name).stem
         how = (

@@ -133,8 +133,8 @@ class Search:
 
     @property
     def recipe_override(self) -> str:
-        """The override that chooses the recipe of this search, such as +recipe=digits."""
-        return format_override("+recipe", self.recipe_file or self.recipe)
+        """The override that chooses the recipe of this search, such as recipe=digits."""
+        return format_override("recipe", self.recipe_file or self.recipe)
 
     @property
     def command_arguments(self) -> list[str]:

@@ -34,8 +34,8 @@ class Entry:
 
     @property
     def recipe_override(self) -> str:
-        """The override that chooses the recipe of this entry, such as +recipe=digits."""
-        return format_override("+recipe", self.file or self.recipe)
+        """The override that chooses the recipe of this entry, such as recipe=digits."""
+        return format_override("recipe", self.file or self.recipe)
 
 
 def without_start(recipe: Recipe) -> Recipe:

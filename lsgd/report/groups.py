@@ -302,7 +302,7 @@ def _why_not(recipe: Recipe, wanted: dict[str, Recipe]) -> str:
         return f"{recipe.name} is not in this study"
     changed = differences(recipe, wanted[recipe.name])
     what = ", ".join(map(format_change, changed.items()))
-    return f"it differs from +recipe={recipe.name}: {what}"
+    return f"it differs from recipe={recipe.name}: {what}"
 
 
 def _labels(recipes: Sequence[Recipe]) -> list[str]:
@@ -331,7 +331,7 @@ def _labels(recipes: Sequence[Recipe]) -> list[str]:
 @cache
 def load_shipped_recipe(name: str, *overrides: str) -> Recipe:
     """Load a recipe by its name, or from a user's own file, with overrides applied."""
-    return config.load_recipe([format_override("+recipe", name), *overrides])
+    return config.load_recipe([format_override("recipe", name), *overrides])
 
 
 def _published(name: str) -> Recipe | None:

@@ -38,7 +38,7 @@ def _overrides(study: Study, entry: Entry) -> list[str]:
         crashed = int(found.get("crashed", 0))  # of which the values were not tried
     except (OSError, ValueError, LookupError, TypeError):
         raise UsageError(
-            f"{where}, where no search exists; run python -m lsgd.search +search={entry.search} "
+            f"{where}, where no search exists; run python -m lsgd.search search={entry.search} "
             "first"
         ) from None
     if recipe != entry.recipe:

@@ -1,14 +1,14 @@
 """Search hyper-parameters with Optuna: train trials from a search space and report the best one.
 
-    python -m lsgd.search +search=digits                        # one run after another
-    python -m lsgd.search +search=digits --jobs 2               # two at a time
-    python -m lsgd.search +search=digits --print                # show what is done, what would run
+    python -m lsgd.search search=digits                         # one run after another
+    python -m lsgd.search search=digits --jobs 2                # two at a time
+    python -m lsgd.search search=digits --print                 # show what is done, what would run
     python -m lsgd.search recipe=digits 'optim.momentum=[0.8,0.9]'   # a grid, without a file
-    python -m lsgd.search +search=digits sampler=gp trials=20   # override fields of the search …
-    python -m lsgd.search +search=digits worker_batch=32        # … or of the recipe, for all trials
+    python -m lsgd.search search=digits sampler=gp trials=20    # override fields of the search …
+    python -m lsgd.search search=digits worker_batch=32         # … or of the recipe, for all trials
     python -m lsgd.search --report runs/searches/a runs/searches/b --out FOLDER   # one page on both
-    python -m lsgd.search +search=digits --launch slurm --gpus 1 --jobs 8   # an array, 8 at a time
-    python -m lsgd.search +search=digits --launch spark --master spark://HOST:7077 --jobs 8
+    python -m lsgd.search search=digits --launch slurm --gpus 1 --jobs 8    # an array, 8 at a time
+    python -m lsgd.search search=digits --launch spark --master spark://HOST:7077 --jobs 8
 
 A trial is one point of the search space, which is in recipes/search/NAME.yaml: one value for each
 of its fields. Each trial is trained once with each of `seeds`, and its value is the mean of the

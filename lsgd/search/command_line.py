@@ -115,7 +115,7 @@ def _divide_overrides(
             how = f"write search={word}" if word in definitions.search_names() else parser.how(word)
             how = how or "write for example epochs=3"
             raise UsageError(f"'{word}' is not of the form key=value; {how}")
-        if key == "+search":
+        if key == "search":
             names.append(value)
         elif field in SAID:
             of_search.append(_of_search_field(word))

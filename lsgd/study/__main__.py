@@ -1,10 +1,10 @@
 """Train the recipes of a study with each seed, and write a report; rerun the command to resume.
 
-    python -m lsgd.study +study=fashion_table1_warmup                 # one run after another
-    python -m lsgd.study +study=fashion_table1_warmup --print         # state, commands, power, cost
-    python -m lsgd.study +study=figure1 seeds=[0] --launch slurm --nodes 4   # arrays of jobs
-    python -m lsgd.study +study=digits epochs=10 --np 1 --jobs 2      # override a field in all runs
-    python -m lsgd.study +study=digits seeds=5 --until-decided        # more seeds for open claims
+    python -m lsgd.study study=fashion_table1_warmup                  # one run after another
+    python -m lsgd.study study=fashion_table1_warmup --print          # state, commands, power, cost
+    python -m lsgd.study study=figure1 seeds=[0] --launch slurm --nodes 4    # arrays of jobs
+    python -m lsgd.study study=digits epochs=10 --np 1 --jobs 2       # override a field in all runs
+    python -m lsgd.study study=digits seeds=5 --until-decided         # more seeds for open claims
 
 Each run is of one recipe with one seed, in processes of its own. The launcher `local`, or
 that of --launch, starts these processes and takes its own options; a run gets no more processes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lsgd import config
 from lsgd.errors import UsageError
-from lsgd.override_syntax import format_override
+from lsgd.override_syntax import canonical, format_override
 from lsgd.planned import FORBIDDEN_KEYS, PlannedRun, has_ended
 from lsgd.recipe import Recipe
 from lsgd.recipe.study import Entry, Study
@@ -41,7 +41,7 @@ def planned_runs(study: Study, overrides: Sequence[str]) -> list[PlannedRun]:
         other = same.setdefault((recipe.fingerprint, entry.start), recipe.name)
         if other != recipe.name:
             raise UsageError(
-                f"{' '.join(overrides) or study.command_arguments[0]} makes {other} and "
+                f"{' '.join(overrides) or canonical(study.command_arguments[0])} makes {other} and "
                 f"{recipe.name} the same run; leave out that override, or train that run alone "
                 "with lsgd.train"
             )
@@ -70,7 +70,7 @@ def _planned_run(entry: Entry, recipe: Recipe, words: list[str]) -> PlannedRun:
 def _source(recipe: str, seed: int) -> PlannedRun:
     """Return the run of a recipe from which another one starts, without overrides of a study."""
     words = [f"seed={seed}"]
-    return PlannedRun(config.load_recipe([format_override("+recipe", recipe), *words]), words)
+    return PlannedRun(config.load_recipe([format_override("recipe", recipe), *words]), words)
 
 
 def check_sources(study: Study, seeds: Collection[int]) -> None:

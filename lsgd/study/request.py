@@ -77,7 +77,7 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
             how = f"write study={word}" if word in definitions.study_names() else parser.how(word)
             how = how or "write for example epochs=30"
             raise UsageError(f"'{word}' is not of the form key=value; {how}")
-        if key.lstrip("+") == "study":
+        if key == "study":
             names.append(value)
         elif key == "seeds":
             seed_lists.append(value)

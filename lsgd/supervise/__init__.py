@@ -1,7 +1,7 @@
 """Supervise a run: start any launch command, and restart the job when it fails.
 
     python -m lsgd.supervise python -m lsgd.launch horovodrun bs8k run_dir=runs/a --np 8
-    python -m lsgd.supervise -- mpirun -np 8 python -m lsgd.train +recipe=bs8k run_dir=runs/a
+    python -m lsgd.supervise -- mpirun -np 8 python -m lsgd.train recipe=bs8k run_dir=runs/a
     python -m lsgd.supervise --processes 8 python -m lsgd.launch torchrun bs8k run_dir=runs/a \\
         --np {np}
     python -m lsgd.supervise python -m lsgd.launch singly digits run_dir=runs/a --np 4

@@ -121,7 +121,7 @@ LONG = "a" * 60
         (f"{K8S} run_dir=~/a", "such as /lsgd/", f"{K8S} run_dir=/lsgd/a"),
         ("launch slurm digits --np 1 --print run_dir=a%j", "write another",
          "launch slurm digits --np 1 --print run_dir=a"),
-        ("train --cfg bs8k", "write +recipe=bs8k", "train --cfg +recipe=bs8k"),
+        ("train --cfg bs8k", "write recipe=bs8k", "train --cfg +recipe=bs8k"),
         ("train --cfg +recipe=bs8k epoch=91", "did you mean epochs?",
          "train --cfg +recipe=bs8k epochs=91"),
         ("train --cfg +recipe=bs8k epochs=3", "in proportion write epochs=3 "

@@ -121,7 +121,7 @@ def test_a_file_that_is_no_study(
     with pytest.raises(UsageError, match=re.escape(sentence)) as refused:
         definitions.load_study("mine")
     assert "\n" not in str(refused.value)
-    with pytest.raises(UsageError, match=r"\+study=min does not exist; did you mean mine\?"):
+    with pytest.raises(UsageError, match=r"^study=min does not exist; did you mean mine\?"):
         definitions.load_study("min")
 
 

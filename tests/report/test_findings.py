@@ -179,7 +179,7 @@ def test_what_is_left_out_of_a_study_says_why(tmp_path: Path) -> None:
     findings = found(tmp_path, study())
     assert {each.path.name: each.reason for each in findings.skipped_folders} == {
         "fashion_bs512-seed0": "fashion_bs512 is not in this study",
-        "fashion_bs2k-seed0": "it differs from +recipe=fashion_bs2k: optim.momentum=0.8, not 0.9",
+        "fashion_bs2k-seed0": "it differs from recipe=fashion_bs2k: optim.momentum=0.8, not 0.9",
         "running": "2 of 9 epochs done: it is running, or was stopped",
     }
     assert findings.is_partial

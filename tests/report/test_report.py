@@ -557,7 +557,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             ["tests/golden"],
             "no run is in tests/golden (tests/golden/launch: it has no config.yaml)",
         ),
-        (["results", "--study", "nothing"], "+study=nothing does not exist"),
+        (["results", "--study", "nothing"], "study=nothing does not exist"),
         (["--table", "nowhere.md"], "cannot be read"),
     ],
 )

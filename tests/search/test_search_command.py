@@ -174,7 +174,7 @@ def test_killed_at_thirty_random_moments(
     ("words", "sentence"),
     [
         ("", "no search is given; write for example search=digits; --searches lists them"),
-        ("+search=smal", "+search=smal does not exist; did you mean small?"),
+        ("+search=smal", "search=smal does not exist; did you mean small?"),
         ("+search=small seed=1", "write seeds=[0] for the seeds of every point"),
         ("+search=small space.a=1", "is a field of a search file; write your own file"),
         ("+search=small trials=0", "trials=0 is not possible; write 1 or more"),

@@ -147,7 +147,7 @@ def test_a_study_that_cannot_be_read_stops_no_other(
     [
         ("", "no study is given; write for example study=digits; --studies lists them"),
         ("small", "'small' is not of the form key=value; write study=small"),
-        ("+study=smal", "+study=smal does not exist; did you mean small?"),
+        ("+study=smal", "study=smal does not exist; did you mean small?"),
         ("+study=small +study=digits", "no study is given; write"),
         ("+study=small name=a", "'name=a' cannot be overridden in a study"),
         ("+study=small seed=1", "write seeds=[0,1] for some of them"),

@@ -69,7 +69,7 @@ def write_run(folder: Path, recipe: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ("gone", "where no search exists; run python -m lsgd.search +search=mine first"),
+        ("gone", "where no search exists; run python -m lsgd.search search=mine first"),
         ("more", "which has tried 2 of 3 trials; rerun its command to resume it"),
         (
             "crashed",

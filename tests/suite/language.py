@@ -4,7 +4,7 @@
 
 A class is a noun phrase, no function word and no bare participle. The first line of a docstring is
 understandable alone, and some idioms say less than a noun or a number. Neither these nor the words
-that only this project used are in a message of lsgd.
+that only this project used are in a message of lsgd. Messages and help have no plus sign of Hydra.
 """
 
 import ast
@@ -32,6 +32,9 @@ MESSAGES = re.compile(
     r"(?<!there )(is|are) no (?!longer\b|more\b|such\b)[a-z]+|left no words|comes? back|is back)\b"
 )
 """Idioms that a message has a standard term for: rerun, resume, has no effect, fix, is not a …"""
+
+PLUS = re.compile(r'(?<!canonical\(")\+(recipe|study|search)=')
+"""An override as Hydra asks for it, whose plus sign users need not write."""
 
 
 def faults(source: str) -> Iterator[tuple[int, str]]:
@@ -68,13 +71,26 @@ def message_faults(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"a message has the idiom {idiom[0]!r}"
 
 
+def plus_faults(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, sentence) for each text of a module, or docstring, with Hydra's plus sign.
+
+    >>> [*plus_faults("raise UsageError('write +recipe=digits')")]
+    [(1, 'a text has +recipe=, which is written recipe=')]
+    """
+    for node in ast.walk(ast.parse(source)):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and (found := PLUS.search(text)):
+            yield node.lineno, f"a text has {found[0]}, which is written {found[1]}="
+
+
 def main() -> int:
     """Print each fault with its file and line; return 1 if there is one."""
     code = 0
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             source = path.read_text("utf-8")
-            messages = message_faults(source) if folder == "lsgd" else ()
+            of_lsgd = (message_faults, plus_faults) if folder == "lsgd" else ()
+            messages = [fault for check in of_lsgd for fault in check(source)]
             for line, sentence in (*faults(source), *messages):
                 print(f"{path.relative_to(ROOT)}:{line}: {sentence}")
                 code = 1

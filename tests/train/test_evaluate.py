@@ -221,7 +221,7 @@ def test_a_folder_of_weights_and_one_of_a_run(tmp_path: Path) -> None:
     recipe = ["+recipe=digits", "device=cpu"]
     saved = Learner(compose_recipe(*recipe), SingleComm(), torch.device("cpu"))
     checkpoint.write(saved.checkpoint(), tmp_path)
-    with pytest.raises(UsageError, match=r"is a checkpoint of lsgd, .*; leave out \+recipe="):
+    with pytest.raises(UsageError, match=r"is a checkpoint of lsgd, .*; leave out recipe="):
         evaluate_path(tmp_path, recipe)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"empty is a folder without checkpoint\.pt or "):
@@ -290,11 +290,11 @@ def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
         evaluate_path(tmp_path / "sparse.pth", ["+recipe=bs256"])
     torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "plain.pth")
     with pytest.raises(
-        UsageError, match=r"plain\.pth is damaged or not a .* weights, add a recipe .*\+recipe="
+        UsageError, match=r"plain\.pth is damaged or not a .* weights, add a recipe .* recipe="
     ):
         evaluate_path(tmp_path / "plain.pth")
     torch.save({"fingerprint": "f", "model": {}}, tmp_path / "checkpoint.pt")
-    with pytest.raises(UsageError, match=r"is a checkpoint of lsgd, .*; leave out \+recipe="):
+    with pytest.raises(UsageError, match=r"is a checkpoint of lsgd, .*; leave out recipe="):
         evaluate_path(tmp_path / "checkpoint.pt", ["+recipe=bs256"])
 
 
