@@ -194,7 +194,8 @@ class _Choice:
                 broadcast_from_rank0(self.comm, self.record.write_short)
                 return self.default, [self.defaults_line()]
             best, tried = self._descend(timer, compiles=compiles)
-        if not tried and any(self.comm.gather_objects(timer.lacked_time)):  # a longer run may not
+        lacked_time = any(self.comm.gather_objects(timer.lacked_time))  # as a longer run may not
+        if lacked_time and not broadcast_from_rank0(self.comm, lambda: tried):
             broadcast_from_rank0(self.comm, self.record.write_short)
             return self.default, [self.defaults_line()]
         values = {name: getattr(best, name) for name in self.open_fields}

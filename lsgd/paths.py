@@ -186,8 +186,8 @@ def path_on_machine(key: str, text: str) -> Path:
     as local_path does.
     """
     expanded = os.path.expandvars(text)
-    empty = [each for each in re.findall(r"\$\w+", text) if not os.path.expandvars(each)]
-    if lacking := [*empty, *re.findall(r"\$\w*", expanded)]:
+    empty = [each for each in re.findall(r"\$(?:\w+|{\w+})", text) if not os.path.expandvars(each)]
+    if lacking := [*empty, *re.findall(r"\$(?:\w+|{\w*}|)", expanded)]:
         raise UsageError(
             f"{key}={text} has the variable {lacking[0]}, which has no value on "
             f"{platform.node()}; write one that the job sets there, or a path"

@@ -62,7 +62,8 @@ def read_start_weights(recipe: Recipe, comm: Comm) -> StartWeights:
     other contents than weights of the recipe's network, or differs between processes.
     """
     model = recipe.model
-    assert not model.starts_pretrained, "with_pretrained_weights is called before"
+    if model.starts_pretrained:
+        raise RuntimeError("with_pretrained_weights has to be called before")
     if not model.start_sha256:
         return StartWeights()
     has_optimizer = model.start_optimizer

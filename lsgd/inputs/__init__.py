@@ -258,9 +258,10 @@ def _open_own(recipe: Recipe, device: "torch.device") -> Inputs:
 
 
 def try_own_training(inputs: Inputs, recipe: Recipe) -> None:
-    """Raise UsageError unless a loader of the user's own yields two training images as a batch."""
+    """Raise UsageError unless a loader of the user's own yields training images of a worker."""
     part = imported_part(LOADER, recipe.inputs.loader, recipe.inputs.source)
-    train = MicroBatch(0, np.arange(min(2, recipe.data.train_examples)), range(1), 0, "train")
+    ids = np.arange(min(2, recipe.worker_batch, recipe.data.train_examples))
+    train = MicroBatch(0, ids, range(1), 0, "train")
     _check_batch(inputs.train, part, train, recipe.data, recipe.training_size(0))
 
 

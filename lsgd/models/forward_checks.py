@@ -54,10 +54,11 @@ def find_dependence(
 ) -> str | None:
     """Return what a network's output for an image depends on besides the image, or None.
 
-    `call` lets `count` images of the given numbers through the network, which is modified, and
-    returns the output. Image 1 keeps its place, and so its rounding: its rows in the output and in
-    the input of batch norm layers are compared. Batch norm and dropout, which depend on workers and
-    draw by rule, are set to evaluation mode.
+    `call` lets images of the given numbers through the network, which is on the CPU and modified,
+    and returns the output. Among `count` of them image 1 keeps its place, and so its rounding: its
+    rows in the output and in the input of batch norm layers are compared, in tensors that a further
+    image lengthens. Batch norm and dropout, which depend on workers and draw by rule, are set to
+    evaluation mode.
     """
     seen: list[Tensor] = []
     for module in network.modules():
@@ -65,17 +66,20 @@ def find_dependence(
             module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
         if isinstance(module, WorkerBatchNorm | CounterBasedDropout):
             module.eval()
-    devices = {each.device for each in network.parameters() if each.device.type != "cpu"}
-    kind = next((device.type for device in devices), "cuda")
 
     def compute(images: list[int]) -> list[Tensor]:
         seen.clear()
         # Every call draws the same numbers, since draws are none of these dependencies.
-        with torch.random.fork_rng(devices, device_type=kind), seeded_generators(0):
-            outputs = [each for each in tree_leaves(call(images)) if isinstance(each, Tensor)]
-        of_images = [each for each in outputs if each.shape[:1] == (count,)]
-        of_images += [each for each in seen if len(each) % count == 0]
-        return [each.chunk(count)[1] for each in of_images if each.is_floating_point()]
+        with torch.random.fork_rng(devices=[]), seeded_generators(0):
+            found = [*tree_leaves(call(images)), *seen]
+        return [each for each in found if isinstance(each, Tensor) and each.is_floating_point()]
+
+    def row_of_image_1(images: list[int]) -> list[Tensor]:
+        return [
+            each.chunk(count)[1]
+            for each, more in zip(compute(images), longer, strict=False)
+            if each.dim() and more.dim() and len(more) * count == len(each) * (count + 1) > 0
+        ]
 
     same = [*range(count)]
     others = [count, 1, *range(count + 1, 2 * count - 1)]
@@ -83,10 +87,11 @@ def find_dependence(
         for parameter in network.parameters():
             if _hides_differences(parameter):
                 parameter.copy_(torch.linspace(0.5, 1.5, parameter.numel()).view_as(parameter))
-        first = compute(same)
-        if not _differ(first, compute(others)):
+        longer = compute([*same, count])
+        first = row_of_image_1(same)
+        if not _differ(first, row_of_image_1(others)):
             return None
-        is_state = _differ(first, compute(same))
+        is_state = _differ(first, row_of_image_1(same))
     return "earlier forward passes" if is_state else "the other images of a micro-batch"
 
 
@@ -101,11 +106,8 @@ def _differ(ones: list[Tensor], others: list[Tensor]) -> bool:
     """Return whether two calls gave tensors of other values, by more than rounding."""
     for one, other in zip(ones, others, strict=False):
         if one.shape == other.shape and one.numel():
-            tolerance = torch.finfo(one.dtype).eps ** 0.6
-            if one.device.type != "cpu":  # which may choose another algorithm in another call
-                tolerance = max(tolerance, 1e-3)
-            largest = float(one.nan_to_num().abs().max())
-            if not torch.allclose(one, other, rtol=0, atol=tolerance * largest, equal_nan=True):
+            tolerance = torch.finfo(one.dtype).eps ** 0.6 * float(one.nan_to_num().abs().max())
+            if not torch.allclose(one, other, rtol=0, atol=tolerance, equal_nan=True):
                 return True
     return False
 

@@ -509,7 +509,8 @@ class RunningStatistics:
                     f"a batch norm layer of {self.layers[layer].num_features} channels was called "
                     "by some workers of a step more often than by others, and its running "
                     "statistics would depend on the number of processes; call it equally often for "
-                    "all, take a norm without them, such as GroupNorm, or train with one process"
+                    "all, take a norm without them, such as GroupNorm, or train with one process",
+                    is_local=True,
                 )
             if not calls:
                 self._uncalled.append(layer)

@@ -17,15 +17,16 @@ from lsgd.rules.batchnorm import WorkerBatchNorm
 from lsgd.rules.statistics_freshness import StatisticsFreshness
 
 COUNT = 5
-"""The number of images in a call, which no other dimension of an output is likely to have."""
+"""The number of images in a call."""
 
 
 @contextmanager
 def check_dependence(model: nn.Module, images: int) -> Iterator[None]:
     """Raise UsageError if the model's output for an image depends on others, or on earlier calls.
 
-    Some of the `images` of the first call within this context go through a copy. A model that
-    cannot be copied, or takes no other number of images, is not checked.
+    Some of the `images` of the first call within this context go through a copy on the CPU, where
+    an index that is no image's fails alone. A model that cannot be copied, or takes no other number
+    of images, is not checked.
     """
     calls: list[Any] = []
 
@@ -39,7 +40,7 @@ def check_dependence(model: nn.Module, images: int) -> Iterator[None]:
         return
     is_compiling = "torch._dynamo" in sys.modules  # whose import takes seconds
     try:
-        copied = copy_model(model)
+        copied = copy_model(model).cpu()
 
         def call(numbers: list[int]) -> object:
             args, kwargs = tree_map(partial(_choose, numbers, images), calls[0])
@@ -51,10 +52,11 @@ def check_dependence(model: nn.Module, images: int) -> Iterator[None]:
     except Exception:
         return
     if found:
+        or_write = ", or from the images of one worker with workers_per_pass=1"
         raise UsageError(
             f"the model computes the output for an image also from {found}, so that the "
             "trajectory would depend on processes and workers_per_pass; compute it from the image "
-            "alone, or from the images of one worker with workers_per_pass=1"
+            f"alone{or_write if 'images' in found else ''}"
         )
 
 
@@ -74,6 +76,9 @@ def first_length(call: Any) -> int | None:
 
 def _choose(numbers: list[int], images: int, value: Any) -> Any:
     """Return the rows of some images, each of which may be one of several numbers."""
-    if not isinstance(value, Tensor) or value.shape[:1] != (images,):
+    if not isinstance(value, Tensor):
         return value
-    return value.detach()[[number % images for number in numbers]]
+    value = value.detach()
+    if value.shape[:1] == (images,):
+        value = value[[number % images for number in numbers]]
+    return value.cpu()

@@ -286,13 +286,14 @@ def _check_sum(
 ) -> None:
     """Raise UsageError unless the loss and counts of examples are the sums of those of each."""
     (loss, counts), each_loss = together, [float(each) for each, _ in alone]
-    losses, tolerance = sum(each_loss), tolerance * sum(map(abs, each_loss))
+    # The least scale is for losses that begin at 0, such as a distance from the start.
+    losses, tolerance = sum(each_loss), tolerance * max(sum(map(abs, each_loss)), 1e-3)
     counted = torch.stack([each for _, each in alone]).sum(0)
     if not (counts.equal(counted) and math.isclose(loss, losses, rel_tol=0, abs_tol=tolerance)):
         raise UsageError(
             f"{override} has a loss of {float(loss):.7g} and counts {counts.tolist()} for "
             f"{examples}, which alone have {losses:.7g} and {counted.tolist()} in sum; return sums "
-            "over the examples, and let no example depend on another"
+            "over the examples, and let no example depend on another, or on earlier draws"
         )
 
 
@@ -346,7 +347,8 @@ def _try_training(
         if is_plain and all(value.isfinite().all() for value, _ in found):
             # A network begins with small outputs, of which a loss shows small differences only. A
             # GPU may multiply matrices in a lower precision.
-            tolerance = torch.finfo(found[0][0].dtype).eps ** 0.6
+            dtypes = found[0][0].dtype, workload.dtype
+            tolerance = max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.6
             tolerance = tolerance if workload.device.type == "cpu" else max(tolerance, 1e-3)
             _check_sum(override, f"{len(ids)} training examples", found[0], found[1:], tolerance)
 

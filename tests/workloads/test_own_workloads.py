@@ -80,6 +80,7 @@ class Sums(OwnWorkload):
         far = (model(batch).squeeze(1) - batch.sum(1)).square()
         if self.kind == "small mean": far = 1e-5 * far
         if self.kind == "contrast" and each.split == "train": far = far * far.flip(0)
+        if self.kind == "rounded": far = far.double() * (1 + 1e-9 * len(batch))
         if self.kind == "nan" and each.examples[-1] == 1: far = far * np.nan
         loss = far.mean() if "mean" in self.kind else far if self.kind == "each" else far.sum()
         counts = torch.tensor([len(batch), int((far > 1).sum())])
@@ -425,6 +426,10 @@ def test_a_broken_workload_is_one_sentence(kind: str, message: str) -> None:
     recipe = sums(f"data.workload_options.kind='{kind}'")
     with pytest.raises(UsageError, match=f"data.workload=own_task:Sums {message}"):
         open_workload(recipe, CPU).inputs()
+
+
+def test_a_loss_in_float64_has_the_rounding_of_the_network() -> None:
+    open_workload(sums("data.workload_options.kind=rounded"), CPU).inputs()
 
 
 def test_a_sparse_buffer_is_refused() -> None:
