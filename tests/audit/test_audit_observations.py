@@ -2,19 +2,22 @@
 
 import base64
 from array import array
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from lsgd.audit.__main__ import _watched, notes
 from lsgd.audit.facts import observe
+from lsgd.audit.gradients import observe_gradient
 from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import ScriptProcess
 from lsgd.audit.watch.data import examples_of
 from lsgd.audit.watch.forward import ForwardWatch, is_in_training
-from lsgd.audit.watch.gradient import GradientWatch
+from lsgd.audit.watch.gradient import CLASS_LOSSES, ELEMENT_LOSSES, GradientWatch
 from lsgd.audit.watch.record import Pass, Record, micro_batches
 from lsgd.audit.watch.update import CHANGING, UpdateWatch
 from lsgd.check.observation import Observation
@@ -618,3 +621,87 @@ def test_a_later_training_in_the_same_process_is_noted() -> None:
     found = job()
     found.first.first("optimizer")["later_updates"] = 3
     assert any("another network got 3 updates after" in each for each in notes(found, []))
+
+
+def _mixup(out: Any, y: Any, n: int) -> Any:
+    return (0.3 * F.cross_entropy(out, y) + 0.7 * F.cross_entropy(out, y.flip(0))) / n
+
+
+def _smoothed_by_hand(out: Any, y: Any, n: int) -> Any:
+    logp = out.log_softmax(1)
+    return -(0.9 * logp.gather(1, y[:, None]).squeeze(1) + 0.1 * logp.mean(1)).sum() / n
+
+
+def _weighted(out: Any, y: Any, n: int) -> Any:
+    return (F.cross_entropy(out, y, reduction="none") * torch.arange(4.0)).mean() / n
+
+
+def _bce(out: Any, y: Any, reduction: str = "none") -> Any:
+    return F.binary_cross_entropy_with_logits(out, F.one_hot(y, 3).float(), reduction=reduction)
+
+
+def _kl(out: Any, y: Any) -> Any:
+    return F.kl_div(out.log_softmax(1), F.one_hot(y, 3).float(), reduction="sum")
+
+
+def _ignoring(out: Any, y: Any, reduction: str) -> Any:
+    target = torch.where(y == 0, -100, y)  # one of four
+    return F.cross_entropy(out, target, reduction=reduction).sum() / (target != -100).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "micro_batches", "says"),
+    [
+        (lambda out, y: _mixup(out, y, 1), 1, "the mean over all images"),
+        (lambda out, y: _mixup(out, y, 2), 2, "the mean over all images"),
+        (lambda out, y: _mixup(out, y, 1), 2, "2 times the mean over all images: the losses of 2"),
+        (lambda out, y: F.cross_entropy(out, y) + 0.4 * F.mse_loss(out[:, 0], y.float()), 1, ""),
+        (lambda out, y: _smoothed_by_hand(out, y, 1), 1, ""),
+        (lambda out, y: 64 * (F.cross_entropy(out, y) + out.square().mean()), 1, ""),
+        (lambda out, y: F.cross_entropy(out, y) + out.square().mean(), 1, "the mean over all"),
+        (lambda out, y: (F.cross_entropy(out, y) + out.square().mean()) / 2, 2, ""),
+        (lambda out, y: _weighted(out, y, 2), 1, ""),
+        (lambda out, y: _kl(out, y), 1, "4 times the mean over all images: the loss is a sum"),
+        (lambda out, y: _kl(out, y) / len(y), 1, "the mean over all images"),
+        (lambda out, y: _ignoring(out, y, "sum"), 1, "the mean over all images"),
+        (lambda out, y: _ignoring(out, y, "none"), 1, "the mean over all images"),
+        (lambda out, y: 2 * _ignoring(out, y, "none"), 1, "2 times the mean over all images"),
+        (lambda out, y: _bce(out, y).sum(-1).mean(), 1, "the mean over all images"),
+        (lambda out, y: _bce(out, y).mean(), 1, "the mean over all images"),
+        (lambda out, y: _bce(out, y, "sum") / out.numel(), 1, "the mean over all images"),
+        (lambda out, y: _bce(out, y).sum(), 1, "4 times the mean over all images: the loss is a"),
+        (lambda out, y: 0.5 * F.cross_entropy(out, y), 1, "0.5 times the mean over all images"),
+    ],
+)
+def test_the_factor_of_a_loss(
+    loss: Callable[[Any, Any], Any], micro_batches: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is not known, neither a right nor a wrong gradient is reported."""
+    record, forward, gradients, update = watched()
+    for owner, name in ((F, each) for each in (*CLASS_LOSSES, *ELEMENT_LOSSES)):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    for name in CLASS_LOSSES:
+        record.wrap(F, name, after=gradients._note_loss)
+    for name in ELEMENT_LOSSES:
+        record.wrap(F, name, after=gradients._note_element_loss)
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(micro_batches):
+        images, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+        forward.before(model, (images,))
+        output = model(images)
+        forward.after(model, (), output)
+        value = loss(output, y)
+        forward._begin_backward()
+        gradients._note_backward(value)
+        value.backward()
+        gradients._note_other_terms()
+    update._begin_update(optimizer)
+    optimizer.step()
+    update._finish(optimizer)
+    found = AuditedJob([ScriptProcess([*update.lines(), *gradients.lines()])])
+    [seen] = observe_gradient(found)
+    assert seen.rule == ("gradient" if says else "loss_factor")
+    assert seen.run.startswith(says or "not known; the gradient is the sum over all micro-batches")
+    assert seen.value is ((" times" not in seen.run) if says else None)
+    assert any("row gradient is missing" in each for each in notes(found, [])) is not bool(says)

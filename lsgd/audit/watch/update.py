@@ -29,6 +29,8 @@ CHANGING = "lr", "momentum", "weight_decay"
 """The settings that an update's record has of each parameter group, as schedules change them."""
 COPIED = *CHANGING, "passes", "place", "epoch", "scale", "evaluations"
 """The observations of an update that its record has as they are."""
+LOSS_KEYS = "reduction", "examples", "elements", "smoothing", "output", "place"
+"""The observations of a loss that its update's record has as they are."""
 
 
 class UpdateWatch:
@@ -292,8 +294,9 @@ class UpdateWatch:
             }  # fmt: skip
         for update in self.updates:
             losses = [
-                {key: each[key] for key in ("reduction", "examples", "smoothing", "place")}
-                | {"weight": _number(each["weight"]), "has_others": bool(each["has_others"])}
+                {key: each[key] for key in LOSS_KEYS}
+                | {key: _number(each[key]) for key in ("weight", "targets")}
+                | {key: bool(each[key]) for key in ("has_others", "is_uneven")}
                 for each in update["losses"]
                 if each["weight"] is not None
             ]
