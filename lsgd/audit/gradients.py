@@ -59,6 +59,11 @@ def unknown_factor(job: AuditedJob) -> tuple[str, str] | None:
     return None
 
 
+def is_in_backward(job: AuditedJob) -> bool:
+    """Return whether no gradient is known, as the steps are made inside of backward passes."""
+    return job.first.updates[0]["in_backward"] and not _gradients(job)
+
+
 def _gradients(job: AuditedJob) -> list[_Gradient]:
     return [each for i in range(job.updates) if (each := _gradient_of(job, i))]
 
@@ -70,6 +75,9 @@ def _gradient_of(job: AuditedJob, index: int) -> _Gradient | None:
     """
     updates = [each.updates[index] for each in job.processes]
     first = updates[0]
+    if any(map(_is_cleared, updates)):
+        run = "the optimizer has no gradient: it is cleared between backward and step"
+        return _Gradient(run, first["place"])
     if not all(each["used"] and each["local"] for each in updates):
         return None
     locals_, used = (np.array([each[key] for each in updates]) for key in ("local", "used"))
@@ -94,6 +102,14 @@ def _gradient_of(job: AuditedJob, index: int) -> _Gradient | None:
         run += ": summed, not averaged" * (abs(ratio / count - 1) < TOLERANCE)
         return _Gradient(run, where)
     return _loss_scale(updates, ratio)
+
+
+def _is_cleared(update: Line) -> bool:
+    """Return whether the sampled weight has no gradient at its optimizer's step, but had one."""
+    if any(update["used"] or ()) or not any(update["local"] or ()):
+        return False
+    # A step inside of the backward pass may be that of other weights, which have one already.
+    return update["group"] is not None and bool(update["factor"]) and not update["in_backward"]
 
 
 def _loss_scale(updates: list[Line], ratio: float) -> _Gradient:

@@ -1,6 +1,7 @@
 """Observations from records that are written by hand, without a script that is started."""
 
 import base64
+import functools
 from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ def job(
     groups = groups or [({"weights": 2}, SGD)]
     line = {
         "kind": "update", "clip": None, "group": None, "used": None, "local": None, "losses": [],
-        "evaluations": 1,
+        "evaluations": 1, "in_backward": False,
         "passes": [{"images": 256, "train": True, "place": "train.py:8", "calls": 1}],
         **{key: [settings.get(key) for _, settings in groups] for key in CHANGING},
         "place": "train.py:9",
@@ -677,6 +678,38 @@ def test_the_factor_of_a_loss(
     loss: Callable[[Any, Any], Any], micro_batches: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is not known, neither a right nor a wrong gradient is reported."""
+    found = trained(loss, micro_batches, monkeypatch)
+    [seen] = observe_gradient(found)
+    assert seen.rule == ("gradient" if says else "loss_factor")
+    assert seen.run.startswith(says or "not known; the gradient is the sum over all micro-batches")
+    assert seen.value is ((" times" not in seen.run) if says else None)
+    assert any("row gradient is missing" in each for each in notes(found, [])) is not bool(says)
+
+
+@pytest.mark.parametrize("sets_to_none", [True, False])
+def test_gradients_that_are_cleared_before_the_step(
+    sets_to_none: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear = functools.partial(torch.optim.SGD.zero_grad, set_to_none=sets_to_none)
+    [seen] = observe_gradient(trained(F.cross_entropy, 1, monkeypatch, clear))
+    says = "the optimizer has no gradient: it is cleared between backward and step"
+    assert (seen.run, seen.value) == (says, False)
+
+
+def test_steps_inside_of_the_backward_pass_are_noted() -> None:
+    updates = [{"in_backward": True, "local": [1.0], "group": 0, "factor": 1.0}] * 2
+    found = job(updates=updates)
+    assert not [*observe_gradient(found)]
+    assert any("inside of the backward pass" in each for each in notes(found, []))
+
+
+def trained(
+    loss: Callable[[Any, Any], Any],
+    micro_batches: int,
+    monkeypatch: pytest.MonkeyPatch,
+    before_step: Callable[[Any], None] = lambda _: None,
+) -> AuditedJob:
+    """The job of a process that makes one update of a small network by a loss."""
     record, forward, gradients, update = watched()
     for owner, name in ((F, each) for each in (*CLASS_LOSSES, *ELEMENT_LOSSES)):
         monkeypatch.setattr(owner, name, getattr(owner, name))
@@ -696,12 +729,8 @@ def test_the_factor_of_a_loss(
         gradients._note_backward(value)
         value.backward()
         gradients._note_other_terms()
+    before_step(optimizer)
     update._begin_update(optimizer)
     optimizer.step()
     update._finish(optimizer)
-    found = AuditedJob([ScriptProcess([*update.lines(), *gradients.lines()])])
-    [seen] = observe_gradient(found)
-    assert seen.rule == ("gradient" if says else "loss_factor")
-    assert seen.run.startswith(says or "not known; the gradient is the sum over all micro-batches")
-    assert seen.value is ((" times" not in seen.run) if says else None)
-    assert any("row gradient is missing" in each for each in notes(found, [])) is not bool(says)
+    return AuditedJob([ScriptProcess([*update.lines(), *gradients.lines()])])

@@ -27,7 +27,7 @@ SETTINGS = (
 )  # fmt: skip
 CHANGING = "lr", "momentum", "weight_decay"
 """The settings that an update's record has of each parameter group, as schedules change them."""
-COPIED = *CHANGING, "passes", "place", "epoch", "scale", "evaluations"
+COPIED = *CHANGING, "passes", "place", "epoch", "scale", "evaluations", "in_backward"
 """The observations of an update that its record has as they are."""
 LOSS_KEYS = "reduction", "examples", "elements", "smoothing", "output", "place"
 """The observations of a loss that its update's record has as they are."""
@@ -132,6 +132,7 @@ class UpdateWatch:
         update: dict[str, Any] = {
             key: [_as_written(group.get(key)) for group in groups] for key in CHANGING
         }
+        update["in_backward"] = record.in_backward
         if record.is_sampled and parameter is not None:
             update["before"] = sample(parameter)
             update["eps"] = torch.finfo(parameter.dtype).eps
