@@ -734,3 +734,22 @@ def trained(
     optimizer.step()
     update._finish(optimizer)
     return AuditedJob([ScriptProcess([*update.lines(), *gradients.lines()])])
+
+
+def test_a_step_inside_of_a_step_ends_no_update() -> None:
+    """ZeroRedundancyOptimizer sends the weights to the other processes after the inner step."""
+    record, _, _, update = watched()
+    model = torch.nn.Linear(3, 2)
+    record.model, record.passes = model, [Pass(model, 4, None, "", train=True, grad=True)]
+    outer, inner = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+    for each in (outer, inner):  # these steps raise an error, so that no hook is called after them
+        update._before(each, (each,), {})
+    for _ in range(2):
+        model(torch.ones(4, 3)).sum().backward()
+        update._before(outer, (outer,), {})
+        update._before(inner, (inner,), {})
+        before = record.updates
+        update._after(inner)
+        assert record.updates == before
+        update._after(outer)
+        assert record.updates == before + 1

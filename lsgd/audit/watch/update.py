@@ -49,6 +49,8 @@ class UpdateWatch:
         self.begun: dict[str, Any] | None = None
         self.is_counted = False
         """Whether the begun update was counted already, by an optimizer of fewer parameters."""
+        self.stepping: list[Any] = []
+        """The optimizers whose steps are being made, each of them by the one before."""
         self.started_with_state = False
         self.untouched: dict[str, Any] = {}
         self.has_flat_copies = False
@@ -91,6 +93,9 @@ class UpdateWatch:
         Returns the arguments of the step with such a closure observed, for torch to use instead.
         """
         self.record.has_stepped = True
+        if optimizer in self.stepping:  # a step of it has raised
+            del self.stepping[self.stepping.index(optimizer) :]
+        self.stepping.append(optimizer)
         is_named = "closure" in settings
         closure = settings["closure"] if is_named else (*arguments[1:2], None)[0]
         if not callable(closure):
@@ -231,13 +236,17 @@ class UpdateWatch:
         return groups
 
     def _after(self, optimizer: Any, *_: Any) -> None:
+        if optimizer in self.stepping:
+            del self.stepping[self.stepping.index(optimizer) :]
+        if self.stepping:  # the outer step, as of ZeroRedundancyOptimizer, sends the weights next
+            return
         self._finish(optimizer)
         if self.record.is_over() and not self.record.is_written:
             self.record.end_process()
 
     def _finish(self, optimizer: Any) -> None:
         """Observe an update right after it."""
-        if self.begun is None:  # the outer of two nested steps
+        if self.begun is None:
             return
         record, update = self.record, self.begun
         self.begun = None
