@@ -753,3 +753,54 @@ def test_a_step_inside_of_a_step_ends_no_update() -> None:
         assert record.updates == before
         update._after(outer)
         assert record.updates == before + 1
+
+
+def steps(watches: tuple[Any, ...], model: torch.nn.Module, optimizer: Any, count: int = 3) -> None:
+    """Make updates by an optimizer after passes of a network that it may not have."""
+    _, forward, gradients, update = watches
+    for _ in range(count):
+        images = torch.ones(4, 3)
+        forward.before(model, (images,))
+        output = model(images)
+        forward.after(model, (images,), output)
+        forward._begin_backward()
+        gradients._note_backward(output)
+        output.square().sum().backward()
+        update._begin_update(optimizer)
+        optimizer.step()
+        update._finish(optimizer)
+
+
+@pytest.mark.parametrize("has_copies", [False, True])
+def test_a_network_that_replaces_that_of_the_optimizer_is_not_trained(has_copies: bool) -> None:
+    """Flat copies of the parameters, as those of ZeRO, move its weights."""
+    watches = watched()
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), 0.1)
+    for _ in range(3):
+        steps(watches, model, optimizer, 1)
+        if has_copies:
+            model.weight.data = model.weight - 0.1
+    lines = [*watches[3].lines(), *watches[2].lines()]
+    found = AuditedJob([ScriptProcess(lines)])
+    rules = {each.rule: each.run for each in observe(found)}
+    assert (rules["weight_decay"] == "2 are not trained, such as bias") is not has_copies
+    assert any("flat copies" in each for each in notes(found, [])) is has_copies
+    assert "loss_factor" not in rules or has_copies
+
+
+def test_layers_that_are_unfrozen_later_are_trained() -> None:
+    watches = watched()
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))
+    model[0].weight.requires_grad = False
+    parameters = [model[0].weight, *model[2].parameters()]
+    optimizer = torch.optim.SGD(parameters, 0.1, weight_decay=1e-4)
+    steps(watches, model, optimizer)
+    model[0].weight.requires_grad = True
+    optimizer.add_param_group({"params": model[1].parameters(), "weight_decay": 0.0})
+    steps(watches, model, optimizer)
+    run = fact(AuditedJob([ScriptProcess([*watches[3].lines()])]), "weight_decay").run
+    assert run == (
+        "0.0001 on weights (2), 0 on weights (1); 0.0001 on biases (1), 0 on biases (1); "
+        "1 are not trained, such as 0.bias"
+    )

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import (
     Optimizer,
@@ -29,6 +30,8 @@ CHANGING = "lr", "momentum", "weight_decay"
 """The settings that an update's record has of each parameter group, as schedules change them."""
 COPIED = *CHANGING, "passes", "place", "epoch", "scale", "evaluations", "in_backward"
 """The observations of an update that its record has as they are."""
+LEAST_PRECISION = 1e-4
+"""The relative rounding error of weights up to which each update moves them."""
 LOSS_KEYS = "reduction", "examples", "elements", "smoothing", "output", "place"
 """The observations of a loss that its update's record has as they are."""
 
@@ -52,7 +55,8 @@ class UpdateWatch:
         self.stepping: list[Any] = []
         """The optimizers whose steps are being made, each of them by the one before."""
         self.started_with_state = False
-        self.untouched: dict[str, Any] = {}
+        self.untouched: dict[str, nn.Parameter] = {}
+        """The parameters of the network that were in no group or frozen at the first update."""
         self.has_flat_copies = False
         """Whether the optimizer updates flat copies of the parameters, as ZeRO's does."""
         self.held: set[int] = set()
@@ -134,6 +138,9 @@ class UpdateWatch:
             return
         parameter = self._gradients.parameter
         groups = [group for each in self.optimizers for group in each.param_groups]
+        if len(groups) != len(self.groups):  # the script has unfrozen layers by add_param_group
+            self.held.clear()
+            self.groups = [own for each in self.optimizers for own in self._describe_groups(each)]
         update: dict[str, Any] = {
             key: [_as_written(group.get(key)) for group in groups] for key in CHANGING
         }
@@ -227,12 +234,11 @@ class UpdateWatch:
             # It is not known which parameters a group has, unless it has all.
             for group in groups:
                 group["counts"] = dict(Counter(kinds.values())) if len(groups) == 1 else {}
-        untouched = sorted(
-            name
+        self.untouched = {
+            name: each
             for name, each in model.named_parameters()
             if id(each) in kinds and (id(each) not in seen or not each.requires_grad)
-        )
-        self.untouched = {"count": len(untouched), "names": untouched[:5]}
+        }
         return groups
 
     def _after(self, optimizer: Any, *_: Any) -> None:
@@ -289,15 +295,44 @@ class UpdateWatch:
             found = self.updated[id(model)] = not self.held.isdisjoint(_ids_of(model))
         return found
 
+    def _is_replaced(self) -> bool:
+        """Return whether the optimizer has none of the network's parameters, nor copies of them.
+
+        The script has replaced the network after the optimizer was made. By flat copies its weights
+        would move, unless 16 bits are too few for that.
+        """
+        sampled = [each for each in self.updates if "before" in each]
+        if not self.has_flat_copies or len(sampled) < 2 or sampled[0]["eps"] > LEAST_PRECISION:
+            return False
+        is_updated = any(lr for each in self.updates[:-1] for lr in each["lr"])
+        first = sampled[0]["before"]
+        return is_updated and all(torch.equal(each["before"], first) for each in sampled)
+
+    def _untrained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters without an update; those that a script unfreezes later have some."""
+        for name, each in self.untouched.items():
+            if id(each) not in self.held or not each.requires_grad:
+                yield name, each
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the optimizer, then each update with its lr, gradients and losses."""
         optimizer = self.optimizer
         # A generator is updated once more after its critic, but not a second network of a script.
         later = self.later_updates if self.later_updates > self.updates_between else 0
+        is_replaced = self._is_replaced()
+        names = self.record.model.named_parameters() if is_replaced else self._untrained()
+        untrained = sorted(name for name, _ in names)
+        if is_replaced:
+            self.has_flat_copies = False
+            for group in self.groups:
+                group["counts"] = {"others": sum(group["counts"].values()) or 1}
+            for update in self.updates:  # nothing sets the gradients of the network to zero
+                update.pop("used", None)
         if optimizer is not None:
             yield {
                 "kind": "optimizer", "name": type(optimizer).__name__, "groups": self.groups,
-                "untouched": self.untouched, "place": self.places.get(id(optimizer), ""),
+                "untouched": {"count": len(untrained), "names": untrained[:5]},
+                "place": self.places.get(id(optimizer), ""),
                 "scheduler_place": self.scheduler_place,
                 "started_with_state": self.started_with_state,
                 "has_flat_copies": self.has_flat_copies, "later_updates": later,
