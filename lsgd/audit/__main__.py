@@ -13,6 +13,7 @@ from typing import Any
 
 from lsgd.audit.examples import examples_over_processes, unjudged_evaluations
 from lsgd.audit.facts import observe, script_recipe
+from lsgd.audit.gradients import is_in_backward, unknown_factor
 from lsgd.audit.job import AuditedJob
 from lsgd.audit.launched import EXAMPLE, run_watched
 from lsgd.audit.processes import LoaderRecord, ScriptProcess, one_job, read_records
@@ -159,6 +160,16 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
         remarks.append(
             f"the gradient was evaluated up to {evaluations} times for an update, as by SAM and "
             "L-BFGS: the last evaluation is compared, and BN's running statistics move in each"
+        )
+    if found := unknown_factor(job):
+        remarks.append(
+            f"the row gradient is missing, as the factor of the loss at {_short(found[1])} is not "
+            f"known ({found[0]}): losses that are summed in place of averaged are not found"
+        )
+    if is_in_backward(job):
+        remarks.append(
+            "the optimizers make their steps inside of the backward pass, as by "
+            "register_post_accumulate_grad_hook: the gradient is not observed"
         )
     if any(examples_over_processes([*each]) is None for each in _loaders_of_all(job)):
         remarks.append(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,97 +16,190 @@ TOLERANCE = 1e-2
 """The relative difference up to which two sampled gradients count as equal."""
 
 
+class _Gradient(NamedTuple):
+    """What is known of the gradient of an update."""
+
+    fault: str
+    """What is wrong with it, empty if nothing."""
+    place: str
+    """The line of the script."""
+    unknown: str = ""
+    """Why the factor of the loss is not known, empty if it is."""
+
+
 def observe_gradient(job: AuditedJob) -> Iterator[Observation]:
     """Observe whether gradients are the mean over all images of an update, in all processes."""
-    found = [each for i in range(job.updates) if (each := _gradient_of(job, i))]
+    found = _gradients(job)
     if not found:
         return
-    faults = [each for each in found if each[0]]
-    run, place = faults[0] if faults else found[0]
+    faults = [each for each in found if each.fault]
+    known = [each for each in found if not each.unknown]
+    if not known:
+        run = "not known; the gradient is the sum over all micro-batches of an update"
+        if len(job.processes) > 1:
+            run += f", averaged over {len(job.processes)} processes"
+        yield Observation("loss_factor", run, None, found[0].place)
+        return
+    run, place, _ = (faults or known)[0]
     sizes = [{images_of(each.updates[i]) for each in job.processes} for i in range(job.updates)]
     uneven = next((each for each in sizes if len(each) > 1), None)
     if not faults and uneven:
         counts = " and ".join(map(str, sorted(uneven)))
         run = f"the means of {counts} images are averaged as if of equally many"
     elif not faults:
-        run = f"the mean over all images of an update, in {format_count(len(found), 'update')}"
+        run = f"the mean over all images of an update, in {format_count(len(known), 'update')}"
     yield Observation("gradient", run, not (faults or uneven), place)
 
 
-def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
-    """Return what is wrong with the gradient of an update, empty if nothing, and the line.
+def unknown_factor(job: AuditedJob) -> tuple[str, str] | None:
+    """Return why the factor of the loss is known in no update, and the line; None if it is."""
+    found = _gradients(job)
+    if found and all(each.unknown for each in found):
+        return found[0].unknown, found[0].place
+    return None
+
+
+def is_in_backward(job: AuditedJob) -> bool:
+    """Return whether no gradient is known, as the steps are made inside of backward passes."""
+    return job.first.updates[0]["in_backward"] and not _gradients(job)
+
+
+def _gradients(job: AuditedJob) -> list[_Gradient]:
+    return [each for i in range(job.updates) if (each := _gradient_of(job, i))]
+
+
+def _gradient_of(job: AuditedJob, index: int) -> _Gradient | None:
+    """Return what is known of the gradient of an update.
 
     Returns None if the gradient was not sampled or cannot be judged.
     """
     updates = [each.updates[index] for each in job.processes]
     first = updates[0]
+    if any(map(_is_cleared, updates)):
+        run = "the optimizer has no gradient: it is cleared between backward and step"
+        return _Gradient(run, first["place"])
     if not all(each["used"] and each["local"] for each in updates):
         return None
     locals_, used = (np.array([each[key] for each in updates]) for key in ("local", "used"))
     factor = first["factor"] / first["scale"]
     if not np.isfinite(locals_).all() or not locals_.any() or not factor or math.isnan(factor):
         return None
-    mean, count = locals_.mean(axis=0), len(updates)
+    mean, count, where = locals_.mean(axis=0), len(updates), first["backward_place"]
     ratio = _ratio(used[0], factor * mean)
     if count > 1 and _spread(locals_) > TOLERANCE:
         # By chance the processes' gradients may be so nearly equal that both fit.
         fits_mean = all(_is_equal(one, factor * mean) for one in used)
         fits_own = all(map(_is_equal, used, factor * locals_))
         if fits_own and not fits_mean:
-            return (
-                f"not exchanged: each of {count} processes uses its own gradient",
-                first["backward_place"],
-            )
+            run = f"not exchanged: each of {count} processes uses its own gradient"
+            return _Gradient(run, where)
     if ratio is None:
         sums = [each["sum"] for each in updates]
         holds_earlier = all(sums) and _ratio(used[0], factor * np.mean(sums, axis=0)) is not None
         return _changed_gradient(first, index, count, holds_earlier=bool(index) and holds_earlier)
     if count > 1 and abs(ratio - 1) > TOLERANCE:
-        summed = abs(ratio / count - 1) < TOLERANCE
-        return (
-            f"{ratio:.3g} times the mean over {count} processes"
-            + (": summed, not averaged" if summed else ""),
-            first["backward_place"],
-        )
-    weights = [_loss_weight(each) for each in updates]
-    if any(weight is None for weight in weights):
-        return "", first["backward_place"]
-    scale = ratio * float(np.mean([weight for weight in weights if weight is not None]))
-    if abs(scale - 1) > TOLERANCE:
-        passes = len(first["passes"])
-        why = ""
-        if passes > 1 and abs(scale / passes - 1) < TOLERANCE:
-            why = f": the losses of {passes} micro-batches are summed, not averaged"
-        elif abs(scale * passes / (images_of(first) or passes) - 1) < TOLERANCE:
-            why = ": the loss is a sum over images, not a mean"
-        elif count > 1 and abs(scale * count - 1) < TOLERANCE:
-            why = f": divided by the number of processes, {count}, and then averaged over them"
-        elif count > 1 and abs(scale / count - 1) < TOLERANCE:
-            why = f": multiplied by the number of processes, {count}, whose mean is taken already"
-        is_of_loss = not why or "a sum" in why or "multiplied" in why
-        place = first["losses"][0]["place"] if is_of_loss else first["backward_place"]
-        return f"{scale:.3g} times the mean over all images{why}", place
-    return "", first["losses"][0]["place"] if first["losses"] else first["backward_place"]
+        run = f"{ratio:.3g} times the mean over {count} processes"
+        run += ": summed, not averaged" * (abs(ratio / count - 1) < TOLERANCE)
+        return _Gradient(run, where)
+    return _loss_scale(updates, ratio)
+
+
+def _is_cleared(update: Line) -> bool:
+    """Return whether the sampled weight has no gradient at its optimizer's step, but had one."""
+    if any(update["used"] or ()) or not any(update["local"] or ()):
+        return False
+    # A step inside of the backward pass may be that of other weights, which have one already.
+    return update["group"] is not None and bool(update["factor"]) and not update["in_backward"]
+
+
+def _loss_scale(updates: list[Line], ratio: float) -> _Gradient:
+    """Return what is known of the factor between a gradient and that of the mean over all images.
+
+    `ratio` is that between the gradient and the mean of the backward passes over all processes.
+    """
+    first, count = updates[0], len(updates)
+    losses, passes, place = first["losses"], len(first["passes"]), first["backward_place"]
+    if not all(each["losses"] for each in updates):
+        return _Gradient("", place, "the script computes the loss itself")
+    scales = ratio * np.mean([_factors(each) for each in updates], axis=0)
+    is_mean = bool((abs(scales - 1) <= TOLERANCE).any())
+    unknown = next(filter(None, map(_unknown_terms, updates)), "")
+    has_others = any(loss["has_others"] for each in updates for loss in each["losses"])
+    if is_mean and not (has_others and passes > 1):
+        return _Gradient("", losses[0]["place"])
+    if unknown:
+        return _Gradient("", losses[0]["place"], unknown)
+    reasons = [(scale, _reason(first, scale, count)) for scale in map(float, scales)]
+    scale, why = next((each for each in reasons if each[1]), reasons[0])
+    is_of_loss = not why or "a sum" in why or "multiplied" in why
+    run = f"{scale:.3g} times the mean over all images{why}"
+    return _Gradient(run, losses[0]["place"] if is_of_loss else place)
+
+
+def _factors(update: Line) -> Any:
+    """Return the factors between an update's gradient and those of means of its losses.
+
+    The means are over counted targets, over all elements, over the rows of the losses' inputs, and
+    over images. Scripts divide a sum by any of these; for one label for each image all are equal.
+    """
+    total = np.zeros(4)
+    outputs = list(dict.fromkeys(each["output"] for each in update["losses"]))
+    is_of_passes = len(outputs) == len(update["passes"])
+    for each in update["losses"]:
+        rows, elements = each["examples"], each["elements"]
+        images = update["passes"][outputs.index(each["output"])]["images"] if is_of_passes else rows
+        units = np.array([each["targets"], elements, rows, images or rows], float)
+        of = {"sum": units, "none": units / max(1, elements)}
+        total += each["weight"] * of.get(each["reduction"], np.ones(4))
+    return total / update["scale"]
+
+
+def _unknown_terms(update: Line) -> str:
+    """Return why the losses of an update do not show its factor, empty if they do."""
+    losses = update["losses"]
+    if any(each["has_others"] for each in losses):
+        return "the loss has terms beside those of torch.nn.functional"
+    if any(each["is_uneven"] for each in losses):
+        return "the elements of the loss have weights of their own"
+    if len({each["output"] for each in losses}) != len(update["passes"]):
+        return "a micro-batch has several losses"
+    return ""
+
+
+def _reason(update: Line, scale: float, count: int) -> str:
+    """Return the usual cause of a factor, empty without one."""
+    passes = len(update["passes"])
+    if passes > 1 and abs(scale / passes - 1) < TOLERANCE:
+        return f": the losses of {passes} micro-batches are summed, not averaged"
+    if abs(scale * passes / (images_of(update) or passes) - 1) < TOLERANCE:
+        return ": the loss is a sum over images, not a mean"
+    if count > 1 and abs(scale * count - 1) < TOLERANCE:
+        return f": divided by the number of processes, {count}, and then averaged over them"
+    if count > 1 and abs(scale / count - 1) < TOLERANCE:
+        return f": multiplied by the number of processes, {count}, whose mean is taken already"
+    return ""
 
 
 def _changed_gradient(
     update: Line, index: int, processes: int, *, holds_earlier: bool
-) -> tuple[str, str] | None:
+) -> _Gradient | None:
     """Return why a gradient is no multiple of that of its backward passes, and the line.
 
     `holds_earlier` says that it is one of the sum since the first update. Returns None if it cannot
     be judged.
     """
     if clip := update["value_clip"]:
-        return f"cut off at {clip['most']:g} in each element", clip["place"]
+        return _Gradient(f"cut off at {clip['most']:g} in each element", clip["place"])
     place = update["backward_place"]
     if holds_earlier:
-        return "also that of earlier updates: it is not set to zero between updates", place
+        run = "also that of earlier updates: it is not set to zero between updates"
+        return _Gradient(run, place)
     if index:
         return None  # accumulated over updates of unequal factors, for instance
     if processes > 1:
-        return "not a multiple of the mean over all processes", place
-    return "not the sum over its backward passes, as it is changed or cleared between", place
+        return _Gradient("not a multiple of the mean over all processes", place)
+    run = "not the sum over its backward passes, as it is changed or cleared between"
+    return _Gradient(run, place)
 
 
 def _ratio(vector: Any, base: Any) -> float | None:
@@ -126,22 +219,6 @@ def _is_equal(vector: Any, other: Any) -> bool:
 
 def _spread(rows: Any) -> float:
     return float(np.abs(rows - rows[0]).max() / max(np.abs(rows).max(), 1e-300))
-
-
-def _loss_weight(update: Line) -> float | None:
-    """Return the factor between an update's gradient and that of the mean loss of its images.
-
-    Returns None if there is not one known loss for each forward pass, or a term beside it.
-    """
-    losses = update["losses"]
-    if len(losses) != len(update["passes"]) or not losses:
-        return None
-    if any(each["has_others"] for each in losses):
-        return None  # these are not all terms of the loss
-    total = sum(
-        each["weight"] * (each["examples"] if each["reduction"] == "sum" else 1) for each in losses
-    )
-    return float(total / update["scale"])
 
 
 def observe_clipping(job: AuditedJob) -> Iterator[Observation]:

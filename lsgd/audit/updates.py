@@ -44,13 +44,13 @@ def observe_weight_decay(job: AuditedJob) -> Iterator[Observation]:
     is_decoupled = "adamw" in optimizer["name"].lower() or any(
         group["settings"].get("decoupled_weight_decay") for group in optimizer["groups"]
     )
+    parts = [_by_value(decays[each], each) for each in ("weights", "biases")]
+    run = "; ".join(filter(None, parts)) + ", decoupled from the gradient" * is_decoupled
+    if left:
+        run += "; " * bool(run) + f"{left} are not trained, such as {untouched['names'][0]}"
     yield Observation(
         "weight_decay",
-        _by_value(decays["weights"], "weights")
-        + "; " * bool(decays["biases"])
-        + _by_value(decays["biases"], "biases")
-        + ", decoupled from the gradient" * is_decoupled
-        + (f"; {left} are not trained, such as {untouched['names'][0]}" if left else ""),
+        run,
         WeightDecayGroups(
             frozenset(decays["weights"]), frozenset(decays["biases"]), left, is_decoupled
         ),

@@ -1,20 +1,24 @@
 """Observations from records that are written by hand, without a script that is started."""
 
 import base64
+import functools
 from array import array
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from lsgd.audit.__main__ import _watched, notes
 from lsgd.audit.facts import observe
+from lsgd.audit.gradients import observe_gradient
 from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import ScriptProcess
 from lsgd.audit.watch.data import examples_of
 from lsgd.audit.watch.forward import ForwardWatch, is_in_training
-from lsgd.audit.watch.gradient import GradientWatch
+from lsgd.audit.watch.gradient import CLASS_LOSSES, ELEMENT_LOSSES, GradientWatch
 from lsgd.audit.watch.record import Pass, Record, micro_batches
 from lsgd.audit.watch.update import CHANGING, UpdateWatch
 from lsgd.check.observation import Observation
@@ -37,7 +41,7 @@ def job(
     groups = groups or [({"weights": 2}, SGD)]
     line = {
         "kind": "update", "clip": None, "group": None, "used": None, "local": None, "losses": [],
-        "evaluations": 1,
+        "evaluations": 1, "in_backward": False,
         "passes": [{"images": 256, "train": True, "place": "train.py:8", "calls": 1}],
         **{key: [settings.get(key) for _, settings in groups] for key in CHANGING},
         "place": "train.py:9",
@@ -618,3 +622,185 @@ def test_a_later_training_in_the_same_process_is_noted() -> None:
     found = job()
     found.first.first("optimizer")["later_updates"] = 3
     assert any("another network got 3 updates after" in each for each in notes(found, []))
+
+
+def _mixup(out: Any, y: Any, n: int) -> Any:
+    return (0.3 * F.cross_entropy(out, y) + 0.7 * F.cross_entropy(out, y.flip(0))) / n
+
+
+def _smoothed_by_hand(out: Any, y: Any, n: int) -> Any:
+    logp = out.log_softmax(1)
+    return -(0.9 * logp.gather(1, y[:, None]).squeeze(1) + 0.1 * logp.mean(1)).sum() / n
+
+
+def _weighted(out: Any, y: Any, n: int) -> Any:
+    return (F.cross_entropy(out, y, reduction="none") * torch.arange(4.0)).mean() / n
+
+
+def _bce(out: Any, y: Any, reduction: str = "none") -> Any:
+    return F.binary_cross_entropy_with_logits(out, F.one_hot(y, 3).float(), reduction=reduction)
+
+
+def _kl(out: Any, y: Any) -> Any:
+    return F.kl_div(out.log_softmax(1), F.one_hot(y, 3).float(), reduction="sum")
+
+
+def _ignoring(out: Any, y: Any, reduction: str) -> Any:
+    target = torch.where(y == 0, -100, y)  # one of four
+    return F.cross_entropy(out, target, reduction=reduction).sum() / (target != -100).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "micro_batches", "says"),
+    [
+        (lambda out, y: _mixup(out, y, 1), 1, "the mean over all images"),
+        (lambda out, y: _mixup(out, y, 2), 2, "the mean over all images"),
+        (lambda out, y: _mixup(out, y, 1), 2, "2 times the mean over all images: the losses of 2"),
+        (lambda out, y: F.cross_entropy(out, y) + 0.4 * F.mse_loss(out[:, 0], y.float()), 1, ""),
+        (lambda out, y: _smoothed_by_hand(out, y, 1), 1, ""),
+        (lambda out, y: 64 * (F.cross_entropy(out, y) + out.square().mean()), 1, ""),
+        (lambda out, y: F.cross_entropy(out, y) + out.square().mean(), 1, "the mean over all"),
+        (lambda out, y: (F.cross_entropy(out, y) + out.square().mean()) / 2, 2, ""),
+        (lambda out, y: _weighted(out, y, 2), 1, ""),
+        (lambda out, y: _kl(out, y), 1, "4 times the mean over all images: the loss is a sum"),
+        (lambda out, y: _kl(out, y) / len(y), 1, "the mean over all images"),
+        (lambda out, y: _ignoring(out, y, "sum"), 1, "the mean over all images"),
+        (lambda out, y: _ignoring(out, y, "none"), 1, "the mean over all images"),
+        (lambda out, y: 2 * _ignoring(out, y, "none"), 1, "2 times the mean over all images"),
+        (lambda out, y: _bce(out, y).sum(-1).mean(), 1, "the mean over all images"),
+        (lambda out, y: _bce(out, y).mean(), 1, "the mean over all images"),
+        (lambda out, y: _bce(out, y, "sum") / out.numel(), 1, "the mean over all images"),
+        (lambda out, y: _bce(out, y).sum(), 1, "4 times the mean over all images: the loss is a"),
+        (lambda out, y: 0.5 * F.cross_entropy(out, y), 1, "0.5 times the mean over all images"),
+    ],
+)
+def test_the_factor_of_a_loss(
+    loss: Callable[[Any, Any], Any], micro_batches: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is not known, neither a right nor a wrong gradient is reported."""
+    found = trained(loss, micro_batches, monkeypatch)
+    [seen] = observe_gradient(found)
+    assert seen.rule == ("gradient" if says else "loss_factor")
+    assert seen.run.startswith(says or "not known; the gradient is the sum over all micro-batches")
+    assert seen.value is ((" times" not in seen.run) if says else None)
+    assert any("row gradient is missing" in each for each in notes(found, [])) is not bool(says)
+
+
+@pytest.mark.parametrize("sets_to_none", [True, False])
+def test_gradients_that_are_cleared_before_the_step(
+    sets_to_none: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear = functools.partial(torch.optim.SGD.zero_grad, set_to_none=sets_to_none)
+    [seen] = observe_gradient(trained(F.cross_entropy, 1, monkeypatch, clear))
+    says = "the optimizer has no gradient: it is cleared between backward and step"
+    assert (seen.run, seen.value) == (says, False)
+
+
+def test_steps_inside_of_the_backward_pass_are_noted() -> None:
+    updates = [{"in_backward": True, "local": [1.0], "group": 0, "factor": 1.0}] * 2
+    found = job(updates=updates)
+    assert not [*observe_gradient(found)]
+    assert any("inside of the backward pass" in each for each in notes(found, []))
+
+
+def trained(
+    loss: Callable[[Any, Any], Any],
+    micro_batches: int,
+    monkeypatch: pytest.MonkeyPatch,
+    before_step: Callable[[Any], None] = lambda _: None,
+) -> AuditedJob:
+    """The job of a process that makes one update of a small network by a loss."""
+    record, forward, gradients, update = watched()
+    for owner, name in ((F, each) for each in (*CLASS_LOSSES, *ELEMENT_LOSSES)):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    for name in CLASS_LOSSES:
+        record.wrap(F, name, after=gradients._note_loss)
+    for name in ELEMENT_LOSSES:
+        record.wrap(F, name, after=gradients._note_element_loss)
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(micro_batches):
+        images, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+        forward.before(model, (images,))
+        output = model(images)
+        forward.after(model, (), output)
+        value = loss(output, y)
+        forward._begin_backward()
+        gradients._note_backward(value)
+        value.backward()
+        gradients._note_other_terms()
+    before_step(optimizer)
+    update._begin_update(optimizer)
+    optimizer.step()
+    update._finish(optimizer)
+    return AuditedJob([ScriptProcess([*update.lines(), *gradients.lines()])])
+
+
+def test_a_step_inside_of_a_step_ends_no_update() -> None:
+    """ZeroRedundancyOptimizer sends the weights to the other processes after the inner step."""
+    record, _, _, update = watched()
+    model = torch.nn.Linear(3, 2)
+    record.model, record.passes = model, [Pass(model, 4, None, "", train=True, grad=True)]
+    outer, inner = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+    for each in (outer, inner):  # these steps raise an error, so that no hook is called after them
+        update._before(each, (each,), {})
+    for _ in range(2):
+        model(torch.ones(4, 3)).sum().backward()
+        update._before(outer, (outer,), {})
+        update._before(inner, (inner,), {})
+        before = record.updates
+        update._after(inner)
+        assert record.updates == before
+        update._after(outer)
+        assert record.updates == before + 1
+
+
+def steps(watches: tuple[Any, ...], model: torch.nn.Module, optimizer: Any, count: int = 3) -> None:
+    """Make updates by an optimizer after passes of a network that it may not have."""
+    _, forward, gradients, update = watches
+    for _ in range(count):
+        images = torch.ones(4, 3)
+        forward.before(model, (images,))
+        output = model(images)
+        forward.after(model, (images,), output)
+        forward._begin_backward()
+        gradients._note_backward(output)
+        output.square().sum().backward()
+        update._begin_update(optimizer)
+        optimizer.step()
+        update._finish(optimizer)
+
+
+@pytest.mark.parametrize("has_copies", [False, True])
+def test_a_network_that_replaces_that_of_the_optimizer_is_not_trained(has_copies: bool) -> None:
+    """Flat copies of the parameters, as those of ZeRO, move its weights."""
+    watches = watched()
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), 0.1)
+    for _ in range(3):
+        steps(watches, model, optimizer, 1)
+        if has_copies:
+            model.weight.data = model.weight - 0.1
+    lines = [*watches[3].lines(), *watches[2].lines()]
+    found = AuditedJob([ScriptProcess(lines)])
+    rules = {each.rule: each.run for each in observe(found)}
+    assert (rules["weight_decay"] == "2 are not trained, such as bias") is not has_copies
+    assert any("flat copies" in each for each in notes(found, [])) is has_copies
+    assert "loss_factor" not in rules or has_copies
+
+
+def test_layers_that_are_unfrozen_later_are_trained() -> None:
+    watches = watched()
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))
+    model[0].weight.requires_grad = False
+    parameters = [model[0].weight, *model[2].parameters()]
+    optimizer = torch.optim.SGD(parameters, 0.1, weight_decay=1e-4)
+    steps(watches, model, optimizer)
+    model[0].weight.requires_grad = True
+    optimizer.add_param_group({"params": model[1].parameters(), "weight_decay": 0.0})
+    steps(watches, model, optimizer)
+    run = fact(AuditedJob([ScriptProcess([*watches[3].lines()])]), "weight_decay").run
+    assert run == (
+        "0.0001 on weights (2), 0 on weights (1); 0.0001 on biases (1), 0 on biases (1); "
+        "1 are not trained, such as 0.bias"
+    )

@@ -159,8 +159,12 @@ def test_gradients_of_two_processes(difference: float, is_exchanged: bool) -> No
     """By chance they may differ so little that each is nearly their mean: that is no mistake."""
     local = np.outer([1.0, 1.0 + difference], [3.0, -2.0, 5.0])
     used = [local.mean(axis=0)] * 2 if is_exchanged else local
+    loss = {
+        "reduction": "mean", "weight": 1.0, "output": 1, "has_others": False, "is_uneven": False,
+        "targets": 8, "elements": 8, "examples": 8, "place": "train.py:1",
+    }  # fmt: skip
     line = {
-        "kind": "update", "sum": None, "clip": None, "scale": 1.0, "losses": [], "factor": 1.0,
+        "kind": "update", "sum": None, "clip": None, "scale": 1.0, "losses": [loss], "factor": 1.0,
         "passes": [{"images": 8, "train": True, "place": "", "calls": 1}],
         "backward_place": "train.py:1",
     }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +16,9 @@ from .record import FULL_UPDATES, Record, place
 
 SAMPLE = 64
 """The elements of a gradient that are compared over processes."""
-LOSSES = (
-    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "binary_cross_entropy",
+CLASS_LOSSES = "cross_entropy", "nll_loss"
+ELEMENT_LOSSES = (
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
 )  # fmt: skip
 
@@ -57,8 +59,10 @@ class GradientWatch:
     def install(self) -> None:
         """Observe losses, backward passes, clipping and the scaler of mixed precision."""
         record = self.record
-        for name in LOSSES:
+        for name in CLASS_LOSSES:
             record.wrap(F, name, after=self._note_loss, is_counted=False)
+        for name in ELEMENT_LOSSES:
+            record.wrap(F, name, after=self._note_element_loss, is_counted=False)
         record.note_loss = self._note_criterion
         record.forget_replaced = self._forget_replaced
         record.awaited["deepspeed.runtime.engine"] = record.guard(self._watch_deepspeed)
@@ -122,46 +126,69 @@ class GradientWatch:
             part = sample(gradient)
             self.local = part if self.local is None else self.local + part
 
-    def _note_loss(self, loss: torch.Tensor, *arguments: Any, **settings: Any) -> None:
+    def _note_loss(self, loss: Any, *arguments: Any, **settings: Any) -> None:
+        """Note a loss of classes, whose mean is over the targets that are not ignored."""
         first = arguments[0] if arguments else settings.get("input", loss)
-        target = arguments[1] if len(arguments) > 1 else settings.get("target")
+        target: Any = arguments[1] if len(arguments) > 1 else settings.get("target")
         share = float(settings.get("label_smoothing", 0.0))
         # Of class probabilities it is not known what the script has made them of.
         is_soft = isinstance(target, torch.Tensor) and target.is_floating_point()
+        reduction = settings.get("reduction", "mean")
+        is_hard = isinstance(target, torch.Tensor) and not is_soft
+        classes = int(first.shape[1]) if first.dim() > 1 else 1
+        elements = target.numel() if is_hard else first.numel() // max(1, classes)
+        targets = elements
+        if reduction != "mean" and is_hard:
+            targets = (target != settings.get("ignore_index", -100)).sum()  # without a wait
         self._add_loss(
-            loss,
-            reduction=settings.get("reduction", "mean"),
-            examples=int(first.shape[0]) if first.dim() else 1,
+            loss, first, reduction=reduction, targets=targets, elements=elements,
             smoothing=None if is_soft and not share else share,
-        )
+        )  # fmt: skip
+
+    def _note_element_loss(self, loss: torch.Tensor, *arguments: Any, **settings: Any) -> None:
+        """Note a loss whose mean is over all elements of its input."""
+        first = arguments[0] if arguments else settings.get("input", loss)
+        count = first.numel()
+        self._add_loss(
+            loss, first, reduction=settings.get("reduction", "mean"), targets=count, elements=count,
+            smoothing=None,
+        )  # fmt: skip
 
     def _note_criterion(self, module: nn.Module, inputs: Any, loss: torch.Tensor) -> None:
         """Note the loss of a module without parameters, such as timm's LabelSmoothingCrossEntropy.
 
         It counts as a mean over the images, unless the module says otherwise.
         """
-        first = inputs[0] if inputs and isinstance(inputs[0], torch.Tensor) else loss
+        tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+        first, target = (tensors or [loss])[0], (tensors or [loss])[-1]
         smoothing = getattr(module, "smoothing", None)
         self._add_loss(
-            loss,
-            reduction=str(getattr(module, "reduction", "mean")),
-            examples=int(first.shape[0]) if first.dim() else 1,
+            loss, first, reduction=str(getattr(module, "reduction", "mean")),
+            targets=target.numel(), elements=target.numel(),
             smoothing=smoothing if isinstance(smoothing, float) else None,
-        )
+        )  # fmt: skip
 
-    def _add_loss(self, loss: Any, **settings: Any) -> None:
+    def _add_loss(self, loss: Any, first: torch.Tensor, **settings: Any) -> None:
         record = self.record
         if record.in_backward or not record.is_sampled:
             return
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             return
-        seen = settings | {"place": place(), "weight": None, "has_others": None}
         record.losses += 1
+        # Mixup adds two losses of one output, whose factors are those of one loss together.
+        output = next((each["output"] for each in self.losses if each["of"]() is first), None)
+        seen = settings | {
+            "examples": int(first.shape[0]) if first.dim() else 1, "of": weakref.ref(first),
+            "output": record.losses if output is None else output, "place": place(),
+            "weight": None, "has_others": None, "is_uneven": False,
+        }  # fmt: skip
         value = loss.detach()
 
         def note_weight(gradient: torch.Tensor) -> None:
             seen["weight"] = gradient.sum().detach()
             seen["part"] = (gradient * value).sum().detach()
+            if gradient.dim():
+                seen["is_uneven"] = (gradient * (gradient - gradient.max())).any().detach()
 
         loss.register_hook(record.guard(note_weight))
         self.losses.append(seen)

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import (
     Optimizer,
@@ -27,8 +28,12 @@ SETTINGS = (
 )  # fmt: skip
 CHANGING = "lr", "momentum", "weight_decay"
 """The settings that an update's record has of each parameter group, as schedules change them."""
-COPIED = *CHANGING, "passes", "place", "epoch", "scale", "evaluations"
+COPIED = *CHANGING, "passes", "place", "epoch", "scale", "evaluations", "in_backward"
 """The observations of an update that its record has as they are."""
+LEAST_PRECISION = 1e-4
+"""The relative rounding error of weights up to which each update moves them."""
+LOSS_KEYS = "reduction", "examples", "elements", "smoothing", "output", "place"
+"""The observations of a loss that its update's record has as they are."""
 
 
 class UpdateWatch:
@@ -47,8 +52,11 @@ class UpdateWatch:
         self.begun: dict[str, Any] | None = None
         self.is_counted = False
         """Whether the begun update was counted already, by an optimizer of fewer parameters."""
+        self.stepping: list[Any] = []
+        """The optimizers whose steps are being made, each of them by the one before."""
         self.started_with_state = False
-        self.untouched: dict[str, Any] = {}
+        self.untouched: dict[str, nn.Parameter] = {}
+        """The parameters of the network that were in no group or frozen at the first update."""
         self.has_flat_copies = False
         """Whether the optimizer updates flat copies of the parameters, as ZeRO's does."""
         self.held: set[int] = set()
@@ -89,6 +97,9 @@ class UpdateWatch:
         Returns the arguments of the step with such a closure observed, for torch to use instead.
         """
         self.record.has_stepped = True
+        if optimizer in self.stepping:  # a step of it has raised
+            del self.stepping[self.stepping.index(optimizer) :]
+        self.stepping.append(optimizer)
         is_named = "closure" in settings
         closure = settings["closure"] if is_named else (*arguments[1:2], None)[0]
         if not callable(closure):
@@ -127,9 +138,13 @@ class UpdateWatch:
             return
         parameter = self._gradients.parameter
         groups = [group for each in self.optimizers for group in each.param_groups]
+        if len(groups) != len(self.groups):  # the script has unfrozen layers by add_param_group
+            self.held.clear()
+            self.groups = [own for each in self.optimizers for own in self._describe_groups(each)]
         update: dict[str, Any] = {
             key: [_as_written(group.get(key)) for group in groups] for key in CHANGING
         }
+        update["in_backward"] = record.in_backward
         if record.is_sampled and parameter is not None:
             update["before"] = sample(parameter)
             update["eps"] = torch.finfo(parameter.dtype).eps
@@ -219,22 +234,25 @@ class UpdateWatch:
             # It is not known which parameters a group has, unless it has all.
             for group in groups:
                 group["counts"] = dict(Counter(kinds.values())) if len(groups) == 1 else {}
-        untouched = sorted(
-            name
+        self.untouched = {
+            name: each
             for name, each in model.named_parameters()
             if id(each) in kinds and (id(each) not in seen or not each.requires_grad)
-        )
-        self.untouched = {"count": len(untouched), "names": untouched[:5]}
+        }
         return groups
 
     def _after(self, optimizer: Any, *_: Any) -> None:
+        if optimizer in self.stepping:
+            del self.stepping[self.stepping.index(optimizer) :]
+        if self.stepping:  # the outer step, as of ZeroRedundancyOptimizer, sends the weights next
+            return
         self._finish(optimizer)
         if self.record.is_over() and not self.record.is_written:
             self.record.end_process()
 
     def _finish(self, optimizer: Any) -> None:
         """Observe an update right after it."""
-        if self.begun is None:  # the outer of two nested steps
+        if self.begun is None:
             return
         record, update = self.record, self.begun
         self.begun = None
@@ -277,23 +295,53 @@ class UpdateWatch:
             found = self.updated[id(model)] = not self.held.isdisjoint(_ids_of(model))
         return found
 
+    def _is_replaced(self) -> bool:
+        """Return whether the optimizer has none of the network's parameters, nor copies of them.
+
+        The script has replaced the network after the optimizer was made. By flat copies its weights
+        would move, unless 16 bits are too few for that.
+        """
+        sampled = [each for each in self.updates if "before" in each]
+        if not self.has_flat_copies or len(sampled) < 2 or sampled[0]["eps"] > LEAST_PRECISION:
+            return False
+        is_updated = any(lr for each in self.updates[:-1] for lr in each["lr"])
+        first = sampled[0]["before"]
+        return is_updated and all(torch.equal(each["before"], first) for each in sampled)
+
+    def _untrained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters without an update; those that a script unfreezes later have some."""
+        for name, each in self.untouched.items():
+            if id(each) not in self.held or not each.requires_grad:
+                yield name, each
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the optimizer, then each update with its lr, gradients and losses."""
         optimizer = self.optimizer
         # A generator is updated once more after its critic, but not a second network of a script.
         later = self.later_updates if self.later_updates > self.updates_between else 0
+        is_replaced = self._is_replaced()
+        names = self.record.model.named_parameters() if is_replaced else self._untrained()
+        untrained = sorted(name for name, _ in names)
+        if is_replaced:
+            self.has_flat_copies = False
+            for group in self.groups:
+                group["counts"] = {"others": sum(group["counts"].values()) or 1}
+            for update in self.updates:  # nothing sets the gradients of the network to zero
+                update.pop("used", None)
         if optimizer is not None:
             yield {
                 "kind": "optimizer", "name": type(optimizer).__name__, "groups": self.groups,
-                "untouched": self.untouched, "place": self.places.get(id(optimizer), ""),
+                "untouched": {"count": len(untrained), "names": untrained[:5]},
+                "place": self.places.get(id(optimizer), ""),
                 "scheduler_place": self.scheduler_place,
                 "started_with_state": self.started_with_state,
                 "has_flat_copies": self.has_flat_copies, "later_updates": later,
             }  # fmt: skip
         for update in self.updates:
             losses = [
-                {key: each[key] for key in ("reduction", "examples", "smoothing", "place")}
-                | {"weight": _number(each["weight"]), "has_others": bool(each["has_others"])}
+                {key: each[key] for key in LOSS_KEYS}
+                | {key: _number(each[key]) for key in ("weight", "targets")}
+                | {key: bool(each[key]) for key in ("has_others", "is_uneven")}
                 for each in update["losses"]
                 if each["weight"] is not None
             ]
