@@ -95,7 +95,9 @@ def _watched(
     if code and not is_cut_off:
         raise UsageError(
             f"the script ended with {how} after {updates} updates, so the audit is not complete; "
-            "run it without lsgd audit, and put right what it prints"
+            "run it without lsgd audit, and put right what it prints; if it ends well there, the "
+            "audit is the cause: report this with the versions of torch and of the script's "
+            "libraries"
         )
     if trained:
         return trained

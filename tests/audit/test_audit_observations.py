@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from lsgd.audit.__main__ import _watched, notes
 from lsgd.audit.facts import observe
@@ -413,6 +414,29 @@ def watched() -> tuple[Record, ForwardWatch, GradientWatch, UpdateWatch]:
     forward._observe = record.observe_calls  # type: ignore[method-assign]  # leave nn.Linear alone
     record.watches = [gradients, forward, update]
     return record, forward, gradients, update
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_compiles_what_the_watch_has_wrapped() -> None:
+    """As a scripted nn.CrossEntropyLoss does, and a penalty on gradients; a trace is no call."""
+    record = Record("unused", max_updates=100, max_epochs=2)
+    real, seen = SimpleNamespace(loss=F.relu, grad=torch.autograd.grad), list[Any]()
+    for name in vars(real):
+        record.wrap(real, name, before=lambda *inputs, **_: seen.append(inputs))
+    loss, derivative = real.loss, real.grad
+
+    def penalty(images: torch.Tensor) -> torch.Tensor:
+        gradient = derivative([loss(images).sum()], [images])[0]
+        assert gradient is not None
+        return gradient.sum()
+
+    images = torch.ones(3, requires_grad=True)
+    assert torch.jit.script(penalty)(images) == 3
+    traced = torch.jit.trace(lambda each: loss(each).sum(), images, check_trace=False)
+    assert traced(images) == 3
+    assert not seen
+    assert penalty(images) == 3
+    assert len(seen) == 2
 
 
 def test_a_loss_that_is_left_out_adds_no_images() -> None:

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import swa_utils
 
 from .gradient import asks_parameters
-from .record import Pass, Record, is_call_of_library, place, tensors_of
+from .record import Pass, Record, is_call_of_library, is_compiled, place, tensors_of
 
 FORMAT_UPDATES = 2
 """The updates in which the number formats of layers are observed."""
@@ -103,19 +103,19 @@ class ForwardWatch:
         self.sets_statistics = False
 
     def _see_call(self, module: nn.Module, inputs: Any) -> None:
-        if not (self.losses or self.record.in_backward or torch.compiler.is_compiling()):
+        if not (self.losses or self.record.in_backward or is_compiled()):
             self._see_pass(module, inputs)
 
     def before(self, module: nn.Module, inputs: Any) -> None:
         """Observe a module that is about to be called."""
-        if torch.compiler.is_compiling():
+        if is_compiled():
             return
         self.losses.append(self.record.losses)
         self._see(module, inputs)
 
     def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Leave a module that has been called."""
-        if torch.compiler.is_compiling() or not self.losses:
+        if is_compiled() or not self.losses:
             return
         is_new = self.losses.pop() == self.record.losses
         if is_new and isinstance(output, torch.Tensor) and not output.dim():

@@ -16,6 +16,7 @@ from multiprocessing import util
 from typing import Any, Protocol
 
 import torch
+from torch.jit import _builtins
 
 WATCH = os.path.dirname(os.path.abspath(__file__))
 WAIT = 5.0
@@ -66,6 +67,11 @@ class Pass:
 
     def _note_gradient(self, _: torch.Tensor) -> None:
         self.is_used = True
+
+
+def is_compiled() -> bool:
+    """Return whether the current call is compiled by torch.compile or torch.jit.trace."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
@@ -289,7 +295,7 @@ class Record:
 
         @functools.wraps(called)
         def observed(*arguments: Any, **settings: Any) -> Any:
-            if torch.compiler.is_compiling() or not (is_counted or self.is_sampled):
+            if is_compiled() or not (is_counted or self.is_sampled):
                 return called(*arguments, **settings)
             if begin:
                 begin(*arguments, **settings)
@@ -298,6 +304,10 @@ class Record:
                 end(result, *arguments, **settings)
             return result
 
+        # torch.jit.script compiles the real function, or calls its operator.
+        observed.__prepare_scriptable__ = lambda: called  # type: ignore[attr-defined]
+        if operator := _builtins._find_builtin(called):
+            _builtins._register_builtin(observed, operator)
         setattr(owner, name, staticmethod(observed) if is_static else observed)
 
     def watch_imported(self) -> None:
