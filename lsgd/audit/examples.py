@@ -48,15 +48,20 @@ def observe_shuffling(job: AuditedJob) -> Iterator[Observation]:
             run = "the batches of epoch 1 are kept and repeated, as by itertools.cycle"
             yield Observation("shuffling", run, False, kept.place)
         return
+    # A script may permute a Subset itself, or have a random one in a fixed order.
+    examples = first.examples
+    is_in_order = _in_order(examples)
     told = [line for each in job.processes for line in each.first("set_epochs").get("epochs", [])]
     faults: list[tuple[str, str]] = []
     for number, epoch in enumerate(epochs[1:], start=2):
-        shared = min(len(first.order), len(epoch[0].order))
-        if shared > 7 and first.order[:shared] == epoch[0].order[:shared] and not _in_order(first):
+        others = epoch[0].examples
+        shared = min(len(examples), len(others))
+        if shared > 7 and examples[:shared] == others[:shared] and not is_in_order:
             why = "; set_epoch is never called" if first.is_distributed and not told else ""
-            faults.append((f"epoch {number} has the order of epoch 1{why}", first.place))
+            place = first.made if _in_order(first.order) else first.place
+            faults.append((f"epoch {number} has the order of epoch 1{why}", place))
             break
-    if _in_order(first):
+    if is_in_order:
         faults.append(("images are not in random order", first.made))
     elif len(epochs) == 1 and first.is_distributed and not told:
         faults.append(("set_epoch is not called before the first epoch", first.place))
@@ -85,13 +90,13 @@ def examples_over_processes(
     for each in found:
         if each.subset is None:
             return None
-        orders.append([each.subset[example] for example in each.order])
+        orders.append(each.examples)
         every.update(each.subset)
     return orders, len(every)
 
 
-def _in_order(epoch: LoaderRecord) -> bool:
-    steps = np.diff(epoch.order)
+def _in_order(examples: list[int]) -> bool:
+    steps = np.diff(examples)
     return len(steps) > 7 and Counter(steps.tolist()).most_common(1)[0][1] > 0.5 * len(steps)
 
 
@@ -241,7 +246,7 @@ def _evaluated_besides(found: list[LoaderRecord], passes: list[LoaderRecord]) ->
     if first.subset is not None:
         return
     parts = {
-        tuple(each.subset[example] for example in each.order)
+        tuple(each.examples)
         for each in passes
         if each.subset is not None and (each.root, each.updates) == (first.root, first.updates)
     }

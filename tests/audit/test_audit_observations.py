@@ -2,6 +2,7 @@
 
 import base64
 from array import array
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch.nn import functional as F
 from lsgd.audit.__main__ import _watched, notes
 from lsgd.audit.facts import observe
 from lsgd.audit.job import AuditedJob
-from lsgd.audit.processes import ScriptProcess
-from lsgd.audit.watch.data import examples_of
+from lsgd.audit.processes import LoaderRecord, ScriptProcess, _fields
+from lsgd.audit.watch.data import DataWatch, examples_of
 from lsgd.audit.watch.forward import ForwardWatch, is_in_training
 from lsgd.audit.watch.gradient import GradientWatch
 from lsgd.audit.watch.record import Pass, Record, micro_batches
@@ -587,6 +588,41 @@ def test_subsets_of_processes_are_numbered_by_their_whole_dataset() -> None:
     chosen: Any = torch.tensor([5, 0])
     part = torch.utils.data.Subset(whole, chosen)
     assert examples_of(part).tolist() == [24, 4]
+
+
+def test_the_subset_of_a_sampler_is_that_of_its_loader() -> None:
+    """The usual split, by two samplers of one dataset: each has its own images once."""
+    chosen = torch.tensor([9, 4, 14, 1, 11, 6, 2, 15])
+    whole: Any = torch.utils.data.Subset(range(40), range(20, 40))  # type: ignore[arg-type]
+    sampler = torch.utils.data.SubsetRandomSampler(chosen)  # type: ignore[arg-type]
+    data = DataWatch(Record("unused", max_updates=1, max_epochs=1))
+    data._begin_epoch(torch.utils.data.DataLoader(whole, 4, sampler=sampler))
+    data.is_beginning = True
+    for batch in ([15, 4, 9, 2], [11, 1, 14, 6]):
+        data._note_index(batch, None)
+    [line, _] = data.lines()
+    found = LoaderRecord(**_fields(line))
+    assert found.length == 8
+    assert found.order == [7, 1, 0, 6, 4, 3, 2, 5]
+    assert found.examples == [35, 24, 29, 22, 31, 21, 34, 26]
+
+
+@pytest.mark.parametrize(
+    ("subsets", "says"),
+    [
+        ([ORDER, ORDER[::-1]], "a new permutation in each of 2 epochs, divided among 1 process"),
+        ([ORDER, ORDER], "epoch 2 has the order of epoch 1"),  # as by random_split
+        ([range(16), range(16)], "images are not in random order"),
+    ],
+)
+def test_an_order_by_subsets(subsets: list[Sequence[int]], says: str) -> None:
+    """A script may permute the images itself; a loader of a Subset that does not has a fault."""
+    lines = [
+        epoch(number, [*range(16)]) | {"subset": encoded([*subset])}
+        for number, subset in enumerate(subsets, start=1)
+    ]
+    shuffling = fact(job(*lines), "shuffling")
+    assert (shuffling.run, shuffling.place) == (says, "train.py:1")
 
 
 def test_datasets_of_different_lengths_are_not_compared() -> None:
