@@ -2,7 +2,7 @@
 
 import base64
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ from lsgd.audit.watch.data import DataWatch, examples_of
 from lsgd.audit.watch.forward import ForwardWatch, is_in_training
 from lsgd.audit.watch.gradient import GradientWatch
 from lsgd.audit.watch.record import Pass, Record, micro_batches
+from lsgd.audit.watch.schedule import ScheduleWatch
 from lsgd.audit.watch.update import CHANGING, UpdateWatch
 from lsgd.check.observation import Observation
 from lsgd.check.step import Momentum
@@ -137,6 +138,40 @@ def test_another_lr_is_seen_before_the_peak_is_known() -> None:
     updates = [{"lr": [lr, lr / 10]} for lr in (0.01, 0.02, 0.03)]
     value = fact(job(groups=groups, updates=updates), "reference_lr").value
     assert value == pytest.approx((0.03, 256, 0.003))
+
+
+@pytest.mark.parametrize(
+    ("function", "peak"),
+    [
+        (lambda step: 0.4 - step / 100, 0.4),
+        (lambda step: 0.1 + 0.3 * min(1, step / 20), 0.4),  # a warmup that is seen in part
+        (lambda step: 0.1 + 0.3 * min(1, step / 3), 0.4),
+        (lambda step: 0.4 if step < 30 else 0.04, 0.4),
+        ([0.1, 0.2, 0.3, 0.4].__getitem__, 0.4),
+        (lambda step: 0.1 + step / 100, 1.0),  # it has no peak, and the initial lr stands for one
+    ],
+)
+def test_the_peak_of_a_schedule_is_not_its_initial_lr(
+    function: Callable[[int], float], peak: float
+) -> None:
+    """A LambdaLR with the initial lr 1 has the lr that its function returns."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    schedules = ScheduleWatch(Record("unused", max_updates=1, max_epochs=1))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD([weight], 1.0), function)
+    schedules._note_scheduler(None, scheduler)
+    updates = [{"lr": [function(step)]} for step in range(4)]
+    groups = [({"weights": 2}, SGD | {"initial_lr": 1.0})]
+    found = job(*schedules.lines(), groups=groups, updates=updates)
+    assert fact(found, "peak_lr").value == pytest.approx(peak)
+
+
+def test_a_curve_that_has_fallen_has_its_peak_behind_it() -> None:
+    """But not that of a resumed run."""
+    groups, updates = [({"weights": 2}, SGD | {"initial_lr": 1.0})], [{"lr": [0.2]}, {"lr": [0.1]}]
+    found = job(groups=groups, updates=updates)
+    assert fact(found, "peak_lr").value == 0.2
+    found.first.first("optimizer")["started_with_state"] = True
+    assert fact(found, "peak_lr").value == 1.0
 
 
 def test_updates_of_another_optimizer_have_no_lr_of_these_groups() -> None:
