@@ -409,6 +409,28 @@ def test_passes_of_a_batch_before_one_backward_pass_are_one_micro_batch(
 
 
 @pytest.mark.parametrize(
+    ("inputs", "output", "images"),
+    [
+        (([torch.ones(3, 9, 9)] * 8, [{}] * 8), torch.ones(()), 8),  # a detector's
+        (([torch.ones(8, 3, 9, 9)] * 2,), torch.ones(16, 2), 8),  # two views
+        ((torch.ones(19, 8, 3),), torch.ones(8, 2), 8),  # of sequences, whose time comes first
+        ((torch.ones(19, 8, 3),), torch.ones(19, 8, 2), 8),
+        ((torch.ones(50, 3),), {"loss": torch.ones(()), "logits": torch.ones(8, 2)}, 8),  # graphs
+        ((torch.ones(16, 3),), torch.ones(16, 8), 16),  # with images of another loader
+        ((torch.ones(4, 3, 8, 8),), torch.ones(4, 8, 8, 8), 4),  # a part of the batch
+    ],
+)
+def test_the_images_of_a_pass(inputs: tuple[Any, ...], output: Any, images: int) -> None:
+    """Its loader has given 8."""
+    record, forward, _, _ = watched()
+    record.loader = loader(0)
+    record.loader.last = 8
+    forward.before(MODEL, inputs)
+    forward.after(MODEL, inputs, output)
+    assert [each.images for each in record.pending] == [images]
+
+
+@pytest.mark.parametrize(
     ("images", "sizes"), [((16, 16), [16, 16]), ((16, 48), [16, 48]), ((16, 16, 16, 16), [32])]
 )
 @pytest.mark.parametrize("has_left_others", [True, False])

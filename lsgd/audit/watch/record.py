@@ -59,11 +59,21 @@ class Pass:
         """Whether a backward pass has computed a gradient of the output."""
 
     def note_output(self, output: Any) -> None:
-        """Let the tensors in the output of this pass note whether they get a gradient."""
-        for each in tensors_of(output):
+        """Let the tensors in the output of this pass note whether they get a gradient.
+
+        The output may have as many rows as its batch has images, unlike the first argument, as of a
+        network of sequences whose first dimension is the time, or of graphs.
+        """
+        tensors = [*tensors_of(output)]
+        for each in tensors:
             if each.requires_grad:
                 self.output_hooks += 1
                 each.register_hook(self._note_gradient)
+        count = self.loader.last if self.loader else 0
+        shape = next((each.shape for each in tensors if each.dim()), ())
+        # A loss may have one row.
+        if count > 1 and count in (shape[:2] if len(shape) == 3 else shape[:1]):
+            self.images = count
 
     def _note_gradient(self, _: torch.Tensor) -> None:
         self.is_used = True
