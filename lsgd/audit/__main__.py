@@ -166,6 +166,11 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
         remarks.append(
             "the processes have datasets of their own, so it is not known whether they share images"
         )
+    if cut_off := [each for each in _loaders_of_all(job) if any(one.is_cut_off for one in each)]:
+        remarks.append(
+            f"the epoch at {_short(cut_off[0][0].place)} has more examples than are recorded, so "
+            "it is not known whether each is seen once"
+        )
     if partial := unjudged_evaluations(job):
         remarks.append(
             f"the evaluation at {_short(partial[0].place)} is not judged ({partial[0].run}): it is "

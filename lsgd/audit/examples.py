@@ -116,7 +116,8 @@ def _missing(epoch: list[LoaderRecord], count: int) -> Iterator[str]:
     again = max(len(order) - len(own) for order, own in zip(orders, sets, strict=True))
     if again >= max(2, count):
         yield f"{again} images of an epoch are repeated within a process"
-    if length is not None and all(each.is_whole for each in epoch) and not again:
+    are_known = all(each.is_whole and not each.is_cut_off for each in epoch)
+    if length is not None and are_known and not again:
         never = length - len(set().union(*sets))
         step = sum(max(each.sizes) for each in epoch)
         if never >= step + count and shared < count:
@@ -209,6 +210,8 @@ def _evaluation(found: list[LoaderRecord], passes: list[LoaderRecord]) -> Observ
     known = examples_over_processes(found)
     orders, length = known or ([], None)
     if not length or not all(each.is_whole and each.order for each in found):
+        return None
+    if any(each.is_cut_off for each in found):
         return None
     counts = Counter(example for order in orders for example in order)
     if all(each.is_gathered for each in found):

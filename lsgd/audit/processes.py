@@ -116,6 +116,11 @@ class LoaderRecord:
         return self.batches is not None and len(self.sizes) >= self.batches
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether only the first examples of this epoch are known, as there are too many."""
+        return 0 < len(self.order) < sum(self.sizes)
+
+    @property
     def is_kept(self) -> bool:
         """Whether the script went on with batches that it has kept, as itertools.cycle does."""
         if self.batches is None:

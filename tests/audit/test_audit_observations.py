@@ -690,6 +690,15 @@ def test_datasets_of_different_lengths_are_not_compared() -> None:
     assert any("datasets of their own" in each for each in notes(found, []))
 
 
+def test_of_more_examples_than_are_recorded_none_is_missing() -> None:
+    """Of each epoch the first 12 are."""
+    cut_off = evaluation(ORDER[:12], sizes=[16])
+    found = job(epoch(1, ORDER[:12]) | {"sizes": [4] * 4}, cut_off)
+    assert fact(found, "shuffling").run == "a permutation, divided among 1 process"
+    assert not [each for each in observe(found) if each.rule == "evaluation"]
+    assert any("train.py:3 has more examples than are" in each for each in notes(found, []))
+
+
 def test_images_that_an_evaluation_counts_less_often() -> None:
     often = evaluation([*range(16), *range(14)])
     says = "2 of 16 counted less often than the others"
