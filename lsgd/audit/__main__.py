@@ -96,7 +96,9 @@ def _watched(
     if code and not is_cut_off:
         raise UsageError(
             f"the script ended with {how} after {updates} updates, so the audit is not complete; "
-            "run it without lsgd audit, and put right what it prints"
+            "run it without lsgd audit, and put right what it prints; if it ends well there, the "
+            "audit is the cause: report this with the versions of torch and of the script's "
+            "libraries"
         )
     if trained:
         return trained
@@ -149,6 +151,14 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
             "the optimizer updates flat copies of the parameters, as in ZeRO: the exchange of "
             "gradients is not observed"
         )
+    counts = [each["counts"] for each in job.first.first("optimizer")["groups"]]
+    others = sum(each.get("others", 0) for each in counts)
+    if others and any(each.keys() - {"others"} for each in counts):
+        remarks.append(
+            f"{others} parameters of the optimizer are outside of the audited network, which may "
+            "be a part of one that is called by another method than forward: which of them are BN's "
+            "is not known"
+        )
     if later := job.first.first("optimizer")["later_updates"]:
         remarks.append(
             f"another network got {format_count(later, 'update')} after the last one that is seen "
@@ -174,6 +184,11 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
     if any(examples_over_processes([*each]) is None for each in _loaders_of_all(job)):
         remarks.append(
             "the processes have datasets of their own, so it is not known whether they share images"
+        )
+    if cut_off := [each for each in _loaders_of_all(job) if any(one.is_cut_off for one in each)]:
+        remarks.append(
+            f"the epoch at {_short(cut_off[0][0].place)} has more examples than are recorded, so "
+            "it is not known whether each is seen once"
         )
     if partial := unjudged_evaluations(job):
         remarks.append(

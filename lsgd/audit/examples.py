@@ -48,15 +48,20 @@ def observe_shuffling(job: AuditedJob) -> Iterator[Observation]:
             run = "the batches of epoch 1 are kept and repeated, as by itertools.cycle"
             yield Observation("shuffling", run, False, kept.place)
         return
+    # A script may permute a Subset itself, or have a random one in a fixed order.
+    examples = first.examples
+    is_in_order = _in_order(examples)
     told = [line for each in job.processes for line in each.first("set_epochs").get("epochs", [])]
     faults: list[tuple[str, str]] = []
     for number, epoch in enumerate(epochs[1:], start=2):
-        shared = min(len(first.order), len(epoch[0].order))
-        if shared > 7 and first.order[:shared] == epoch[0].order[:shared] and not _in_order(first):
+        others = epoch[0].examples
+        shared = min(len(examples), len(others))
+        if shared > 7 and examples[:shared] == others[:shared] and not is_in_order:
             why = "; set_epoch is never called" if first.is_distributed and not told else ""
-            faults.append((f"epoch {number} has the order of epoch 1{why}", first.place))
+            place = first.made if _in_order(first.order) else first.place
+            faults.append((f"epoch {number} has the order of epoch 1{why}", place))
             break
-    if _in_order(first):
+    if is_in_order:
         faults.append(("images are not in random order", first.made))
     elif len(epochs) == 1 and first.is_distributed and not told:
         faults.append(("set_epoch is not called before the first epoch", first.place))
@@ -83,13 +88,13 @@ def examples_over_processes(found: list[LoaderRecord]) -> tuple[list[list[int]],
     for each in found:
         if each.subset is None:
             return None
-        orders.append([each.subset[example] for example in each.order])
+        orders.append(each.examples)
         every.update(each.subset)
     return orders, len(every)
 
 
-def _in_order(epoch: LoaderRecord) -> bool:
-    steps = np.diff(epoch.order)
+def _in_order(examples: list[int]) -> bool:
+    steps = np.diff(examples)
     return len(steps) > 7 and Counter(steps.tolist()).most_common(1)[0][1] > 0.5 * len(steps)
 
 
@@ -109,7 +114,8 @@ def _missing(epoch: list[LoaderRecord], count: int) -> Iterator[str]:
     again = max(len(order) - len(own) for order, own in zip(orders, sets, strict=True))
     if again >= max(2, count):
         yield f"{again} images of an epoch are repeated within a process"
-    if length is not None and all(each.is_whole for each in epoch) and not again:
+    are_known = all(each.is_whole and not each.is_cut_off for each in epoch)
+    if length is not None and are_known and not again:
         never = length - len(set().union(*sets))
         step = sum(max(each.sizes) for each in epoch)
         if never >= step + count and shared < count:
@@ -203,6 +209,8 @@ def _evaluation(found: list[LoaderRecord], passes: list[LoaderRecord]) -> Observ
     orders, length = known or ([], None)
     if not length or not all(each.is_whole and each.order for each in found):
         return None
+    if any(each.is_cut_off for each in found):
+        return None
     counts = Counter(example for order in orders for example in order)
     if all(each.is_gathered for each in found):
         counts = Counter(set(counts))
@@ -239,7 +247,7 @@ def _evaluated_besides(found: list[LoaderRecord], passes: list[LoaderRecord]) ->
     if first.subset is not None:
         return
     parts = {
-        tuple(each.subset[example] for example in each.order)
+        tuple(each.examples)
         for each in passes
         if each.subset is not None and (each.root, each.updates) == (first.root, first.updates)
     }

@@ -81,7 +81,8 @@ class LoaderRecord:
     number: int
     epoch: int
     order: list[int]
-    """The ids of the examples that were asked for; empty for an iterable dataset."""
+    """The examples that were asked for, by their numbers in the subset, if there is one; empty for
+    an iterable dataset."""
     sizes: list[int]
     length: int | None
     batches: int | None
@@ -96,7 +97,7 @@ class LoaderRecord:
     updates: int
     """The updates before this pass."""
     subset: list[int] | None
-    """The examples that a Subset has of its dataset."""
+    """The examples that a Subset, or a sampler of one, has of the whole dataset."""
     is_gathered: bool
     """Whether the padding of its last batch is left out, by Accelerate's gather_for_metrics."""
     updated: int
@@ -105,9 +106,19 @@ class LoaderRecord:
     """The updates since its last batch was given."""
 
     @property
+    def examples(self) -> list[int]:
+        """The order of the examples, by their numbers in the whole dataset."""
+        return self.order if self.subset is None else [self.subset[each] for each in self.order]
+
+    @property
     def is_whole(self) -> bool:
         """Whether the last batch of this epoch was asked for."""
         return self.batches is not None and len(self.sizes) >= self.batches
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether only the first examples of this epoch are known, as there are too many."""
+        return 0 < len(self.order) < sum(self.sizes)
 
     @property
     def is_kept(self) -> bool:

@@ -198,12 +198,16 @@ def observe_learning_rate(job: AuditedJob) -> Iterator[Observation]:
     settings = optimizer["groups"][main]["settings"]
     curve = np.array(job.setting("lr", main), float)
     place, lr_place = optimizer["place"], optimizer["scheduler_place"] or optimizer["place"]
-    known = settings.get("max_lr") or settings.get("initial_lr") or 0.0
-    peak = max(float(known), float(curve.max()))  # a scheduler may raise the lr above that given
-    is_rising = len(curve) > 1 and curve[-1] > curve[0] and curve[-1] == curve.max()
+    highest = float(curve.max())
+    computed = _computed_peak(job, float(settings.get("initial_lr") or 0.0))
+    known = computed or settings.get("max_lr") or settings.get("initial_lr") or 0.0
+    if curve[-1] < highest and not optimizer["started_with_state"]:
+        known = 0.0  # the curve has its peak behind it
+    peak = max(float(known), highest)  # a scheduler may raise the lr above that given
+    is_rising = len(curve) > 1 and curve[-1] > curve[0] and curve[-1] == highest
     steps = job.steps_per_epoch
     # The peak of a warmup by hand is not known before it is reached.
-    is_known = not (is_rising and peak <= curve[-1])
+    is_known = not (is_rising and peak <= highest) or math.isclose(computed, highest)
     others = _other_factors(job, curve)
     if is_known or others:
         linear = peak * REFERENCE / job.minibatch
@@ -233,6 +237,17 @@ def observe_learning_rate(job: AuditedJob) -> Iterator[Observation]:
     yield Observation(
         "warmup", run, Warmup(ramp, ramp, peak if is_small else reference, starts), lr_place
     )
+
+
+def _computed_peak(job: AuditedJob, initial_lr: float) -> float:
+    """Return the highest lr of a LambdaLR for a group with an initial lr; 0 if unknown."""
+    factors = {
+        factor
+        for each in job.first.of_kind("schedule")
+        for lr, factor in zip(each["initial_lrs"], each["highest_factors"], strict=True)
+        if math.isclose(lr, initial_lr, rel_tol=1e-6)
+    }
+    return initial_lr * (factors.pop() or 0.0) if len(factors) == 1 else 0.0
 
 
 def _other_factors(job: AuditedJob, curve: Any) -> list[float]:

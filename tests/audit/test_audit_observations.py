@@ -3,7 +3,7 @@
 import base64
 import functools
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +15,12 @@ from lsgd.audit.__main__ import _watched, notes
 from lsgd.audit.facts import observe
 from lsgd.audit.gradients import observe_gradient
 from lsgd.audit.job import AuditedJob
-from lsgd.audit.processes import ScriptProcess
-from lsgd.audit.watch.data import examples_of
+from lsgd.audit.processes import LoaderRecord, ScriptProcess, _fields
+from lsgd.audit.watch.data import DataWatch, examples_of
 from lsgd.audit.watch.forward import ForwardWatch, is_in_training
 from lsgd.audit.watch.gradient import CLASS_LOSSES, ELEMENT_LOSSES, GradientWatch
-from lsgd.audit.watch.record import Pass, Record, micro_batches
+from lsgd.audit.watch.record import Pass, Record, class_of, micro_batches
+from lsgd.audit.watch.schedule import ScheduleWatch
 from lsgd.audit.watch.update import CHANGING, UpdateWatch
 from lsgd.check.observation import Observation
 from lsgd.check.step import Momentum
@@ -139,6 +140,40 @@ def test_another_lr_is_seen_before_the_peak_is_known() -> None:
     updates = [{"lr": [lr, lr / 10]} for lr in (0.01, 0.02, 0.03)]
     value = fact(job(groups=groups, updates=updates), "reference_lr").value
     assert value == pytest.approx((0.03, 256, 0.003))
+
+
+@pytest.mark.parametrize(
+    ("function", "peak"),
+    [
+        (lambda step: 0.4 - step / 100, 0.4),
+        (lambda step: 0.1 + 0.3 * min(1, step / 20), 0.4),  # a warmup that is seen in part
+        (lambda step: 0.1 + 0.3 * min(1, step / 3), 0.4),
+        (lambda step: 0.4 if step < 30 else 0.04, 0.4),
+        ([0.1, 0.2, 0.3, 0.4].__getitem__, 0.4),
+        (lambda step: 0.1 + step / 100, 1.0),  # it has no peak, and the initial lr stands for one
+    ],
+)
+def test_the_peak_of_a_schedule_is_not_its_initial_lr(
+    function: Callable[[int], float], peak: float
+) -> None:
+    """A LambdaLR with the initial lr 1 has the lr that its function returns."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    schedules = ScheduleWatch(Record("unused", max_updates=1, max_epochs=1))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD([weight], 1.0), function)
+    schedules._note_scheduler(None, scheduler)
+    updates = [{"lr": [function(step)]} for step in range(4)]
+    groups = [({"weights": 2}, SGD | {"initial_lr": 1.0})]
+    found = job(*schedules.lines(), groups=groups, updates=updates)
+    assert fact(found, "peak_lr").value == pytest.approx(peak)
+
+
+def test_a_curve_that_has_fallen_has_its_peak_behind_it() -> None:
+    """But not that of a resumed run."""
+    groups, updates = [({"weights": 2}, SGD | {"initial_lr": 1.0})], [{"lr": [0.2]}, {"lr": [0.1]}]
+    found = job(groups=groups, updates=updates)
+    assert fact(found, "peak_lr").value == 0.2
+    found.first.first("optimizer")["started_with_state"] = True
+    assert fact(found, "peak_lr").value == 1.0
 
 
 def test_updates_of_another_optimizer_have_no_lr_of_these_groups() -> None:
@@ -376,6 +411,28 @@ def test_passes_of_a_batch_before_one_backward_pass_are_one_micro_batch(
 
 
 @pytest.mark.parametrize(
+    ("inputs", "output", "images"),
+    [
+        (([torch.ones(3, 9, 9)] * 8, [{}] * 8), torch.ones(()), 8),  # a detector's
+        (([torch.ones(8, 3, 9, 9)] * 2,), torch.ones(16, 2), 8),  # two views
+        ((torch.ones(19, 8, 3),), torch.ones(8, 2), 8),  # of sequences, whose time comes first
+        ((torch.ones(19, 8, 3),), torch.ones(19, 8, 2), 8),
+        ((torch.ones(50, 3),), {"loss": torch.ones(()), "logits": torch.ones(8, 2)}, 8),  # graphs
+        ((torch.ones(16, 3),), torch.ones(16, 8), 16),  # with images of another loader
+        ((torch.ones(4, 3, 8, 8),), torch.ones(4, 8, 8, 8), 4),  # a part of the batch
+    ],
+)
+def test_the_images_of_a_pass(inputs: tuple[Any, ...], output: Any, images: int) -> None:
+    """Its loader has given 8."""
+    record, forward, _, _ = watched()
+    record.loader = loader(0)
+    record.loader.last = 8
+    forward.before(MODEL, inputs)
+    forward.after(MODEL, inputs, output)
+    assert [each.images for each in record.pending] == [images]
+
+
+@pytest.mark.parametrize(
     ("images", "sizes"), [((16, 16), [16, 16]), ((16, 48), [16, 48]), ((16, 16, 16, 16), [32])]
 )
 @pytest.mark.parametrize("has_left_others", [True, False])
@@ -417,6 +474,44 @@ def watched() -> tuple[Record, ForwardWatch, GradientWatch, UpdateWatch]:
     forward._observe = record.observe_calls  # type: ignore[method-assign]  # leave nn.Linear alone
     record.watches = [gradients, forward, update]
     return record, forward, gradients, update
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_compiles_what_the_watch_has_wrapped() -> None:
+    """As a scripted nn.CrossEntropyLoss does, and a penalty on gradients; a trace is no call."""
+    record = Record("unused", max_updates=100, max_epochs=2)
+    real, seen = SimpleNamespace(loss=F.relu, grad=torch.autograd.grad), list[Any]()
+    for name in vars(real):
+        record.wrap(real, name, before=lambda *inputs, **_: seen.append(inputs))
+    loss, derivative = real.loss, real.grad
+
+    def penalty(images: torch.Tensor) -> torch.Tensor:
+        gradient = derivative([loss(images).sum()], [images])[0]
+        assert gradient is not None
+        return gradient.sum()
+
+    images = torch.ones(3, requires_grad=True)
+    assert torch.jit.script(penalty)(images) == 3
+    traced = torch.jit.trace(lambda each: loss(each).sum(), images, check_trace=False)
+    assert traced(images) == 3
+    assert not seen
+    assert penalty(images) == 3
+    assert len(seen) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_layers_are_known_by_their_class() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    for each in (network, torch.jit.script(network)):
+        assert [class_of(layer) for layer in each] == [torch.nn.Linear, torch.nn.BatchNorm1d]
+    assert class_of(WithLoss(network)) is WithLoss
+
+
+def test_parameters_of_no_network_that_was_called_are_noted() -> None:
+    """As if the loop calls a training_step of the network, which calls its layers alone."""
+    for counts, is_noted in (({"weights": 2, "others": 4}, True), ({"others": 4}, False)):
+        found = notes(job(groups=[(counts, SGD)]), [])
+        assert any(each.startswith("4 parameters of the opt") for each in found) == is_noted
 
 
 def test_a_loss_that_is_left_out_adds_no_images() -> None:
@@ -569,12 +664,56 @@ def test_subsets_of_processes_are_numbered_by_their_whole_dataset() -> None:
     assert examples_of(part).tolist() == [24, 4]
 
 
+def test_the_subset_of_a_sampler_is_that_of_its_loader() -> None:
+    """The usual split, by two samplers of one dataset: each has its own images once."""
+    chosen = torch.tensor([9, 4, 14, 1, 11, 6, 2, 15])
+    whole: Any = torch.utils.data.Subset(range(40), range(20, 40))  # type: ignore[arg-type]
+    sampler = torch.utils.data.SubsetRandomSampler(chosen)  # type: ignore[arg-type]
+    data = DataWatch(Record("unused", max_updates=1, max_epochs=1))
+    data._begin_epoch(torch.utils.data.DataLoader(whole, 4, sampler=sampler))
+    data.is_beginning = True
+    for batch in ([15, 4, 9, 2], [11, 1, 14, 6]):
+        data._note_index(batch, None)
+    [line, _] = data.lines()
+    found = LoaderRecord(**_fields(line))
+    assert found.length == 8
+    assert found.order == [7, 1, 0, 6, 4, 3, 2, 5]
+    assert found.examples == [35, 24, 29, 22, 31, 21, 34, 26]
+
+
+@pytest.mark.parametrize(
+    ("subsets", "says"),
+    [
+        ([ORDER, ORDER[::-1]], "a new permutation in each of 2 epochs, divided among 1 process"),
+        ([ORDER, ORDER], "epoch 2 has the order of epoch 1"),  # as by random_split
+        ([range(16), range(16)], "images are not in random order"),
+    ],
+)
+def test_an_order_by_subsets(subsets: list[Sequence[int]], says: str) -> None:
+    """A script may permute the images itself; a loader of a Subset that does not has a fault."""
+    lines = [
+        epoch(number, [*range(16)]) | {"subset": encoded([*subset])}
+        for number, subset in enumerate(subsets, start=1)
+    ]
+    shuffling = fact(job(*lines), "shuffling")
+    assert (shuffling.run, shuffling.place) == (says, "train.py:1")
+
+
 def test_datasets_of_different_lengths_are_not_compared() -> None:
     order = [3, 1, 7, 0, 5, 2, 4, 6]
     found = of_processes(shard(order, None), shard(order, None, length=9))
     assert fact(found, "shuffling").run.endswith("how images are divided is not known")
     assert not [each for each in observe(found) if each.rule == "evaluation"]
     assert any("datasets of their own" in each for each in notes(found, []))
+
+
+def test_of_more_examples_than_are_recorded_none_is_missing() -> None:
+    """Of each epoch the first 12 are."""
+    cut_off = evaluation(ORDER[:12], sizes=[16])
+    found = job(epoch(1, ORDER[:12]) | {"sizes": [4] * 4}, cut_off)
+    assert fact(found, "shuffling").run == "a permutation, divided among 1 process"
+    assert not [each for each in observe(found) if each.rule == "evaluation"]
+    assert any("train.py:3 has more examples than are" in each for each in notes(found, []))
 
 
 def test_images_that_an_evaluation_counts_less_often() -> None:

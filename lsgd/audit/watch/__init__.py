@@ -14,6 +14,7 @@ from .forward import ForwardWatch
 from .gradient import GradientWatch
 from .initialisation import InitialisationWatch
 from .record import Record, Watch
+from .schedule import ScheduleWatch
 from .update import UpdateWatch
 
 
@@ -30,6 +31,7 @@ def start() -> Record:
         GradientWatch(record),
         # Of two observers of a backward pass the later one runs first: it finds the network.
         ForwardWatch(record),
+        ScheduleWatch(record),
         UpdateWatch(record),
     ]
     for watch in watches:

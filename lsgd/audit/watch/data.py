@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Subset, dataloader, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Subset,
+    SubsetRandomSampler,
+    dataloader,
+    get_worker_info,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from .record import Record, is_call_of_library, place
@@ -47,8 +54,13 @@ class LoaderEpoch:
         self.made = getattr(loader, "_audit_place", "")
         sampler = loader.sampler if loader.batch_sampler is None else _sampler(loader)
         self.is_distributed = isinstance(sampler, DistributedSampler)
+        self.sampled = sampler.indices if isinstance(sampler, SubsetRandomSampler) else None
+        """The examples of its dataset of which a sampler has a subset."""
+        self.dataset = loader.dataset
+        if self.sampled is not None:
+            self.dataset = Subset(loader.dataset, self.sampled)
         try:
-            self.length: int | None = len(loader.dataset)
+            self.length: int | None = len(self.dataset)
         except TypeError:
             self.length = None
         try:
@@ -60,6 +72,14 @@ class LoaderEpoch:
     def is_at_end(self) -> bool:
         """Whether this epoch has given its last batch."""
         return self.batches is not None and self.given >= self.batches
+
+    def numbered_order(self) -> array[int]:
+        """Return the order of the examples by their numbers in the subset, if there is one."""
+        if self.sampled is None:
+            return self.order
+        examples = torch.as_tensor(self.sampled).tolist()
+        numbers = {example: number for number, example in enumerate(examples)}
+        return array("q", (numbers[each] for each in self.order))
 
 
 def _sampler(loader: Any) -> Any:
@@ -231,12 +251,12 @@ class DataWatch:
         for each in self.epochs:
             yield {
                 "kind": "loader", "number": each.number, "epoch": each.epoch,
-                "order": _encoded(each.order), "sizes": each.sizes,
+                "order": _encoded(each.numbered_order()), "sizes": each.sizes,
                 "length": each.length, "batches": each.batches,
                 "is_distributed": each.is_distributed, "trained": each.trained,
                 "evaluated": each.evaluated, "place": each.where, "used_at": each.place,
                 "made": each.made, "root": each.root, "updates": each.updates,
-                "subset": self._subset(each.loader.dataset), "is_gathered": each.is_gathered,
+                "subset": self._subset(each.dataset), "is_gathered": each.is_gathered,
                 "updated": each.updated, "updated_at_end": each.updated_at_end,
             }  # fmt: skip
         yield {"kind": "set_epochs", "epochs": self.set_epochs}

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import swa_utils
 
 from .gradient import asks_parameters
-from .record import Pass, Record, is_call_of_library, place, tensors_of
+from .record import Pass, Record, is_call_of_library, is_compiled, place, tensors_of
 
 FORMAT_UPDATES = 2
 """The updates in which the number formats of layers are observed."""
@@ -85,7 +85,7 @@ class ForwardWatch:
             is_unseen = module is record.model and not record.handles
             is_seen_here = is_unseen or module._compiled_call_impl is not None
             if is_seen_here:
-                see(module, (arguments, settings))
+                see(module, (*arguments, *settings.values()))
             if own is not None:
                 output = own(module, *arguments, **settings)
             else:
@@ -103,19 +103,19 @@ class ForwardWatch:
         self.sets_statistics = False
 
     def _see_call(self, module: nn.Module, inputs: Any) -> None:
-        if not (self.losses or self.record.in_backward or torch.compiler.is_compiling()):
+        if not (self.losses or self.record.in_backward or is_compiled()):
             self._see_pass(module, inputs)
 
     def before(self, module: nn.Module, inputs: Any) -> None:
         """Observe a module that is about to be called."""
-        if torch.compiler.is_compiling():
+        if is_compiled():
             return
         self.losses.append(self.record.losses)
         self._see(module, inputs)
 
     def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Leave a module that has been called."""
-        if torch.compiler.is_compiling() or not self.losses:
+        if is_compiled() or not self.losses:
             return
         is_new = self.losses.pop() == self.record.losses
         if is_new and isinstance(output, torch.Tensor) and not output.dim():
@@ -146,7 +146,7 @@ class ForwardWatch:
         if len(self.losses) == 1:
             if self._is_network(module):
                 self._see_pass(module, inputs)
-        elif self.unsized is not None and (images := first_size(inputs)):
+        elif self.unsized is not None and (images := count_images(inputs, record.loader)):
             self.unsized.images, self.unsized = images, None
 
     def _is_network(self, module: nn.Module) -> bool:
@@ -180,7 +180,7 @@ class ForwardWatch:
         train = is_in_training(module, trains_weights=grad)
         if train and grad:
             record.leave_evaluation()
-        images = first_size(inputs) or (record.loader.last if record.loader else 0)
+        images = count_images(inputs, record.loader) or (record.loader.last if record.loader else 0)
         where = place() if record.handles or not (train and grad) else ""
         seen = Pass(module, images, record.loader, where, train=train, grad=grad)
         record.note_batches_of(seen)
@@ -279,7 +279,13 @@ def is_in_training(network: nn.Module, *, trains_weights: bool) -> bool:
     return any(modes) if modes else network.training
 
 
-def first_size(values: Any) -> int:
-    """Return the first dimension of the first tensor in nested arguments, or 0 without any."""
-    sizes = (int(each.shape[0]) for each in tensors_of(values) if each.dim())
+def count_images(inputs: Any, loader: Any) -> int:
+    """Return the images in the arguments of a network, or 0 without a tensor.
+
+    They are the first dimension of the first tensor, or a list of as many as its loader has given.
+    """
+    lengths = [len(each) for each in inputs if isinstance(each, (list, tuple))]
+    if loader is not None and loader.last > 1 and loader.last in lengths:
+        return int(loader.last)
+    sizes = (int(each.shape[0]) for each in tensors_of(inputs) if each.dim())
     return next((each for each in sizes if each), 0)

@@ -16,6 +16,7 @@ from multiprocessing import util
 from typing import Any, Protocol
 
 import torch
+from torch.jit import _builtins
 
 WATCH = os.path.dirname(os.path.abspath(__file__))
 WAIT = 5.0
@@ -58,14 +59,37 @@ class Pass:
         """Whether a backward pass has computed a gradient of the output."""
 
     def note_output(self, output: Any) -> None:
-        """Let the tensors in the output of this pass note whether they get a gradient."""
-        for each in tensors_of(output):
+        """Let the tensors in the output of this pass note whether they get a gradient.
+
+        The output may have as many rows as its batch has images, unlike the first argument, as of a
+        network of sequences whose first dimension is the time, or of graphs.
+        """
+        tensors = [*tensors_of(output)]
+        for each in tensors:
             if each.requires_grad:
                 self.output_hooks += 1
                 each.register_hook(self._note_gradient)
+        count = self.loader.last if self.loader else 0
+        shape = next((each.shape for each in tensors if each.dim()), ())
+        # A loss may have one row.
+        if count > 1 and count in (shape[:2] if len(shape) == 3 else shape[:1]):
+            self.images = count
 
     def _note_gradient(self, _: torch.Tensor) -> None:
         self.is_used = True
+
+
+def is_compiled() -> bool:
+    """Return whether the current call is compiled by torch.compile or torch.jit.trace."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
+
+
+def class_of(module: torch.nn.Module) -> type:
+    """Return the class of a layer, also of one that torch.jit.script has compiled."""
+    is_scripted = isinstance(module, torch.jit.ScriptModule)
+    name = getattr(module, "original_name", "") if is_scripted else ""
+    found: type = getattr(torch.nn, name, type(module))
+    return found
 
 
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
@@ -284,7 +308,7 @@ class Record:
 
         @functools.wraps(called)
         def observed(*arguments: Any, **settings: Any) -> Any:
-            if torch.compiler.is_compiling() or not (is_counted or self.is_sampled):
+            if is_compiled() or not (is_counted or self.is_sampled):
                 return called(*arguments, **settings)
             if begin:
                 begin(*arguments, **settings)
@@ -293,6 +317,10 @@ class Record:
                 end(result, *arguments, **settings)
             return result
 
+        # torch.jit.script compiles the real function, or calls its operator.
+        observed.__prepare_scriptable__ = lambda: called  # type: ignore[attr-defined]
+        if operator := _builtins._find_builtin(called):
+            _builtins._register_builtin(observed, operator)
         setattr(owner, name, staticmethod(observed) if is_static else observed)
 
     def watch_imported(self) -> None:

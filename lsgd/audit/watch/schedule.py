@@ -1,0 +1,54 @@
+"""The watch of lr schedules that a function of the script computes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR
+
+from .record import Record
+
+AHEAD = 2**16
+"""The most steps of a schedule whose lr is computed."""
+
+
+class ScheduleWatch:
+    """The watch of LambdaLRs, whose initial lr may be far from their highest one."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.functions: list[tuple[list[Any], list[Callable[[int], float]]]] = []
+        """The initial lr and the function of each parameter group, by LambdaLR."""
+
+    def install(self) -> None:
+        """Keep the functions of each LambdaLR that the script makes."""
+        self.record.wrap(LambdaLR, "__init__", after=self._note_scheduler)
+
+    def _note_scheduler(self, _: Any, scheduler: LambdaLR, *__: Any, **___: Any) -> None:
+        self.functions.append((scheduler.base_lrs, scheduler.lr_lambdas))
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the initial lr of each parameter group of a LambdaLR, and its highest factor."""
+        for lrs, functions in self.functions:
+            distinct = {id(each): each for each in functions}
+            factors = {key: highest(each) for key, each in distinct.items()}
+            yield {
+                "kind": "schedule",
+                "initial_lrs": [float(each) for each in lrs],
+                "highest_factors": [factors[id(each)] for each in functions],
+            }
+
+
+def highest(function: Callable[[int], float]) -> float | None:
+    """Return the highest factor of a schedule before it first falls; None if it goes on rising."""
+    factors: list[float] = []
+    # What fails behind the end of a schedule, or prints, is called after the training.
+    with contextlib.redirect_stdout(None), contextlib.suppress(Exception):
+        for step in range(AHEAD):
+            factors.append(float(function(step)))
+            if factors[-1] < max(factors[-2:]):
+                break
+    is_rising = len(factors) == AHEAD and factors[-1] > factors[-2]
+    return None if is_rising else max(factors, default=None)
