@@ -150,6 +150,14 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
             "the optimizer updates flat copies of the parameters, as in ZeRO: the exchange of "
             "gradients is not observed"
         )
+    counts = [each["counts"] for each in job.first.first("optimizer")["groups"]]
+    others = sum(each.get("others", 0) for each in counts)
+    if others and any(each.keys() - {"others"} for each in counts):
+        remarks.append(
+            f"{others} parameters of the optimizer are outside of the audited network, which may "
+            "be a part of one that is called by another method than forward: which of them are "
+            "BN's is not known"
+        )
     if later := job.first.first("optimizer")["later_updates"]:
         remarks.append(
             f"another network got {format_count(later, 'update')} after the last one that is seen "

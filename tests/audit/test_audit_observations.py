@@ -17,7 +17,7 @@ from lsgd.audit.processes import LoaderRecord, ScriptProcess, _fields
 from lsgd.audit.watch.data import DataWatch, examples_of
 from lsgd.audit.watch.forward import ForwardWatch, is_in_training
 from lsgd.audit.watch.gradient import GradientWatch
-from lsgd.audit.watch.record import Pass, Record, micro_batches
+from lsgd.audit.watch.record import Pass, Record, class_of, micro_batches
 from lsgd.audit.watch.schedule import ScheduleWatch
 from lsgd.audit.watch.update import CHANGING, UpdateWatch
 from lsgd.check.observation import Observation
@@ -495,6 +495,21 @@ def test_torchscript_compiles_what_the_watch_has_wrapped() -> None:
     assert not seen
     assert penalty(images) == 3
     assert len(seen) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_layers_are_known_by_their_class() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    for each in (network, torch.jit.script(network)):
+        assert [class_of(layer) for layer in each] == [torch.nn.Linear, torch.nn.BatchNorm1d]
+    assert class_of(WithLoss(network)) is WithLoss
+
+
+def test_parameters_of_no_network_that_was_called_are_noted() -> None:
+    """As if the loop calls a training_step of the network, which calls its layers alone."""
+    for counts, is_noted in (({"weights": 2, "others": 4}, True), ({"others": 4}, False)):
+        found = notes(job(groups=[(counts, SGD)]), [])
+        assert any(each.startswith("4 parameters of the opt") for each in found) == is_noted
 
 
 def test_a_loss_that_is_left_out_adds_no_images() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from .record import Record, place
+from .record import Record, class_of, place
 
 BLOCKS = ("Bottleneck", "BasicBlock")
 """The names of torchvision's residual blocks; those of timm have zero_init_last."""
@@ -51,8 +51,8 @@ class InitialisationWatch:
         self.start = checksums(model)
         last_norms = {id(each) for each in _last_norms(model)}
         for module in model.modules():
-            weight = getattr(module, "weight", None)
-            if not isinstance(module, (nn.Linear, _ConvNd, _BatchNorm)):
+            weight, kind = getattr(module, "weight", None), class_of(module)
+            if not issubclass(kind, (nn.Linear, _ConvNd, _BatchNorm)):
                 continue
             if is_average(module, self.record):
                 continue
@@ -62,8 +62,8 @@ class InitialisationWatch:
             self.layers.append(
                 {
                     "kind": "layer",
-                    "type": "linear" if isinstance(module, nn.Linear)
-                    else "convolution" if isinstance(module, _ConvNd) else "batchnorm",
+                    "type": "linear" if issubclass(kind, nn.Linear)
+                    else "convolution" if issubclass(kind, _ConvNd) else "batchnorm",
                     "shape": list(weight.shape),
                     **statistics(weight.detach()),
                     "bias": bool(bias.detach().any()) if bias is not None else False,

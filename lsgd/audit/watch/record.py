@@ -84,6 +84,14 @@ def is_compiled() -> bool:
     return torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
+def class_of(module: torch.nn.Module) -> type:
+    """Return the class of a layer, also of one that torch.jit.script has compiled."""
+    is_scripted = isinstance(module, torch.jit.ScriptModule)
+    name = getattr(module, "original_name", "") if is_scripted else ""
+    found: type = getattr(torch.nn, name, type(module))
+    return found
+
+
 def tensors_of(values: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in nested arguments or outputs, in their order."""
     if isinstance(values, torch.Tensor):
