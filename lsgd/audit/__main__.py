@@ -156,8 +156,8 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
     if others and any(each.keys() - {"others"} for each in counts):
         remarks.append(
             f"{others} parameters of the optimizer are outside of the audited network, which may "
-            "be a part of one that is called by another method than forward: which of them are BN's "
-            "is not known"
+            "be a part of one that is called by another method than forward: which of them are "
+            "BN's is not known"
         )
     if later := job.first.first("optimizer")["later_updates"]:
         remarks.append(
