@@ -17,10 +17,10 @@ TOLERANCE = 1e-2
 
 
 class _Gradient(NamedTuple):
-    """What is known of the gradient of an update."""
+    """The findings on the gradient of an update."""
 
     fault: str
-    """What is wrong with it, empty if nothing."""
+    """The description of its mistake, empty without one."""
     place: str
     """The line of the script."""
     unknown: str = ""
