@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 
 from .gradient import GradientWatch, sample
 from .initialisation import InitialisationWatch, is_average
-from .record import Record, micro_batches, place
+from .record import Record, class_of, micro_batches, place
 
 SETTINGS = (
     "lr", "initial_lr", "max_lr", "momentum", "dampening", "nesterov", "weight_decay",
@@ -211,7 +211,7 @@ class UpdateWatch:
         model = self.record.model
         kinds = {}
         for module in model.modules():
-            is_norm = isinstance(module, _BatchNorm)
+            is_norm = issubclass(class_of(module), _BatchNorm)
             if is_average(module, self.record):
                 continue
             for parameter in module.parameters(recurse=False):
