@@ -11,7 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lsgd.audit.examples import examples_over_processes, unjudged_evaluations
+from lsgd.audit.examples import (
+    examples_over_processes,
+    is_subset_in_order,
+    unjudged_evaluations,
+)
 from lsgd.audit.facts import observe, script_recipe
 from lsgd.audit.gradients import is_in_backward, unknown_factor
 from lsgd.audit.job import AuditedJob
@@ -184,6 +188,11 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
     if any(examples_over_processes([*each]) is None for each in _loaders_of_all(job)):
         remarks.append(
             "the processes have datasets of their own, so it is not known whether they share images"
+        )
+    if is_subset_in_order(job):
+        remarks.append(
+            "the images of a Subset come in its order, and only one epoch was seen: audit more "
+            "updates to learn whether the next epoch has another order"
         )
     if cut_off := [each for each in _loaders_of_all(job) if any(one.is_cut_off for one in each)]:
         remarks.append(

@@ -51,6 +51,8 @@ def observe_shuffling(job: AuditedJob) -> Iterator[Observation]:
     # A script may permute a Subset itself, or have a random one in a fixed order.
     examples = first.examples
     is_in_order = _in_order(examples)
+    if not is_in_order and is_subset_in_order(job):
+        return
     told = [line for each in job.processes for line in each.first("set_epochs").get("epochs", [])]
     faults: list[tuple[str, str]] = []
     for number, epoch in enumerate(epochs[1:], start=2):
@@ -73,6 +75,17 @@ def observe_shuffling(job: AuditedJob) -> Iterator[Observation]:
         if examples_over_processes(epochs[0]) is None:
             run = f"{seen} in each process; how images are divided is not known"
     yield Observation("shuffling", run, not faults, faults[0][1] if faults else first.made)
+
+
+def is_subset_in_order(job: AuditedJob) -> bool:
+    """Return whether only one epoch was seen, of a Subset whose images came in its own order.
+
+    A script that permutes it anew in each epoch looks so, and one that forgets to shuffle a random
+    split.
+    """
+    epochs = _epochs(job)
+    first = epochs[0][0] if epochs else None
+    return bool(first and len(epochs) == 1 and first.subset is not None and _in_order(first.order))
 
 
 def examples_over_processes(found: list[LoaderRecord]) -> tuple[list[list[int]], int | None] | None:

@@ -108,6 +108,8 @@ def _is_cleared(update: Line) -> bool:
     """Return whether the sampled weight has no gradient at its optimizer's step, but had one."""
     if any(update["used"] or ()) or not any(update["local"] or ()):
         return False
+    if update["used"] is None and update["has_others"]:
+        return False
     # A step inside of the backward pass may be that of other weights, which have one already.
     return update["group"] is not None and bool(update["factor"]) and not update["in_backward"]
 
@@ -161,7 +163,12 @@ def _unknown_terms(update: Line) -> str:
         return "the loss has terms beside those of torch.nn.functional"
     if any(each["is_uneven"] for each in losses):
         return "the elements of the loss have weights of their own"
-    if len({each["output"] for each in losses}) != len(update["passes"]):
+    of_outputs: dict[int, list[float]] = {}
+    for each in losses:
+        of_outputs.setdefault(each["output"], []).append(each["weight"] / update["scale"])
+    # The weights of mixup's two losses have the sum 1.
+    own = (each for each in of_outputs.values() if len(each) > 1)
+    if len(of_outputs) != len(update["passes"]) or any(abs(sum(e) - 1) > TOLERANCE for e in own):
         return "a micro-batch has several losses"
     return ""
 

@@ -2,10 +2,12 @@
 
 import base64
 import functools
+import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,11 +18,11 @@ from lsgd.audit.facts import observe
 from lsgd.audit.gradients import observe_gradient
 from lsgd.audit.job import AuditedJob
 from lsgd.audit.processes import LoaderRecord, ScriptProcess, _fields
-from lsgd.audit.watch.data import DataWatch, examples_of
+from lsgd.audit.watch.data import DataWatch, examples_of, sampled
 from lsgd.audit.watch.forward import ForwardWatch, is_in_training
 from lsgd.audit.watch.gradient import CLASS_LOSSES, ELEMENT_LOSSES, GradientWatch
 from lsgd.audit.watch.record import Pass, Record, class_of, micro_batches
-from lsgd.audit.watch.schedule import ScheduleWatch
+from lsgd.audit.watch.schedule import ScheduleWatch, highest
 from lsgd.audit.watch.update import CHANGING, UpdateWatch
 from lsgd.check.observation import Observation
 from lsgd.check.step import Momentum
@@ -789,6 +791,24 @@ def _ignoring(out: Any, y: Any, reduction: str) -> Any:
     return F.cross_entropy(out, target, reduction=reduction).sum() / (target != -100).sum()
 
 
+def _as_subclass(out: Any, y: Any) -> Any:
+    return F.cross_entropy(out.as_subclass(Subclass), y).as_subclass(torch.Tensor)
+
+
+def _beside_vmap(out: Any, y: Any) -> Any:
+    torch.vmap(torch.func.grad(F.cross_entropy))(out.detach(), y)  # of each image
+    return F.cross_entropy(out, y)
+
+
+def _old_sum(out: Any, y: Any) -> Any:
+    return F.smooth_l1_loss(out, F.one_hot(y, 3).float(), size_average=False)
+
+
+class Subclass(torch.Tensor):
+    """A tensor whose functions are called again for the tensor that it is."""
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")
 @pytest.mark.parametrize(
     ("loss", "micro_batches", "says"),
     [
@@ -797,6 +817,11 @@ def _ignoring(out: Any, y: Any, reduction: str) -> Any:
         (lambda out, y: _mixup(out, y, 1), 2, "2 times the mean over all images: the losses of 2"),
         (lambda out, y: F.cross_entropy(out, y) + 0.4 * F.mse_loss(out[:, 0], y.float()), 1, ""),
         (lambda out, y: _smoothed_by_hand(out, y, 1), 1, ""),
+        (lambda out, y: F.mse_loss(out, out.detach() + 1) + F.l1_loss(out, 0 * out), 1, ""),
+        (lambda out, y: _as_subclass(out, y), 1, "the mean over all images"),
+        (lambda out, y: _beside_vmap(out, y), 1, "the mean over all images"),
+        (lambda out, y: _old_sum(out, y) / out.numel(), 1, "the mean over all images"),
+        (lambda out, y: _bce(out[:0], y[:0]).sum() + F.cross_entropy(out, y), 1, "the mean over"),
         (lambda out, y: 64 * (F.cross_entropy(out, y) + out.square().mean()), 1, ""),
         (lambda out, y: F.cross_entropy(out, y) + out.square().mean(), 1, "the mean over all"),
         (lambda out, y: (F.cross_entropy(out, y) + out.square().mean()) / 2, 2, ""),
@@ -835,8 +860,54 @@ def test_gradients_that_are_cleared_before_the_step(
     assert (seen.run, seen.value) == (says, False)
 
 
+def test_a_gradient_of_the_sampled_weight_alone_may_be_cleared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As that of the last layer in the first epoch of DINO."""
+
+    def clear(optimizer: Any) -> None:
+        optimizer.param_groups[0]["params"][0].grad = None
+
+    assert not [*observe_gradient(trained(F.cross_entropy, 1, monkeypatch, clear))]
+
+
+def test_a_slow_schedule_is_not_computed_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the lr still rises then, its peak is not known."""
+    seconds = itertools.count(0.0, 0.25)
+    monkeypatch.setattr("lsgd.audit.watch.schedule.time.monotonic", lambda: next(seconds))
+    called: list[int] = []
+    assert highest(lambda step: called.append(step) or float(step)) is None
+    assert len(called) < 9
+    assert highest(lambda step: min(step, 2.0)) == 2
+
+
+def test_a_subset_that_comes_in_order_is_judged_by_two_epochs() -> None:
+    """A script may permute it in each epoch, or forget to shuffle a random split."""
+    one = job(epoch(1, [*range(16)]) | {"subset": encoded(ORDER)})
+    assert not [each for each in observe(one) if each.rule == "shuffling"]
+    assert any("come in its order" in each for each in notes(one, []))
+
+
+def test_a_sampler_of_other_things_than_numbers_has_no_subset() -> None:
+    sampler = torch.utils.data.SubsetRandomSampler
+    assert sampled(sampler(["a", "b"])) is None  # type: ignore[list-item]
+    assert sampled(sampler(torch.tensor([4, 2]))) == [4, 2]  # type: ignore[arg-type]
+    assert sampled(torch.utils.data.SequentialSampler([1, 2])) is None
+
+
+def test_groups_of_equal_sizes_are_told_apart() -> None:
+    """To compare them as dictionaries would compare tensors of different shapes."""
+    watches = watched()
+    model = torch.nn.Linear(3, 2)
+    groups = [{"params": [model.bias]}, {"params": [model.weight]}]
+    steps(watches, model, torch.optim.SGD(groups, 0.1))
+    updates = [each for each in watches[3].lines() if each["kind"] == "update"]
+    assert [each["group"] for each in updates] == [1] * 3
+
+
 def test_steps_inside_of_the_backward_pass_are_noted() -> None:
-    updates = [{"in_backward": True, "local": [1.0], "group": 0, "factor": 1.0}] * 2
+    update = {"in_backward": True, "local": [1.0], "group": 0, "factor": 1.0}
+    updates = [update | {"has_others": False}] * 2
     found = job(updates=updates)
     assert not [*observe_gradient(found)]
     assert any("inside of the backward pass" in each for each in notes(found, []))
@@ -875,23 +946,33 @@ def trained(
     return AuditedJob([ScriptProcess([*update.lines(), *gradients.lines()])])
 
 
+class Outer(torch.optim.SGD):
+    """An optimizer that makes the step of another, as ZeroRedundancyOptimizer does."""
+
+    inner: torch.optim.Optimizer
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        self.inner.step(closure)
+        return None
+
+
 def test_a_step_inside_of_a_step_ends_no_update() -> None:
     """ZeroRedundancyOptimizer sends the weights to the other processes after the inner step."""
     record, _, _, update = watched()
     model = torch.nn.Linear(3, 2)
     record.model, record.passes = model, [Pass(model, 4, None, "", train=True, grad=True)]
-    outer, inner = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
-    for each in (outer, inner):  # these steps raise an error, so that no hook is called after them
-        update._before(each, (each,), {})
+    outer, outer.inner = Outer(model.parameters(), 0.1), torch.optim.SGD(model.parameters(), 0.1)
+    updates = []
+    for each in (outer, outer.inner):
+        each.register_step_pre_hook(update._before)
+        each.register_step_post_hook(update._after)
+        each.register_step_post_hook(lambda *_: updates.append(record.updates))
+    with pytest.raises(OSError, match="full"):  # so that no hook is called after them
+        outer.step(Mock(side_effect=OSError("full")))
     for _ in range(2):
         model(torch.ones(4, 3)).sum().backward()
-        update._before(outer, (outer,), {})
-        update._before(inner, (inner,), {})
-        before = record.updates
-        update._after(inner)
-        assert record.updates == before
-        update._after(outer)
-        assert record.updates == before + 1
+        outer.step()
+    assert updates == [0, 1, 1, 2]
 
 
 def steps(watches: tuple[Any, ...], model: torch.nn.Module, optimizer: Any, count: int = 3) -> None:

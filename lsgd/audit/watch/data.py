@@ -54,7 +54,7 @@ class LoaderEpoch:
         self.made = getattr(loader, "_audit_place", "")
         sampler = loader.sampler if loader.batch_sampler is None else _sampler(loader)
         self.is_distributed = isinstance(sampler, DistributedSampler)
-        self.sampled = sampler.indices if isinstance(sampler, SubsetRandomSampler) else None
+        self.sampled = sampled(sampler)
         """The examples of its dataset of which a sampler has a subset."""
         self.dataset = loader.dataset
         if self.sampled is not None:
@@ -77,9 +77,18 @@ class LoaderEpoch:
         """Return the order of the examples by their numbers in the subset, if there is one."""
         if self.sampled is None:
             return self.order
-        examples = torch.as_tensor(self.sampled).tolist()
-        numbers = {example: number for number, example in enumerate(examples)}
+        numbers = {example: number for number, example in enumerate(self.sampled)}
         return array("q", (numbers[each] for each in self.order))
+
+
+def sampled(sampler: Any) -> list[int] | None:
+    """Return the examples of which a sampler has a subset, or None without numbers of a subset."""
+    if not isinstance(sampler, SubsetRandomSampler):
+        return None
+    try:
+        return [int(each) for each in sampler.indices]
+    except (TypeError, ValueError):
+        return None
 
 
 def _sampler(loader: Any) -> Any:

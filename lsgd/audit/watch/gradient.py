@@ -128,12 +128,14 @@ class GradientWatch:
 
     def _note_loss(self, loss: Any, *arguments: Any, **settings: Any) -> None:
         """Note a loss of classes, whose mean is over the targets that are not ignored."""
+        if _calls_again(arguments, settings):
+            return
         first = arguments[0] if arguments else settings.get("input", loss)
         target: Any = arguments[1] if len(arguments) > 1 else settings.get("target")
         share = float(settings.get("label_smoothing", 0.0))
         # Of class probabilities it is not known what the script has made them of.
         is_soft = isinstance(target, torch.Tensor) and target.is_floating_point()
-        reduction = settings.get("reduction", "mean")
+        reduction = _reduction(arguments, settings)
         is_hard = isinstance(target, torch.Tensor) and not is_soft
         classes = int(first.shape[1]) if first.dim() > 1 else 1
         elements = target.numel() if is_hard else first.numel() // max(1, classes)
@@ -147,10 +149,12 @@ class GradientWatch:
 
     def _note_element_loss(self, loss: torch.Tensor, *arguments: Any, **settings: Any) -> None:
         """Note a loss whose mean is over all elements of its input."""
+        if _calls_again(arguments, settings):
+            return
         first = arguments[0] if arguments else settings.get("input", loss)
         count = first.numel()
         self._add_loss(
-            loss, first, reduction=settings.get("reduction", "mean"), targets=count, elements=count,
+            loss, first, reduction=_reduction(arguments, settings), targets=count, elements=count,
             smoothing=None,
         )  # fmt: skip
 
@@ -174,6 +178,8 @@ class GradientWatch:
             return
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             return
+        if torch._C._functorch.maybe_current_level() is not None:
+            return  # of vmap or grad, whose tensors must not leave them
         record.losses += 1
         # Mixup adds two losses of one output, whose factors are those of one loss together.
         output = next((each["output"] for each in self.losses if each["of"]() is first), None)
@@ -187,7 +193,7 @@ class GradientWatch:
         def note_weight(gradient: torch.Tensor) -> None:
             seen["weight"] = gradient.sum().detach()
             seen["part"] = (gradient * value).sum().detach()
-            if gradient.dim():
+            if gradient.dim() and gradient.numel():
                 seen["is_uneven"] = (gradient * (gradient - gradient.max())).any().detach()
 
         loss.register_hook(record.guard(note_weight))
@@ -367,6 +373,22 @@ class GradientWatch:
             "is_sharded": self.record.model is not None and is_sharded(self.record.model),
             "scaler": None if self.scaler is None else float(self.scaler.get_scale()),
         }  # fmt: skip
+
+
+def _reduction(arguments: tuple[Any, ...], settings: dict[str, Any]) -> str:
+    """Return the reduction of a loss, which the call may give by torch's older arguments."""
+    if settings.get("reduce") is False:
+        return "none"
+    if settings.get("size_average") is False:
+        return "sum"
+    texts = (each for each in arguments[2:] if isinstance(each, str))
+    return next(texts, str(settings.get("reduction", "mean")))
+
+
+def _calls_again(arguments: tuple[Any, ...], settings: dict[str, Any]) -> bool:
+    """Return whether a loss of tensor subclasses calls itself for the tensors that they hold."""
+    tensors = [e for e in (*arguments, *settings.values()) if isinstance(e, torch.Tensor)]
+    return bool(torch.overrides.has_torch_function(tensors))
 
 
 def asks_parameters(inputs: Any) -> bool:

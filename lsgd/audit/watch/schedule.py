@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .record import Record
 
+LONGEST = 1.0
+"""The seconds after which no further step of a schedule is computed."""
 AHEAD = 2**16
 """The most steps of a schedule whose lr is computed."""
 
@@ -46,9 +49,11 @@ def highest(function: Callable[[int], float]) -> float | None:
     factors: list[float] = []
     # What fails behind the end of a schedule, or prints, is called after the training.
     with contextlib.redirect_stdout(None), contextlib.suppress(Exception):
+        until = time.monotonic() + LONGEST
         for step in range(AHEAD):
             factors.append(float(function(step)))
             if factors[-1] < max(factors[-2:]):
                 break
-    is_rising = len(factors) == AHEAD and factors[-1] > factors[-2]
-    return None if is_rising else max(factors, default=None)
+            if step == AHEAD - 1 or time.monotonic() > until:
+                return None if factors[-1] > factors[-2:][0] else factors[-1]
+    return max(factors, default=None)

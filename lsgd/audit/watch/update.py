@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,10 +29,12 @@ SETTINGS = (
 )  # fmt: skip
 CHANGING = "lr", "momentum", "weight_decay"
 """The settings that an update's record has of each parameter group, as schedules change them."""
-COPIED = *CHANGING, "passes", "place", "epoch", "scale", "evaluations", "in_backward"
+COPIED = *CHANGING, "passes", "place", "epoch", "scale", "evaluations", "in_backward", "has_others"
 """The observations of an update that its record has as they are."""
 LEAST_PRECISION = 1e-4
 """The relative rounding error of weights up to which each update moves them."""
+STEP = Optimizer.profile_hook_step(lambda: None).__code__
+"""The code of what torch puts around the step of each optimizer."""
 LOSS_KEYS = "reduction", "examples", "elements", "smoothing", "output", "place"
 """The observations of a loss that its update's record has as they are."""
 
@@ -52,7 +55,6 @@ class UpdateWatch:
         self.begun: dict[str, Any] | None = None
         self.is_counted = False
         """Whether the begun update was counted already, by an optimizer of fewer parameters."""
-        self.stepping: list[Any] = []
         """The optimizers whose steps are being made, each of them by the one before."""
         self.started_with_state = False
         self.untouched: dict[str, nn.Parameter] = {}
@@ -97,9 +99,6 @@ class UpdateWatch:
         Returns the arguments of the step with such a closure observed, for torch to use instead.
         """
         self.record.has_stepped = True
-        if optimizer in self.stepping:  # a step of it has raised
-            del self.stepping[self.stepping.index(optimizer) :]
-        self.stepping.append(optimizer)
         is_named = "closure" in settings
         closure = settings["closure"] if is_named else (*arguments[1:2], None)[0]
         if not callable(closure):
@@ -145,6 +144,9 @@ class UpdateWatch:
             key: [_as_written(group.get(key)) for group in groups] for key in CHANGING
         }
         update["in_backward"] = record.in_backward
+        update["has_others"] = any(
+            each.grad is not None for group in groups for each in group["params"]
+        )
         if record.is_sampled and parameter is not None:
             update["before"] = sample(parameter)
             update["eps"] = torch.finfo(parameter.dtype).eps
@@ -242,9 +244,9 @@ class UpdateWatch:
         return groups
 
     def _after(self, optimizer: Any, *_: Any) -> None:
-        if optimizer in self.stepping:
-            del self.stepping[self.stepping.index(optimizer) :]
-        if self.stepping:  # the outer step, as of ZeroRedundancyOptimizer, sends the weights next
+        if (
+            _steps_now() > 1
+        ):  # the outer step, as of ZeroRedundancyOptimizer, sends the weights next
             return
         self._finish(optimizer)
         if self.record.is_over() and not self.record.is_written:
@@ -275,9 +277,9 @@ class UpdateWatch:
         parameter = self._gradients.parameter
         if "before" in update and parameter is not None:
             update["after"] = sample(parameter)
-            for group in optimizer.param_groups:
+            for number, group in enumerate(optimizer.param_groups):
                 if any(each is parameter for each in group["params"]):
-                    update["group"] = optimizer.param_groups.index(group)
+                    update["group"] = number
         update["place"] = self.step_place = place() if record.is_sampled else self.step_place
         record.passes = []
         if record.loader is not None:
@@ -364,6 +366,15 @@ class UpdateWatch:
                     for key in ("local", "used", "sum", "before", "after")
                 },
             }
+
+
+def _steps_now() -> int:
+    """Return how many steps of optimizers are being made, each of them by the one before."""
+    frame, count = sys._getframe(1), 0
+    while frame is not None:
+        count += frame.f_code is STEP
+        frame = frame.f_back  # type: ignore[assignment]
+    return count
 
 
 def _number(value: Any) -> float:
