@@ -24,7 +24,7 @@ from lsgd.job.launcher import Launch
         ("inputs +recipe=bs256 --rounds 0", "--rounds 0 .* measures nothing"),
         ("inputs +recipe=bs256 --images 0", "--images 0 is not possible; write 1"),
         ("inputs +recipe=bs256 --image 9", "option --image does not exist"),
-        ("scaling +recipe=digits --limit 0", "--limit: 0 is not a number of seconds above 0"),
+        ("scaling +recipe=digits --limit 0", "--limit: 0 is not a number of seconds from 1e-9"),
         ("scaling +recipe=digits --np 0", "--np 0 is not a list of numbers of 1 or more"),
         ("scaling +recipe=digits --out .", "--out . exists already"),
         ("inputs +recipe=bs256 data.root=nowhere --out new", "the folder does not exist"),

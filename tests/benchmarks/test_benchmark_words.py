@@ -37,7 +37,7 @@ SST, CONLL, LENET = "+recipe=sst_treelstm", "+recipe=conll_bilstm", "+recipe=fas
         (batchnorm, f"{DIGITS} workers_per_pass=1", "workers_per_pass=1 leaves one worker"),
         (lars, DIGITS, "optim.name=sgd is not LARS; write optim=lars"),
         (memory, f"{DIGITS} --passes 1", "--passes 1 leaves nothing to compare"),
-        (memory, f"{DIGITS} --limit 0", "--limit: 0 is not a number of seconds above 0"),
+        (memory, f"{DIGITS} --limit 0", "--limit: 0 is not a number of seconds from 1e-9"),
         (roofline, f"{DIGITS} compile=true", "compile=true fuses the operators that are measured"),
         (startup, "--rounds 5", "--rounds 5 is too few"),
         (startup, "+recipe=digits", "'+recipe=digits' has no meaning here; see --help"),

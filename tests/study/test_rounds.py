@@ -175,6 +175,7 @@ def test_a_signal_after_the_last_run_of_a_round_stops_the_study(
     monkeypatch.setattr(command, "read_request", lambda *_: request)
     monkeypatch.setattr(command, "all_runs", lambda _: everything)
     monkeypatch.setattr(command, "check_libraries", lambda: None)
+    monkeypatch.setattr(command, "make_folders", lambda *_: None)
     monkeypatch.setattr(command, "catch_stop_signals", lambda: given.signals)
     name = {"train": "train_or_submit", "findings": "study_findings"}[step]
     monkeypatch.setattr(command, name, signalled)
