@@ -7,11 +7,11 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lsgd.errors import UsageError
+from lsgd.job.device import run_compiled_modules_eagerly
 from lsgd.models.forward_checks import find_dependence
 from lsgd.rules.batchnorm import WorkerBatchNorm
 from lsgd.rules.statistics_freshness import StatisticsFreshness
@@ -47,7 +47,7 @@ def check_dependence(model: nn.Module, images: int) -> Iterator[None]:
             return copied(*args, **kwargs)
 
         # A compiled part would be compiled again for this number of images.
-        with torch.compiler.set_stance("force_eager") if is_compiling else nullcontext():
+        with run_compiled_modules_eagerly() if is_compiling else nullcontext():
             found = find_dependence(copied, call, COUNT)
     except Exception:
         return
