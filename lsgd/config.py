@@ -723,7 +723,7 @@ def _expand_group_override(override: str) -> str:
 
 
 def _canonical(words: Sequence[str]) -> list[str]:
-    """Rename the keys of overrides to those of saved recipes, without plus signs before groups."""
+    """Return overrides with the keys of saved recipes, and without plus signs before groups."""
     groups = config_groups()
     return [
         word.lstrip("+") if key_and_value(word)[0] in groups else canonical(word) for word in words

@@ -185,6 +185,12 @@ def notes(job: AuditedJob, failures: list[str]) -> list[str]:
             "the optimizers make their steps inside of the backward pass, as by "
             "register_post_accumulate_grad_hook: the gradient is not observed"
         )
+    return remarks + _notes_on_data(job)
+
+
+def _notes_on_data(job: AuditedJob) -> list[str]:
+    """Return sentences on what is not known of the examples, their order and their evaluation."""
+    remarks = []
     if any(examples_over_processes([*each]) is None for each in _loaders_of_all(job)):
         remarks.append(
             "the processes have datasets of their own, so it is not known whether they share images"

@@ -108,6 +108,7 @@ def _is_cleared(update: Line) -> bool:
     """Return whether the sampled weight has no gradient at its optimizer's step, but had one."""
     if any(update["used"] or ()) or not any(update["local"] or ()):
         return False
+    # A script may leave out a single layer, as DINO does the last one in its first epoch.
     if update["used"] is None and update["has_others"]:
         return False
     # A step inside of the backward pass may be that of other weights, which have one already.
@@ -139,7 +140,7 @@ def _loss_scale(updates: list[Line], ratio: float) -> _Gradient:
 
 
 def _factors(update: Line) -> Any:
-    """Return the factors between an update's gradient and those of means of its losses.
+    """Return how many times the gradient of each mean that the losses may be an update has.
 
     The means are over counted targets, over all elements, over the rows of the losses' inputs, and
     over images. Scripts divide a sum by any of these; for one label for each image all are equal.

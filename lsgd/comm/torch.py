@@ -95,7 +95,7 @@ class OwnGroupComm(GroupComm):
 
 
 class TorchComm(OwnGroupComm):
-    """Communicator of the processes of a job, which it joins over torch.distributed."""
+    """Communicator that connects the processes of a job by torch.distributed."""
 
     def __init__(
         self, launch: Launch, *, device: torch.device, timeout: float, join_timeout: float

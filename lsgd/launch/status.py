@@ -25,7 +25,7 @@ NO_TASK = "4294967294"
 TASKS = r"(?P<first>\d+)(-(?P<last>\d+)(:(?P<step>\d+))?)?"
 """The pattern of a part of Slurm's list of array tasks: a number, a range, or a range by a step."""
 CLUSTER = "Cluster"
-"""The field of a job with the name of its cluster, '' for this machine's, beside Slurm's fields."""
+"""The key of a job's cluster, '' for this machine's, which is added to the fields of scontrol."""
 RECORD_KEYS = {"job", "nodes", "start", "began", "log", "process_logs"}
 """The keys of JOB_FILE, which a Slurm job writes into its run folder when it starts."""
 

@@ -25,7 +25,7 @@ class BatchSizeSweep:
     relation: str
     """The relation by which a recipe is as good as the baseline: as_good_as or no_worse_than."""
     looks: Looks
-    """The numbers of seeds at which the recipes are tested."""
+    """The numbers of seeds after which the differences are tested, for which intervals widen."""
 
     @property
     def as_good(self) -> list[RecipeRuns]:

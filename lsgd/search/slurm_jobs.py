@@ -210,13 +210,8 @@ def cost_lines(request: SearchRequest, work: PendingWork, trials: Sequence[Trial
     at_once = trials_at_once(request) if on_slurm else request.jobs or 1
     at_once = min(at_once or runs_left, max(work.trials, len(work.comparisons)))
     group = RecipeRuns("", recipe, None, None, runs)
-    rate, source = speed(
-        fitted,
-        unchanged,
-        group,
-        request.images_per_second,
-        jobs=at_once if runs_here(launcher) else 1,
-    )
+    beside = at_once if runs_here(launcher) else 1
+    rate, source = speed(fitted, unchanged, group, request.images_per_second, jobs=beside)
     trials_left = [format_count(work.trials, "trial")] if work.trials else []
     compared = [f"{format_count(len(work.comparisons), 'run')} that compare"]
     what = " and ".join([*trials_left, *(compared if work.comparisons else [])])

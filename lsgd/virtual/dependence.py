@@ -17,7 +17,7 @@ from lsgd.rules.batchnorm import WorkerBatchNorm
 from lsgd.rules.statistics_freshness import StatisticsFreshness
 
 COUNT = 5
-"""The number of images in a call."""
+"""The number of images in a call, few since the CPU computes them."""
 
 
 @contextmanager

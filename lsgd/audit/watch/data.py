@@ -55,7 +55,7 @@ class LoaderEpoch:
         sampler = loader.sampler if loader.batch_sampler is None else _sampler(loader)
         self.is_distributed = isinstance(sampler, DistributedSampler)
         self.sampled = sampled(sampler)
-        """The examples of its dataset of which a sampler has a subset."""
+        """The examples from which a SubsetRandomSampler draws; None with another sampler."""
         self.dataset = loader.dataset
         if self.sampled is not None:
             self.dataset = Subset(loader.dataset, self.sampled)
@@ -82,7 +82,7 @@ class LoaderEpoch:
 
 
 def sampled(sampler: Any) -> list[int] | None:
-    """Return the examples of which a sampler has a subset, or None without numbers of a subset."""
+    """Return the examples from which a SubsetRandomSampler draws; None unless they are numbers."""
     if not isinstance(sampler, SubsetRandomSampler):
         return None
     try:

@@ -33,7 +33,7 @@ class ScheduleWatch:
         self.functions.append((scheduler.base_lrs, scheduler.lr_lambdas))
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the initial lr of each parameter group of a LambdaLR, and its highest factor."""
+        """Yield for each LambdaLR the initial lr and highest factor of each parameter group."""
         for lrs, functions in self.functions:
             distinct = {id(each): each for each in functions}
             factors = {key: highest(each) for key, each in distinct.items()}

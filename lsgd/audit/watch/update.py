@@ -55,7 +55,6 @@ class UpdateWatch:
         self.begun: dict[str, Any] | None = None
         self.is_counted = False
         """Whether the begun update was counted already, by an optimizer of fewer parameters."""
-        """The optimizers whose steps are being made, each of them by the one before."""
         self.started_with_state = False
         self.untouched: dict[str, nn.Parameter] = {}
         """The parameters of the network that were in no group or frozen at the first update."""
@@ -244,9 +243,8 @@ class UpdateWatch:
         return groups
 
     def _after(self, optimizer: Any, *_: Any) -> None:
-        if (
-            _steps_now() > 1
-        ):  # the outer step, as of ZeroRedundancyOptimizer, sends the weights next
+        # The outer step, as of ZeroRedundancyOptimizer, sends the weights next.
+        if _steps_now() > 1:
             return
         self._finish(optimizer)
         if self.record.is_over() and not self.record.is_written:
