@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd import config, paths
-from lsgd.errors import UsageError
+from lsgd.errors import UsageError, writing_to
 from lsgd.job.command import Parser, run_command
 from lsgd.override_syntax import format_override
 from lsgd.train import train
@@ -50,7 +50,8 @@ def demo(folder: Path) -> str:
             )
             print(f"{meaning}, seed {seed}: ", end="", flush=True)
             begin = time.monotonic()
-            run_dir.mkdir(parents=True, exist_ok=True)
+            with writing_to(folder, "write another folder"):
+                run_dir.mkdir(parents=True, exist_ok=True)
             log = folder / f"{name}-seed{seed}.log"
             with log.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
                 errors.append(train(recipe))

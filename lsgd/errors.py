@@ -114,9 +114,34 @@ A missing file is not among them, as it may be missing by an error of lsgd.
 """
 
 
+def dangling_link(error: OSError) -> str:
+    """Return which link on an error's path leads to a missing target, as a clause; '' if none.
+
+    The error itself says only that the link exists, or that a folder within it does not.
+    """
+    path = error.filename2 or error.filename  # a renamed file has both, and its new name is meant
+    if error.errno not in (errno.EEXIST, errno.ENOENT) or not isinstance(path, str | bytes):
+        return ""
+    path = os.fsdecode(path)
+    while path:
+        try:
+            os.stat(path)
+        except FileNotFoundError:
+            if os.path.islink(path):
+                return f"{path} leads to {os.readlink(path)}, which does not exist"
+        except OSError:
+            return ""
+        else:
+            return ""
+        path = os.path.dirname(path)
+    return ""
+
+
 def unusable_path_error(error: OSError) -> UsageError | None:
     """Convert an OSError of a path that cannot be used to a UsageError; return None for others."""
-    path = error.filename2 or error.filename  # a renamed file has both, and its new name is meant
+    if link := dangling_link(error):
+        return UsageError(f"{link}; make that folder, or remove the link")
+    path = error.filename2 or error.filename
     if error.errno not in UNUSABLE_PATH_ERRNOS or not isinstance(path, str | bytes):
         return None
     return UsageError(
@@ -155,7 +180,7 @@ def writing_to(path: object, remedy: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise disk_full_error(error, path) or UsageError(
-            f"{path} cannot be written ({error.strerror}); {remedy}"
+            f"{path} cannot be written ({dangling_link(error) or error.strerror}); {remedy}"
         ) from None
 
 

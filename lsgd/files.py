@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from lsgd.errors import DISK_FULL_ERRNOS, UsageError
+from lsgd.errors import DISK_FULL_ERRNOS, UsageError, dangling_link
 
 BLOCK = 2**16
 """The bytes of a file that are read at a time."""
@@ -132,11 +132,12 @@ def make_output_folder(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise UsageError(f"--out {folder} is a file; write a folder") from None
     except OSError as error:
+        link = dangling_link(error)
+        if isinstance(error, FileExistsError) and not link:
+            raise UsageError(f"--out {folder} is a file; write a folder") from None
         raise UsageError(
-            f"--out {folder} cannot be made ({error.strerror}); write another folder"
+            f"--out {folder} cannot be made ({link or error.strerror}); write another folder"
         ) from None
     if not os.access(folder, os.W_OK):
         raise UsageError(
@@ -160,13 +161,14 @@ def create_output_folder(
         return
     try:
         folder.mkdir(parents=True)
-    except FileExistsError:
-        raise UsageError(
-            f"--out {folder} exists already, and results are never overwritten; write another"
-        ) from None
     except OSError as error:
+        link = dangling_link(error)
+        if isinstance(error, FileExistsError) and not link:
+            raise UsageError(
+                f"--out {folder} exists already, and results are never overwritten; write another"
+            ) from None
         raise UsageError(
-            f"--out {folder} cannot be made ({error.strerror}); write another"
+            f"--out {folder} cannot be made ({link or error.strerror}); write another"
         ) from None
     complete = False
     try:

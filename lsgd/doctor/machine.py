@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lsgd import installation
 from lsgd.doctor import ABSENT, FAIL, PASS, TEMPORARY_FIX, CheckItem, ProbeResult
-from lsgd.errors import UsageError
+from lsgd.errors import UsageError, dangling_link
 from lsgd.job import network as meeting
 from lsgd.job.children import run_with_limit
 from lsgd.job.launcher import omp_num_threads
@@ -331,7 +331,7 @@ def _writable(name: str, folder: Path, fix: str) -> tuple[CheckItem, float | Non
     """Check that files can be written in a folder; return the free GB of its disk too, if so."""
     # The folder may not exist yet: its disk is that of the nearest existing parent.
     nearest = folder.absolute()
-    while not os.path.exists(nearest):  # which raises no error for a folder that cannot be read
+    while not os.path.lexists(nearest):  # which raises no error for a folder that cannot be read
         nearest = nearest.parent
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:
@@ -339,7 +339,8 @@ def _writable(name: str, folder: Path, fix: str) -> tuple[CheckItem, float | Non
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        finding = f"{folder.absolute()} cannot be written: {error.strerror}"
+        why = dangling_link(error) or error.strerror
+        finding = f"{folder.absolute()} cannot be written: {why}"
         return CheckItem(name, FAIL, finding, fix, required=True), None
     free = shutil.disk_usage(nearest).free / 1e9
     return CheckItem(name, PASS, str(folder.absolute()), required=True), free

@@ -36,7 +36,7 @@ from tqdm import tqdm
 from lsgd import files, messages
 from lsgd.comm import Comm, all_or_raise
 from lsgd.comm.single import SingleComm
-from lsgd.errors import DISK_FULL_ERRNOS, UsageError
+from lsgd.errors import DISK_FULL_ERRNOS, UsageError, dangling_link
 from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.inputs.index import MARKER, open_evaluation_index, open_indexes, read_marker
 from lsgd.inputs.source_files import SUFFIX, FolderFiles, IndexedFiles, SourceFiles
@@ -216,7 +216,7 @@ class _Copying:
         """Return the error for one of a file system, or for files that differ or change."""
         name, why, fix = None, str(error), "rerun the same command"
         if isinstance(error, OSError):
-            name, why = error.filename, error.strerror or str(error)
+            name, why = error.filename, dangling_link(error) or error.strerror or str(error)
             if error.errno in DISK_FULL_ERRNOS:
                 fix = f"free some space and {fix}, which keeps the complete files"
             else:

@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from lsgd.errors import UsageError, disk_full_error
+from lsgd.errors import UsageError, dangling_link, disk_full_error
 from lsgd.job.command import Parser, run_alone
 from lsgd.paths import data_root
 from lsgd.prepare import cifar10, folder, imagenet, tiny_imagenet, webdataset
@@ -44,7 +44,8 @@ def prepare(argv: Sequence[str]) -> None:
     except OSError as error:
         if full := disk_full_error(error):
             raise full from error
-        raise UsageError(f"{error}; fix that and rerun the same command to resume") from error
+        why = dangling_link(error) or error
+        raise UsageError(f"{why}; fix that and rerun the same command to resume") from error
 
 
 if __name__ == "__main__":

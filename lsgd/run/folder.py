@@ -291,12 +291,14 @@ def _new_folder(recipe: Recipe, holding: ExitStack) -> Path:
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-seed{recipe.seed}"
     for number in range(1, 1000):
         folder = Path("runs", recipe.name, stem if number == 1 else f"{stem}-{number}")
-        # mkdir fails if the folder exists: two jobs of the same second get two folders.
-        with _writing_to_run(folder), suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            holding.enter_context(lock.hold_lock(folder))
-            _write_config(recipe, folder)
-            return folder
+        with _writing_to_run(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            # mkdir fails if the folder exists: two jobs of the same second get two folders.
+            with suppress(FileExistsError):
+                folder.mkdir()
+                holding.enter_context(lock.hold_lock(folder))
+                _write_config(recipe, folder)
+                return folder
     raise UsageError(f"runs/{recipe.name} has a thousand runs of this second; write run_dir=PATH")
 
 

@@ -1,4 +1,12 @@
-from lsgd import errors
+import errno
+import re
+from pathlib import Path
+
+import pytest
+
+from lsgd import doctor, errors, files
+from lsgd.doctor import machine
+from lsgd.errors import UsageError
 
 
 def test_exit_codes_stay() -> None:
@@ -15,3 +23,36 @@ def test_exit_codes_stay() -> None:
         "UnhealthyNodesError": 1,
         "PreemptedError": 75,
     }
+
+
+def test_a_link_to_a_missing_folder_is_named(tmp_path: Path) -> None:
+    """As runs on a scratch disk that was purged; the system says that the file exists."""
+    link = tmp_path / "runs"
+    link.symlink_to("/gone/runs")
+    why = f"{link} leads to /gone/runs, which does not exist"
+    outputs = (files.make_output_folder, lambda at: files.create_output_folder(at).__enter__())
+    for folder in (link, link / "digits" / "x"):
+        with pytest.raises(FileExistsError) as failure:
+            folder.mkdir(parents=True)
+        assert errors.dangling_link(failure.value) == why
+        assert why in str(errors.unusable_path_error(failure.value))
+        written = re.escape(f"written ({why}); write another")
+        with pytest.raises(UsageError, match=written), errors.writing_to(folder, "write another"):
+            folder.mkdir(parents=True)
+        for make in outputs:
+            with pytest.raises(UsageError, match=re.escape(why)):
+                make(folder)
+    [item] = machine.run_folder(link)
+    assert (item.status, why in item.found) == (doctor.FAIL, True)
+
+
+def test_only_a_link_to_a_missing_file_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    for path in (tmp_path / "file", tmp_path / "link"):
+        with pytest.raises(FileExistsError) as failure:
+            path.mkdir()
+        assert errors.dangling_link(failure.value) == ""
+    assert (
+        errors.dangling_link(FileNotFoundError(errno.ENOENT, "none", str(tmp_path / "none"))) == ""
+    )

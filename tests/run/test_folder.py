@@ -342,6 +342,16 @@ def test_what_a_job_saves_before_it_lets_go_is_what_the_next_goes_on_from(
     assert open_once(recipe(f"run_dir={tmp_path}")).content == newer
 
 
+def test_a_default_run_folder_behind_a_link_to_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said to have a thousand runs of this second, as each mkdir fails."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").symlink_to("/gone/runs")
+    with pytest.raises(UsageError, match="runs leads to /gone/runs, which does not exist"):
+        open_once(recipe())
+
+
 def test_runs_of_the_same_second_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
