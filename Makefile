@@ -32,10 +32,16 @@ HOROVOD_BUILT :=
 endif
 ALL := .venv/.run $(HOROVOD_BUILT) .venv/.dev
 
+# What .venv has lost of these, in 0.05 s: stamps do not record it. An upgrade of the system takes the
+# Python or its version, a moved checkout lsgd, and a pip that was killed the package that it replaced.
+NEEDED := "pip", "torch", "hydra", "lsgd"
+FIND := from importlib.util import find_spec; print(*(each for each in ($(NEEDED)) if not find_spec(each)))
+LOST := $(if $(wildcard .venv/.python),$(shell $(BIN)/python -P -c '$(FIND)' 2>/dev/null || echo pip))
+
 # Two pips must not run in one environment at the same time.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup train demo test test-all compat faults mutants gpu soak fresh results docs check format lint types layers floors audit lock wheel release clean cpu
+.PHONY: help setup train demo test test-all compat faults mutants gpu soak fresh results docs check format lint types layers floors audit lock wheel release clean cpu lost
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,11 +139,11 @@ clean: ## remove build files; keep .venv and runs/
 	find benchmarks lsgd tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each purpose, so that training needs no development tools.
-.venv/.python:
+.venv/.python: $(if $(filter pip,$(LOST)),lost)
 	@setup/venv.sh '$(PYTHON)'
 	@touch $@
 
-.venv/.run: .venv/.python pyproject.toml constraints.txt
+.venv/.run: .venv/.python pyproject.toml constraints.txt $(if $(LOST),lost)
 	@$(BIN)/python setup/packages.py horovod,report
 	@touch $@
 

@@ -20,6 +20,13 @@ if reason:
     sys.stderr.write(reason % ((sys.executable,) + sys.version_info[:2]))
     sys.exit(3)
 '
+# make comes here a second time if the Python does not start, or another version finds no packages. It is
+# not removed unasked: a network drive or a module of the machine may be missing for now.
+if [[ -e .venv/.python ]]; then
+    echo "lsgd: the Python of .venv is gone or has changed, as after an upgrade of the system;" \
+        "'rm -rf .venv', then rerun the same command" >&2
+    exit 1
+fi
 reasons=
 candidates=("$@")
 if [[ -z ${1:-} ]]; then candidates=(python3.11 python3.12 python3.13 python3 python); fi

@@ -307,6 +307,15 @@ def planned(tmp_path: Path, *words: str, **env: str) -> subprocess.CompletedProc
     return finished(["make", "-n", *words], tmp_path, **env)
 
 
+def stamped(tmp_path: Path, python: str = "") -> None:
+    """Make the environment of `make demo`, whose Python is this shell script, by default intact."""
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for stamp in (".python", ".run"):
+        (tmp_path / ".venv" / stamp).touch()
+    (tmp_path / ".venv/bin/python").write_text(f"#!/bin/sh\n{python}\n")
+    (tmp_path / ".venv/bin/python").chmod(0o755)
+
+
 def test_each_target_installs_what_it_needs(tmp_path: Path) -> None:
     train = planned(tmp_path, "train").stdout
     assert train.index("packages.py horovod,report\n") < train.index("setup/horovod.sh")
@@ -325,9 +334,7 @@ def test_each_target_installs_what_it_needs(tmp_path: Path) -> None:
 
 
 def test_a_horovod_that_was_left_out_is_built_later_and_once_more_for_gpus(tmp_path: Path) -> None:
-    (tmp_path / ".venv").mkdir()
-    for stamp in (".python", ".run"):
-        (tmp_path / ".venv" / stamp).touch()
+    stamped(tmp_path)
     for words in (("train",), ("train", "HOROVOD=nccl")):
         text = planned(tmp_path, *words).stdout
         assert "setup/horovod.sh" in text
@@ -338,13 +345,28 @@ def test_a_horovod_that_was_left_out_is_built_later_and_once_more_for_gpus(tmp_p
 
 
 def test_cpu_is_checked_each_time_and_is_not_the_kind_of_processor(tmp_path: Path) -> None:
-    (tmp_path / ".venv").mkdir()
-    for stamp in (".python", ".run"):
-        (tmp_path / ".venv" / stamp).touch()
+    stamped(tmp_path)
     assert "setup/packages.py\n" in planned(tmp_path, "demo", "CPU=yes").stdout
     demo = planned(tmp_path, "demo", CPU="x86_64").stdout
     assert "lsgd.demo" in demo
     assert "packages.py" not in demo
+
+
+def test_an_environment_that_has_lost_its_python_or_packages_is_no_longer_complete(
+    tmp_path: Path,
+) -> None:
+    """Its stamps are there, and 'make setup', to which messages send, had nothing to do."""
+    stamped(tmp_path, "echo torch")  # which a killed pip has uninstalled
+    text = planned(tmp_path, "demo").stdout
+    assert "packages.py horovod,report\n" in text
+    assert "venv.sh" not in text
+    (tmp_path / ".venv/bin/python").unlink()
+    (tmp_path / ".venv/bin/python").symlink_to("/gone/python3.11")
+    assert "setup/venv.sh" in planned(tmp_path, "demo").stdout
+    done = finished([tmp_path / "setup/venv.sh"], tmp_path)
+    assert "the Python of .venv is gone or has changed" in done.stderr
+    assert "'rm -rf .venv', then rerun" in done.stderr
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize("word", ["CPU=no", "HOROVOD=yes"])
