@@ -1,6 +1,7 @@
 """The command that starts or submits a job, and its execution or display."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -43,8 +44,15 @@ class LaunchCommand:
 
         Raises UsageError if the program or Python does not exist, or for a mistake in the recipe.
         """
-        if shutil.which(self.program) is None:
+        program = shutil.which(self.program)
+        if program is None:
             raise UsageError(f"{self.program} is not installed; {self.remedy}")
+        if interpreter := _missing_interpreter(program):
+            raise UsageError(
+                f"{program} cannot be started, as its interpreter {interpreter} does not exist: "
+                "the environment was moved, or its folder renamed; make it again, in a checkout "
+                "by 'rm -rf .venv', then 'make setup'"
+            )
         if not self._in_image:
             find_python()
         self.check()
@@ -86,3 +94,20 @@ class LaunchCommand:
             if not self._in_image:
                 raise
             print(f"lsgd: unless the image has another lsgd: {refusal}", file=sys.stderr)
+
+
+def _missing_interpreter(program: str) -> str:
+    """Return the path of a script's interpreter if it does not exist; an empty string otherwise.
+
+    The system says that the script itself is missing. pip writes a path that has a blank, or is
+    long, into a second line, for the shell.
+    """
+    try:
+        with open(program, "rb") as file:
+            head = file.read(4096)
+    except OSError:  # it may be executable alone
+        return ""
+    found = re.match(rb"#!/bin/sh\n'''exec' \"?(.+?)\"? \"\$0\"", head) or re.match(
+        rb"#!\s*(\S+)", head
+    )
+    return "" if found is None or os.path.exists(found[1]) else os.fsdecode(found[1])

@@ -118,6 +118,22 @@ def test_what_is_not_installed(
     assert capsys.readouterr().err.startswith(f"lsgd: {sentence}")
 
 
+@pytest.mark.parametrize(
+    "first", ["#!{python}", "#!/bin/sh\n'''exec' {python} \"$0\" \"$@\"", "#! {python} -s"]
+)
+def test_a_program_of_an_environment_that_was_moved(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """env and the shell say of it that it does not exist."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "mpirun").write_text(first.format(python="/old/.venv/bin/python"))
+    (tmp_path / "mpirun").chmod(0o755)
+    assert main(["mpirun", "digits", "--np", "2"]) == 2
+    problem = f"{tmp_path}/mpirun cannot be started, as its interpreter /old/.venv/bin/python"
+    assert f"lsgd: {problem} does not exist: the environment was" in capsys.readouterr().err
+
+
 def test_an_image_may_have_recipes_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
