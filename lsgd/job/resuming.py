@@ -3,6 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
+from shutil import which
 
 from lsgd.job.launcher import detect_launch
 from lsgd.override_syntax import format_override, key_and_value
@@ -32,7 +33,10 @@ def resume_command(folder: Path) -> str:
 def _program() -> list[str]:
     """Return the program part of this process's command line as typed, such as lsgd train."""
     if "-m" not in sys.orig_argv:
-        return ["lsgd", "train"]
+        script = sys.orig_argv[1]  # a shell that finds it in PATH gives its whole path
+        in_path = which("lsgd")
+        is_found = in_path is not None and Path(in_path).resolve() == Path(script).resolve()
+        return ["lsgd" if is_found else script, "train"]
     module = sys.orig_argv.index("-m") + 1
     name = sys.orig_argv[module]
     return [sys.orig_argv[0], "-m", name, *(["train"] if name == "lsgd" else [])]

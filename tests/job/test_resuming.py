@@ -29,7 +29,7 @@ PYTHON = "/venv/bin/python"
         (
             [PYTHON, "/venv/bin/lsgd", "train", "+recipe=digits", "data.root=/my data"],
             "train",
-            "resume with: lsgd train +recipe=digits 'data.root=/my data' run_dir=runs/a",
+            "resume with: /venv/bin/lsgd train +recipe=digits 'data.root=/my data' run_dir=runs/a",
         ),
         ([PYTHON, "-m", "lsgd.demo"], "demo", "rerun the same command to resume"),
         ([PYTHON, "-m", "pytest", "lsgd.train"], None, "rerun it with run_dir=runs/a to resume"),
@@ -43,6 +43,18 @@ def test_the_command_as_it_was_typed(
     monkeypatch.setattr(sys, "orig_argv", typed)
     assert resuming.own_command() == command
     assert resuming.resume_command(Path("runs/a")) == resume
+
+
+def test_a_script_in_path_is_named_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """README's command for pip names it by its path, without which no shell finds it."""
+    (tmp_path / "lsgd").touch(0o755)
+    monkeypatch.setattr(
+        sys, "orig_argv", [PYTHON, str(tmp_path / "lsgd"), "train", "recipe=digits"]
+    )
+    for path, named in ((str(tmp_path), "lsgd"), ("", str(tmp_path / "lsgd"))):
+        monkeypatch.setenv("PATH", path)
+        resume = f"resume with: {named} train recipe=digits run_dir=runs/a"
+        assert resuming.resume_command(Path("runs/a")) == resume
 
 
 def test_a_folder_that_hydra_and_the_shell_would_read_more_into(
