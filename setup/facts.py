@@ -7,7 +7,6 @@ compiled one has. Exit status 3 means that a sentence on stderr says why there a
 """
 
 import json
-import os
 import platform
 import re
 import sys
@@ -16,6 +15,12 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
+
+# This checkout's, which imports only what Python has, since lsgd may not be installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from lsgd.job.system import count_usable_cores, memory_limit
+
+del sys.path[0]
 
 PACKAGE, MODULE = sys.argv[1:]
 
@@ -61,8 +66,6 @@ print(f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}"
 print(";".join(sorted(devices)) or "none")
 print(root.parent)
 print(Path(sysconfig.get_path("include")) / "Python.h")
-# A batch job is often given fewer cores than the machine has, and a compiler takes up to 2 GB here.
-cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-print(max(1, min(cores, memory // 2_000_000_000)))
+# A job or container is often given less than the machine has, and a compiler takes up to 2 GB here.
+print(max(1, min(count_usable_cores(), memory_limit() // 2_000_000_000)))
 print(installed())

@@ -23,6 +23,7 @@ RUN python -m venv .venv \
     && mkdir -p conf recipes data/digits \
     && pip install --extra-index-url https://download.pytorch.org/whl/cpu '.[horovod,imagenet,report,search]' \
     && pip uninstall -y lsgd
+COPY lsgd/job/__init__.py lsgd/job/system.py lsgd/job/
 COPY setup/horovod.sh setup/build.sh setup/cuda.sh setup/facts.py setup/cxx setup/
 RUN LSGD_REQUIRE=horovod setup/horovod.sh python
 

@@ -28,6 +28,7 @@ RUN python -m venv .venv \
     && mkdir -p conf recipes data/digits \
     && pip install '.[dali,horovod,imagenet,report,search]' \
     && pip uninstall -y lsgd
+COPY lsgd/job/__init__.py lsgd/job/system.py lsgd/job/
 COPY setup/horovod.sh setup/build.sh setup/cuda.sh setup/facts.py setup/cxx setup/
 ARG HOROVOD_BUILD_CUDA_CC_LIST=80,90,100
 RUN cuda=$(python -c 'import torch; print(torch.version.cuda)') \

@@ -170,6 +170,28 @@ def machine(tmp_path: Path, venv: Path) -> Machine:
     return Machine(tmp_path / "a machine", venv)
 
 
+LIMITED = """
+import sys
+
+sys.path.insert(0, {root!r})
+from lsgd.job import system
+
+system.cpu_quota, system.memory_limit = lambda: {cores}, lambda: {memory}
+"""
+
+
+@pytest.mark.parametrize(("cores", "memory", "compilers"), [(1.5, 9e12, "1"), (9.0, 1e9, "1")])
+def test_no_more_compilers_than_a_container_is_allowed(
+    cores: float, memory: float, compilers: str, machine: Machine
+) -> None:
+    """As under docker run --cpus=2 --memory=8g on a machine with 64 cores and 512 GB."""
+    limited = LIMITED.format(root=str(ROOT), cores=cores, memory=int(memory))
+    machine.put("site/sitecustomize.py", limited)
+    command = [machine.venv / "bin/python", ROOT / "setup/facts.py", "horovod", "none"]
+    env = os.environ | {"PYTHONPATH": f"{machine.folder}/site"}
+    assert subprocess.check_output(command, env=env, text=True).splitlines()[8] == compilers
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["horovod.sh", "apex.sh"])
 def test_a_toolkit_of_pypi_gets_what_a_linker_looks_for(machine: Machine, script: str) -> None:

@@ -88,6 +88,8 @@ def test_scripts_that_are_run_are_copied_with_what_they_read(image: Image) -> No
             found = needed
             text = "".join((ROOT / each).read_text() for each in found)
             needed = found | {f"setup/{each}" for each in re.findall(r"\$here/(\w[\w.]*)", text)}
+            imported = re.findall(r"^from (lsgd\.[\w.]+) import", text, re.MULTILINE)
+            needed |= {f"{each.replace('.', '/')}.py" for each in imported}
         assert needed <= {*image.copied}
 
 
