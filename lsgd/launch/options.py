@@ -267,8 +267,12 @@ class Request:
 
     @property
     def run_dir(self) -> str:
-        """The run folder that the overrides name, or an empty string."""
-        return self.path_of("run_dir")
+        """The run folder that the overrides name, or an empty string.
+
+        It begins with no hyphen, after which a launcher would take it for an option.
+        """
+        path = self.path_of("run_dir")
+        return f"./{path}" if path.startswith("-") else path
 
     def path_of(self, key: str) -> str:
         """Return the path that the overrides give a field of the recipe, or an empty string."""

@@ -217,6 +217,8 @@ def _folder(request: Request) -> str:
             )
     # Without a slash at the end, after which the log would be a file .log in the folder.
     named = str(Path(request.run_dir)) if request.run_dir else ""
+    if named.startswith("-"):  # mkdir of the job would take it for options
+        named = f"./{named}"
     if named and Path(named).name in ("", ".."):
         raise UsageError(
             f"run_dir={request.run_dir} must end in a name, since Slurm writes the log beside the "

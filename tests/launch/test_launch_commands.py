@@ -28,6 +28,13 @@ def test_every_start_has_logs_of_its_own(printed: Printed, tmp_path: Path) -> No
     assert f"--output-filename {tmp_path}/logs/start2 " in printed(*words)
 
 
+def test_no_launcher_takes_a_run_folder_for_an_option(printed: Printed) -> None:
+    for launcher in ("torchrun", "horovodrun", "mpirun"):
+        assert " ./-x/logs/start1 " in printed(launcher, "digits", "run_dir=-x", "--np", "2")
+    for written in ("-x/", "./-x"):
+        assert "\nrun_dir=./-x\n" in printed("slurm", "digits", f"run_dir={written}", "--np", "2")
+
+
 def test_a_single_process_of_horovodrun_has_no_file(printed: Printed) -> None:
     """Horovod 0.28.1 fails where it has to name one."""
     words = ["horovodrun", "digits", "run_dir=a", "--np"]
