@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -174,10 +175,18 @@ def compiler_error(error: RuntimeError) -> UsageError | None:
 def writing_to(path: object, remedy: str) -> Iterator[None]:
     """Raise UsageError with the remedy if `path` cannot be written within this context.
 
-    Raises NotSavedError instead if its disk is full.
+    Raises NotSavedError instead if its disk is full. The remedy for a name that the locale's
+    encoding of file names lacks is another locale.
     """
     try:
         yield
+    except UnicodeEncodeError as error:
+        if (encoding := sys.getfilesystemencoding()) == "utf-8":
+            raise
+        raise UsageError(
+            f"{path} cannot be written, as {encoding}, the encoding of file names in this locale, "
+            f"lacks {error.object[error.start]}; set LC_ALL=C.UTF-8"
+        ) from None
     except OSError as error:
         raise disk_full_error(error, path) or UsageError(
             f"{path} cannot be written ({dangling_link(error) or error.strerror}); {remedy}"

@@ -1,5 +1,6 @@
 import errno
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,14 @@ def test_only_a_link_to_a_missing_file_is_called_one(tmp_path: Path) -> None:
     assert (
         errors.dangling_link(FileNotFoundError(errno.ENOENT, "none", str(tmp_path / "none"))) == ""
     )
+
+
+def test_a_name_that_the_locale_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a recipe under LC_ALL=C; in any other case it is an error of lsgd."""
+    problem = UnicodeEncodeError("ascii", "runs/名", 5, 6, "ordinal not in range(128)")
+    with pytest.raises(UnicodeEncodeError), errors.writing_to("runs/名", "write another"):
+        raise problem
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    refusal = "runs/名 cannot be written, as ascii, .* lacks 名; set LC_ALL=C.UTF-8"
+    with pytest.raises(UsageError, match=refusal), errors.writing_to("runs/名", "write another"):
+        raise problem
