@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from os.path import join
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import normalize
 
 from lsgd import paths
 from lsgd.errors import UsageError
@@ -224,7 +225,7 @@ def check_names(root: Path, *, allow_empty_classes: bool = False) -> FolderProbl
         if alone and not (split == "train" and allow_empty_classes):
             faults.append(
                 f"{_count(alone, 'class is', 'classes are')} only in {root / split} "
-                f"({listed(alone)}) and not in {other}"
+                f"({listed(alone)}) and not in {other}{_equal_names(alone, classes[other])}"
                 + ", which --allow-empty-classes allows" * (split == "train")
                 + "; classes are numbered by the order of their folders"
             )
@@ -321,7 +322,8 @@ def _set_faults(root: Path, sets: Sequence[str]) -> list[str]:
         if alone := [each for each in found if each not in known]:
             faults.append(
                 f"{_count(alone, 'class is', 'classes are')} only in {root / name} "
-                f"({listed(alone)}) and not in train, whose names the classes of a set have"
+                f"({listed(alone)}) and not in train{_equal_names(alone, known)}, whose names the "
+                "classes of a set have"
             )
     return faults
 
@@ -396,3 +398,15 @@ def _names(folder: Path) -> set[str]:
 def _count(names: Sequence[str], one: str, several: str) -> str:
     """Format the number of names, followed by a singular or plural phrase."""
     return f"{len(names):,} {one if len(names) == 1 else several}"
+
+
+def _equal_names(alone: Sequence[str], others: Sequence[str]) -> str:
+    """Return a clause on the names whose Unicode equivalent is among others; '' without one."""
+    known = {normalize("NFC", each) for each in others}
+    equal = [each for each in alone if normalize("NFC", each) in known]
+    if not equal:
+        return ""
+    return (
+        f" ({listed(equal)} has there the same letters in other Unicode characters, as in a copy "
+        "from a Mac; rename one of the two folders)"
+    )

@@ -469,6 +469,18 @@ def test_all_that_a_run_would_stumble_over_is_said_at_once(
     assert not (root / "train.index.npy").exists()
 
 
+def test_names_that_are_equal_to_the_eye_are_said_to_differ(tmp_path: Path) -> None:
+    """A Mac writes a letter and its accent as two characters, and a copy keeps them."""
+    for split, name in (("train", "\u00e9"), ("val", "e\u0301")):
+        (tmp_path / split / name).mkdir(parents=True)
+        (tmp_path / split / "b").mkdir()
+        for each in (name, "b"):
+            (tmp_path / split / each / "0.jpg").touch()
+    first, second = folder.check_names(tmp_path).errors
+    assert "(\u00e9) and not in val (\u00e9 has there the same letters in other Unicode" in first
+    assert "(e\u0301) and not in train (e\u0301 has there the same letters" in second
+
+
 @pytest.mark.slow
 def test_classes_without_an_image_to_evaluate_are_allowed_by_an_option(
     root: Path, capsys: pytest.CaptureFixture[str]
