@@ -4,11 +4,11 @@ import hashlib
 import shlex
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from lsgd.errors import writing_to
+from lsgd.errors import UsageError, writing_to
 from lsgd.files import locked
 from lsgd.planned import PlannedRun
 from lsgd.recipe.study import Study, without_start
@@ -30,8 +30,10 @@ def report_folder(study: Study, all_runs: Sequence[PlannedRun]) -> Path:
         recipes = [without_start(replace(trial.recipe, seed=0)) for trial in trials]
         return sorted({recipe.fingerprint for recipe in recipes})
 
-    if computed(all_runs) == computed(planned_runs(study, [])):
-        return STUDIES / study.name
+    # Recipes that only the overrides complete, as by the folder of their images, are changed.
+    with suppress(UsageError):
+        if computed(all_runs) == computed(planned_runs(study, [])):
+            return STUDIES / study.name
     digest = hashlib.sha256("".join(computed(all_runs)).encode()).hexdigest()
     return STUDIES / f"{study.name}-{digest[:8]}"
 
