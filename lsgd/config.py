@@ -421,6 +421,9 @@ def from_saved(values: Mapping[str, Any], *overrides: str) -> Recipe:
         )
     check_saved_parts(values)
     completed = merge(nest(as_before_values(Recipe)), values)
+    # Earlier versions took an empty text, which is refused in an override, for none.
+    empty = [key for key in ("data.root", "data.index") if select(values, key) == ""]
+    completed = merge(completed, nest(dict.fromkeys(empty)))
     for group, kind in (("inputs", InputsSettings), ("comm", CommSettings)):
         if isinstance(settings := completed.get(group), dict):
             known = {entry.name for entry in fields(kind)}
@@ -666,7 +669,7 @@ def _fill_folder_counts(data: Any) -> None:
         return
     missing = [key for key in INDEXED_FIELDS if key not in data]
     root, index = data.get("root"), data.get("index")
-    if missing and root is None:
+    if missing and not root:
         raise UsageError(
             "data=folder needs the folder of images; write data.root=FOLDER, once `python "
             "-m lsgd.prepare folder FOLDER` has indexed it"
