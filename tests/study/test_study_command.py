@@ -234,19 +234,17 @@ def test_two_files_of_one_name_share_no_report(
         make_folders(study, runs)
         return report_folder(study, runs)
 
-    note_look(Path("runs/studies/abl"), 5)  # by an earlier version, which recorded no file
-    assert read_looks(folder("a/abl.yaml")) == Looks(5, 5)
-    assert folder("a/abl.yaml", f"{entry}, {{recipe: bs256, label: e}}") == folder("./a/abl.yaml")
+    note_look(Path("runs/studies/lr"), 5)  # by an earlier version, which recorded no file
+    assert read_looks(folder("a/lr.yaml")) == Looks(5, 5)
+    assert folder("a/lr.yaml", f"{entry}, {{recipe: bs256, label: e}}") == folder("./a/lr.yaml")
     Path("link").symlink_to("a")
-    assert folder("link/abl.yaml").name == "abl"
-    with pytest.raises(
-        UsageError, match=r"studies/abl has the .* in link/abl\.yaml, .* rename b/abl"
-    ):
-        folder("b/abl.yaml")
-    Path("a/abl.yaml").unlink()
-    assert folder("b/abl.yaml").name == "abl"
-    with pytest.raises(UsageError, match=r"in b/abl\.yaml"):
-        folder("a/abl.yaml")
+    assert folder("link/lr.yaml").name == "lr"
+    with pytest.raises(UsageError, match=r"studies/lr has the .* in link/lr\.yaml, .* rename b/lr"):
+        folder("b/lr.yaml")
+    Path("a/lr.yaml").unlink()
+    assert folder("b/lr.yaml").name == "lr"
+    with pytest.raises(UsageError, match=r"in b/lr\.yaml"):
+        folder("a/lr.yaml")
 
 
 def test_trials_of_a_recipe_with_any_name_are_found(
