@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import MISSING, asdict, fields, replace
 from functools import cache
@@ -34,6 +34,7 @@ from lsgd.override_syntax import (
     ALIASES,
     PATH_FIELDS,
     canonical,
+    format_override,
     key_and_value,
     parse_text,
     quote,
@@ -197,6 +198,8 @@ _own_configs: dict[str, DictConfig] = {}
 _GLOBAL: dict[str, str | None] = {"package": "_global_"}
 _HYDRA = "hydra/config"
 """The name of Hydra's own settings, which it adds to each composition."""
+_NEEDED_PATHS = ("data.root", "data.index", "model.start")
+"""The fields without whose files a recipe may be incomplete, and which a command line can give."""
 _COMPLETE = "complete"
 """The primary configuration for a recipe with all of its fields: no group has a default."""
 
@@ -225,6 +228,19 @@ def load_recipe(overrides: Sequence[str], *, is_tuned: bool = False) -> Recipe:
     if recipe.target and not _states_runs(overrides, own):
         recipe = replace(recipe, target=replace(recipe.target, runs=None))
     return make_dry_run(recipe) if recipe.rehearse else recipe
+
+
+def load_base(recipe: str) -> Recipe:
+    """Compose the recipe of a name or file, which may lack what a run needs; raises UsageError.
+
+    Its dataset may be named only by the command line of a run: it has one example of one class.
+    """
+    chosen = [format_override("recipe", recipe)]
+    own = own_recipe(chosen)
+    try:
+        return _typed_recipe(_compose([*chosen, *(f"data.{key}=1" for key in INDEXED_FIELDS)]), ())
+    except UsageError as refusal:
+        raise (own.locate(refusal, chosen) if own else refusal) from None
 
 
 def _states_runs(overrides: Sequence[str], own: OwnRecipe | None) -> bool:
@@ -296,8 +312,13 @@ def _is_as_published(recipe: Recipe, overrides: Sequence[str]) -> bool:
     chosen = [word for word in overrides if key_and_value(word)[0] == "recipe"]
     # A user's own file may be changed while this process runs.
     load = _published_recipe.__wrapped__ if own_recipe(chosen) else _published_recipe
-    published = load(*chosen)
-    return replace(recipe, seed=published.seed).fingerprint == published.fingerprint
+    # It may also lack the files that it needs, or name those of another machine.
+    places = [word for word in overrides if key_and_value(word)[0] in _NEEDED_PATHS]
+    for kept in (chosen, [*chosen, *places]):
+        with suppress(UsageError):
+            published = load(*kept)
+            return replace(recipe, seed=published.seed).fingerprint == published.fingerprint
+    return False
 
 
 @cache
@@ -321,9 +342,24 @@ def recipe_from_mapping(values: Mapping[str, Any], *overrides: str) -> Recipe:
     An override such as inputs=dali or comm=torch changes only the loader or library of its group.
     """
     overrides = tuple(_expand_group_override(canonical(word)) for word in overrides)
+    recipe = _typed_recipe(values, overrides)
+    if recipe.data.skip_list:
+        recipe = replace(recipe, data=without_skipped(recipe.data))
+    if recipe.model.start and not recipe.model.start_sha256:
+        recipe = replace(recipe, model=with_start_hash(recipe.model))
+    recipe = with_own_parts(recipe, overrides)
+    check_recipe(recipe)
+    return recipe
+
+
+def _typed_recipe(values: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
+    """Build a recipe, unchecked, from a mapping of fields changed by overrides.
+
+    Raises UsageError for a key that no recipe has, a value of a wrong type, and a missing one.
+    """
     try:
         given = _resolve(merge(values, parse_overrides(overrides, text_keys())))
-        recipe = make_typed(Recipe, merge(given, nest(_as_text(given))))
+        return make_typed(Recipe, merge(given, nest(_as_text(given))))
     except MissingValueError as error:
         raise UsageError(missing_message(error.value)) from None
     except UnknownKeyError as error:
@@ -337,13 +373,6 @@ def recipe_from_mapping(values: Mapping[str, Any], *overrides: str) -> Recipe:
         raise UsageError(
             f"a value in {' '.join(overrides)} cannot be read; close its brackets and quotes"
         ) from None
-    if recipe.data.skip_list:
-        recipe = replace(recipe, data=without_skipped(recipe.data))
-    if recipe.model.start and not recipe.model.start_sha256:
-        recipe = replace(recipe, model=with_start_hash(recipe.model))
-    recipe = with_own_parts(recipe, overrides)
-    check_recipe(recipe)
-    return recipe
 
 
 def _resolve(values: dict[str, Any]) -> dict[str, Any]:
@@ -392,6 +421,9 @@ def from_saved(values: Mapping[str, Any], *overrides: str) -> Recipe:
         )
     check_saved_parts(values)
     completed = merge(nest(as_before_values(Recipe)), values)
+    # Earlier versions took an empty text, which is refused in an override, for none.
+    empty = [key for key in ("data.root", "data.index") if select(values, key) == ""]
+    completed = merge(completed, nest(dict.fromkeys(empty)))
     for group, kind in (("inputs", InputsSettings), ("comm", CommSettings)):
         if isinstance(settings := completed.get(group), dict):
             known = {entry.name for entry in fields(kind)}
@@ -637,7 +669,7 @@ def _fill_folder_counts(data: Any) -> None:
         return
     missing = [key for key in INDEXED_FIELDS if key not in data]
     root, index = data.get("root"), data.get("index")
-    if missing and root is None:
+    if missing and not root:
         raise UsageError(
             "data=folder needs the folder of images; write data.root=FOLDER, once `python "
             "-m lsgd.prepare folder FOLDER` has indexed it"

@@ -45,7 +45,7 @@ def new_recipe(name: str, base: str) -> Path:
         )
     if name in config.sorted_recipe_names():
         raise UsageError(f"{name} is the name of a shipped recipe; write another name")
-    recipe = config.load_recipe([format_override("recipe", base)])
+    recipe = config.load_base(base)
     folder = own_folder() or Path()
     path, own = folder / f"{name}.yaml", find_own_file(base)
     if own and is_path(base):

@@ -129,7 +129,7 @@ def display_path(path: Path) -> str:
 def data_root(dataset: str) -> Path:
     """Return the default `data.root` of a dataset: the folder `$LSGD_DATA/<dataset>`.
 
-    Without the environment variable it is `data/<dataset>` in the current folder.
+    If the environment variable is empty or not set, it is `data/<dataset>` in the current folder.
     """
     return Path(path_in_variable("LSGD_DATA", "data")) / dataset
 
@@ -137,10 +137,11 @@ def data_root(dataset: str) -> Path:
 def path_in_variable(name: str, default: str = "") -> str:
     """Return the path in an environment variable, or the default, as local_path does.
 
-    The UsageError names the variable, of which the command line says nothing.
+    An empty variable counts as not set. The UsageError names the variable, of which the command
+    line says nothing.
     """
     try:
-        return local_path(os.environ.get(name, default))
+        return local_path(os.environ.get(name) or default)
     except UsageError as error:
         raise UsageError(f"{name}={error}") from None
 
@@ -196,7 +197,15 @@ def path_on_machine(key: str, text: str) -> Path:
 
 
 def parse_path(text: Path | str) -> Path:
-    """Convert a text to a Path with ~ expanded, or raise as local_path does; an argparse type."""
+    """Convert a text to a Path with ~ expanded, or raise as local_path does; an argparse type.
+
+    Raises UsageError for an empty text, which would be the current folder.
+    """
+    if not str(text):
+        raise UsageError(
+            "a path is empty, as that of a variable without a value is; write the path, or . for "
+            "the current folder"
+        )
     return Path(local_path(str(text)))
 
 

@@ -21,7 +21,7 @@ def datasets(answer: ProbeResult, environment: Mapping[str, str] = os.environ) -
         items.append(
             CheckItem("data", FAIL, f"reading stopped{after}: {answer.failure_reason}", fix)
         )
-    if (text := environment.get("LSGD_DATA")) is None:
+    if not (text := environment.get("LSGD_DATA")):
         return items
     try:
         root = local_path(text)

@@ -20,6 +20,7 @@ from lsgd.recipe.fields import all_fields, group_of, is_within
 from lsgd.recipe.own_files import (
     HYDRA_HEADER,
     LR_KEYS,
+    MAX_DIGITS,
     MAX_FILE_BYTES,
     is_path,
     lr_message,
@@ -33,9 +34,6 @@ from lsgd.untrusted_files import read_bounded
 NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes to see them all"
 RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
 """The options that every command line of a recipe has."""
-
-MAX_DIGITS = 640
-"""A number of digits that Python reads whatever its limit is, and that no number of a field has."""
 
 PART_BASES = {"model": "library", "optim": "own", "schedule": "own", "inputs": "auto"}
 """The choice of each group on which a part of one's own is based."""

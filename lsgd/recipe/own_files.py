@@ -29,6 +29,8 @@ MAX_FILE_BYTES = 2**22
 """The maximum size in bytes of a configuration file."""
 MAX_DEPTH, MAX_VALUES = 20, MOST_SKIPPED + 1_000
 """The maximum nesting depth and number of values of a configuration, with its skip list."""
+MAX_DIGITS = 640
+"""A number of digits that Python reads whatever its limit is, and that no number of a field has."""
 MAX_FILES = 100
 """The most files that a recipe may be made of, each as often as `defaults` name it."""
 HYDRA_HEADER = re.compile(r"\s*#+\s*@package\s+_global_\s*")
@@ -104,6 +106,9 @@ def missing_file_message(override: str, value: str, known: Sequence[str]) -> str
             else "write the path of an existing file"
         )
         return f"{key}={name} does not exist; {how}"
+    if is_path(name.lower()):
+        renamed = f"{Path(name).stem}{Path(name).suffix.lower()}"
+        return f"{override} has an ending in capital letters; rename the file to {renamed}"
     for ending in paths.YAML_ENDINGS:
         if os.path.isfile(f"{name}{ending}"):
             path = f"{name}{ending}" if "/" in name else f"./{name}{ending}"
@@ -351,11 +356,22 @@ def check_events(text: str) -> None:
             problem = f"it has the anchor &{event.anchor}: leave it out"
         elif tag in PLAIN_TAGS:
             problem = f"it has the tag !!{tag}: leave it out"
+        elif isinstance(event, yaml.ScalarEvent) and _is_too_long(event):
+            problem = f"it has a number of {len(event.value)} characters: write a smaller one"
         elif depth > MAX_DEPTH or count > MAX_VALUES:
             problem = f"it has more than {MAX_DEPTH} levels or {MAX_VALUES} values: make it shorter"
         else:
             continue
         raise RefusedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
+def _is_too_long(event: yaml.ScalarEvent) -> bool:
+    """Return whether a YAML value is a number to the base 2, 8 or 16 that has no decimal text.
+
+    Python reads such a number, and raises ValueError where a message has it.
+    """
+    is_long = len(event.value) >= MAX_DIGITS and event.implicit[0]
+    return is_long and re.fullmatch(r"[-+]?0[xb]?[0-9A-Fa-f_]*", event.value) is not None
 
 
 @dataclass(frozen=True)

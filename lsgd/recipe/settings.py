@@ -123,9 +123,13 @@ class Data:
     """The options of an augmentation of your own, completed by their defaults."""
     augmentation_source: str = setting("", IMAGES, ADDED_LATER)
     """The SHA-256 of the source of an augmentation of your own, which lsgd computes."""
-    root: str | None = setting(None, EXECUTION)
+    root: str | None = setting(
+        None, EXECUTION, not_empty("write data.root=FOLDER, or leave it out")
+    )
     """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
-    index: str | None = setting(None, EXECUTION, IMAGES)
+    index: str | None = setting(
+        None, EXECUTION, IMAGES, not_empty("write data.index=FOLDER, or leave it out")
+    )
     """The folder with the index of the images; by default the dataset folder."""
     stage: str | None = setting(
         None,
@@ -136,7 +140,9 @@ class Data:
     """A folder on storage of each machine, to which the dataset's files are copied before the run.
     One process of a machine copies them, and later runs use the copy again. Variables in it, such
     as $TMPDIR, are those of the machine that trains."""
-    skip_list: str | None = setting(None, EXECUTION, IMAGES)
+    skip_list: str | None = setting(
+        None, EXECUTION, IMAGES, not_empty("write data.skip_list=FILE, or leave it out")
+    )
     """A file that names images to exclude.
     lsgd.config reads it into `skip` and subtracts them from the numbers of examples."""
     skip: list[str] = setting([], IMAGES, ADDED_LATER)

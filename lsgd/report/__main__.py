@@ -21,7 +21,7 @@ from lsgd import definitions, paths
 from lsgd.errors import UsageError
 from lsgd.files import make_output_folder
 from lsgd.job.command import Parser, run_alone
-from lsgd.report.folder import STUDIES, check_libraries, report
+from lsgd.report.folder import check_libraries, report, study_folder
 from lsgd.report.ladder import write_ladder
 from lsgd.report.look_record import read_looks
 from lsgd.report.results import write_table
@@ -54,7 +54,7 @@ def write(argv: Sequence[str]) -> int:
     if not options.runs:
         raise UsageError("no run is given; write run folders, or folders that contain some")
     study = apply_search_results(definitions.load_study(options.study)) if options.study else None
-    looks = read_looks(STUDIES / study.name) if study else None
+    looks = read_looks(study_folder(study)) if study else None
     out = report(options.runs, study, options.out, looks=looks)
     print((out / "README.md").read_text(encoding="utf-8"))
     print(f"{out / 'index.html'}")

@@ -6,6 +6,7 @@ every run, which results/ keeps.
 
 import contextlib
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 from lsgd import config, files
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
-from lsgd.paths import is_leftover
+from lsgd.paths import display_path, is_leftover
 from lsgd.recipe.study import Study
 from lsgd.report import content, figures, html_page, markdown, run_archive, summary
 from lsgd.report.blocks import Content
@@ -49,7 +50,7 @@ def report(
     are replaced. Raises UsageError before anything is written if `out` is a folder of results/ with
     a README.md, has files that no report wrote, or contains the runs themselves.
     """
-    out = out or (STUDIES / study.name if study else Path("runs/report"))
+    out = out or (study_folder(study) if study else Path("runs/report"))
     earlier = _check(out, runs)
     check_libraries()
     found, left_out = find_runs(runs, train_rows=False)
@@ -61,6 +62,8 @@ def report(
             "folders that contain some"
         )
     files.make_output_folder(out)
+    if study and out.parent == STUDIES:
+        note_study(out, study)
     findings = compute_findings(found, left_out, study, overrides, looks)
     drawn = figures.draw(findings)
     arguments = ["python", "-m", "lsgd.report", *map(str, runs)]
@@ -75,6 +78,51 @@ def report(
     # The README.md is last: if it is new, so are the other files.
     _replace(out, earlier, {REPORT: f"{listed}\n".encode(), **written})
     return out
+
+
+def study_folder(study: Study, ending: str = "") -> Path:
+    """Return the folder of a study's report: `runs/studies/NAME` with an ending behind the name.
+
+    Raises UsageError if it is the folder of another file's study of this name, whose report and
+    record of tests it has. The file identifies a study, whose recipes and claims its author may
+    change; where it no longer exists, it was moved.
+    """
+    folder = STUDIES / f"{study.name}{ending}"
+    if study.file and (recorded := _recorded_study(folder)):
+        ours, theirs = map(os.path.abspath, (study.file, recorded))
+        if ours != theirs and os.path.exists(theirs) and not os.path.samefile(ours, theirs):
+            raise UsageError(
+                f"{folder} has the report on the study in {recorded}, and {study.file} is another "
+                f"study of the same name; rename {study.file}"
+            )
+    return folder
+
+
+def note_study(folder: Path, study: Study) -> None:
+    """Record beside the folder of a report the file of its study, if that is a user's own."""
+    path = study.file and display_path(Path(os.path.abspath(study.file)))
+    if path and path != _recorded_study(folder):
+        with files.atomic_write(_study_record(folder)) as file:
+            file.write(json.dumps({"file": path}).encode() + b"\n")
+
+
+def _study_record(folder: Path) -> Path:
+    """Return the path of the record, beside a report's folder, of the file of its study."""
+    return folder.with_name(f"{folder.name}.study.json")
+
+
+def _recorded_study(folder: Path) -> str | None:
+    """Read the path of the study whose report a folder has; None if it is not recorded."""
+    path = _study_record(folder)
+    try:
+        return str(parse_json(read_bounded(path))["file"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(
+            f"{path} records the file of the study of this report, and cannot be read ({error}); "
+            "remove it"
+        ) from None
 
 
 def page_files(composed: Content, drawn: Sequence[Figure]) -> dict[str, files.FileContent]:

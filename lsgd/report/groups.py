@@ -12,7 +12,7 @@ from lsgd import config
 from lsgd.errors import UsageError
 from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
-from lsgd.recipe.study import Study, without_start
+from lsgd.recipe.study import Entry, Study, without_start
 from lsgd.report.run_folders import SkippedFolder
 from lsgd.report.welch import SampleStats, sample_stats
 from lsgd.rules.metric import TOP1, Metric
@@ -236,7 +236,7 @@ def group_study(
             entry.label,
             wanted[entry.recipe],
             sorted({*study.seeds, *(run.recipe.seed for run in ours[entry.recipe])}),
-            load_shipped_recipe(entry.like or entry.file or entry.recipe),
+            _published_for(entry, wanted[entry.recipe]),
             ours[entry.recipe],
             counts_repeats=study.repeats == "mean",
             needed=study.needed_seeds,
@@ -340,6 +340,20 @@ def _published(name: str) -> Recipe | None:
         return load_shipped_recipe(name) if name in config.sorted_recipe_names() else None
     except UsageError:
         return None
+
+
+def _published_for(entry: Entry, wanted: Recipe) -> Recipe:
+    """Load the recipe whose published number that of a study's entry is compared with.
+
+    It is the wanted recipe itself if that is a user's own which only overrides complete, as by the
+    folder of its images.
+    """
+    try:
+        return load_shipped_recipe(entry.like or entry.file or entry.recipe)
+    except UsageError:
+        if entry.like or not entry.file:
+            raise
+        return wanted
 
 
 def _key(recipe: Recipe) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,11 +43,12 @@ def search_folder(space: SearchSpace) -> Path:
     """Return a search's folder, `runs/searches/NAME`, plus a hash if overrides have changed it."""
     name, search = space.search.name, space.search
     # A search without a file has no definition but its own.
-    unchanged = (
-        None if search.line else SearchSpace(definitions.load_search(search.file or name), [])
-    )
-    if unchanged and definition_hash(space) == definition_hash(unchanged):
-        return SEARCHES / name
+    if not search.line:
+        unchanged = SearchSpace(definitions.load_search(search.file or name), [])
+        # A recipe that only the overrides complete, as by the folder of its images, is changed.
+        with suppress(UsageError):
+            if definition_hash(space) == definition_hash(unchanged):
+                return SEARCHES / name
     return SEARCHES / f"{name}-{definition_hash(space)[:8]}"
 
 

@@ -4,17 +4,17 @@ import hashlib
 import shlex
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from lsgd.errors import writing_to
+from lsgd.errors import UsageError, writing_to
 from lsgd.files import locked
 from lsgd.planned import PlannedRun
 from lsgd.recipe.study import Study, without_start
 from lsgd.report import report
 from lsgd.report.findings import Findings, compute_findings
-from lsgd.report.folder import STUDIES
+from lsgd.report.folder import note_study, study_folder
 from lsgd.report.look_record import note_look, read_looks
 from lsgd.report.run_folders import find_runs
 from lsgd.study.planned_runs import planned_runs
@@ -30,10 +30,13 @@ def report_folder(study: Study, all_runs: Sequence[PlannedRun]) -> Path:
         recipes = [without_start(replace(trial.recipe, seed=0)) for trial in trials]
         return sorted({recipe.fingerprint for recipe in recipes})
 
-    if computed(all_runs) == computed(planned_runs(study, [])):
-        return STUDIES / study.name
     digest = hashlib.sha256("".join(computed(all_runs)).encode()).hexdigest()
-    return STUDIES / f"{study.name}-{digest[:8]}"
+    ending = f"-{digest[:8]}"
+    # Recipes that only the overrides complete, as by the folder of their images, are changed.
+    with suppress(UsageError):
+        if computed(all_runs) == computed(planned_runs(study, [])):
+            ending = ""
+    return study_folder(study, ending)
 
 
 def make_folders(study: Study, all_runs: Sequence[PlannedRun]) -> None:
@@ -41,10 +44,14 @@ def make_folders(study: Study, all_runs: Sequence[PlannedRun]) -> None:
 
     Raises UsageError if one cannot be written, and NotSavedError if its disk is full.
     """
-    for folder in (all_runs[0].folder.parent, report_folder(study, all_runs)):
-        with writing_to(folder, "start the study in a folder that you can write to"):
+    remedy = "start the study in a folder that you can write to"
+    out = report_folder(study, all_runs)
+    for folder in (all_runs[0].folder.parent, out):
+        with writing_to(folder, remedy):
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
+    with writing_to(out, remedy), locked_report(out):
+        note_study(out, study)
 
 
 def study_findings(

@@ -36,7 +36,7 @@ class MlflowRun:
     def __init__(self, about: TrackedRunInfo) -> None:
         # `follow_run` retries with its own pauses and time limit; MLflow's retries would delay it.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         known = mlflow.get_experiment_by_name(name)
         if known and known.lifecycle_stage != LifecycleStage.ACTIVE:
             raise UsageError(

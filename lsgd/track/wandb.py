@@ -25,9 +25,9 @@ class WandbRun:
         self._run = wandb.init(
             id=about.id,
             resume="allow",
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
             name=about.name,
-            dir=os.environ.get("WANDB_DIR", str(about.folder)),
+            dir=os.environ.get("WANDB_DIR") or str(about.folder),
             config=about.config | {"run": about.tags},
             # Output and machine load of this process say nothing about the training run.
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),

@@ -39,6 +39,8 @@ def test_this_installation_is_whole() -> None:
 def test_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LSGD_DATA", raising=False)
     assert paths.data_root("imagenet") == Path("data/imagenet")
+    monkeypatch.setenv("LSGD_DATA", "")
+    assert paths.data_root("imagenet") == Path("data/imagenet")
     monkeypatch.setenv("LSGD_DATA", "/sets")
     assert paths.data_root("imagenet") == Path("/sets/imagenet")
     monkeypatch.setenv("LSGD_DATA", "s3://bucket")
@@ -65,6 +67,13 @@ def test_a_variable_without_a_value_names_no_other_folder(monkeypatch: pytest.Mo
     ):
         with pytest.raises(UsageError, match=re.escape(says)):
             paths.path_on_machine("data.stage", text)
+
+
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    """As `lsgd prepare folder $ROOT` has it, where the variable is not set."""
+    with pytest.raises(UsageError, match=r"a path is empty, .*; write the path, or \. for"):
+        paths.parse_path("")
+    assert paths.parse_path(".") == Path()
 
 
 def test_a_linked_folder_is_left_out_only_if_it_is_searched_itself(tmp_path: Path) -> None:

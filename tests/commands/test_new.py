@@ -53,6 +53,13 @@ def test_a_base_may_have_any_path() -> None:
     assert load_recipe(["recipe=./top.yaml"]).epochs == 30
 
 
+def test_a_base_may_lack_what_the_command_of_a_run_gives() -> None:
+    """Such as the folder of its images."""
+    Path("cats.yaml").write_text("defaults: [bs256, override /data: folder]\nname: cats\n")
+    assert main(["recipe", "top", "--from", "cats.yaml"]) == 0
+    assert "# workers: 8\n" in Path("top.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

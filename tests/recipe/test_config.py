@@ -196,6 +196,20 @@ def test_a_skip_list_that_is_none_is_refused(tmp_path: Path) -> None:
         config.load_recipe(["+recipe=bs256", "data.skip=[train/n1/b.JPEG,train/n1/b.JPEG]"])
 
 
+@pytest.mark.parametrize("key", ["root", "index", "skip_list"])
+def test_an_empty_path_of_a_dataset_is_refused(key: str) -> None:
+    """As that of a variable without a value; a run that an earlier version saved so is read."""
+    with pytest.raises(UsageError, match=rf"^data\.{key}= is empty; write data\.{key}="):
+        config.load_recipe(["recipe=bs256", f"data.{key}="])
+    with pytest.raises(UsageError, match="data=folder needs the folder"):
+        config.load_recipe(["recipe=bs256", "data=folder", "data.root="])
+    saved = config.load_recipe(["recipe=bs256"])
+    values = asdict(saved)
+    if key != "skip_list":
+        values["data"][key] = ""
+    assert config.from_saved(values) == saved
+
+
 def test_a_skip_list_is_no_longer_than_a_saved_recipe_may_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

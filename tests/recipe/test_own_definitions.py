@@ -1,8 +1,11 @@
 """Studies and searches in users' own files, and searches without a file."""
 
+import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.composed import compose_recipe
 
@@ -10,9 +13,11 @@ from lsgd.config import load_recipe
 from lsgd.definitions import load_search, load_study, search_over
 from lsgd.errors import UsageError
 from lsgd.planned import RunLauncher
+from lsgd.report.groups import group_study
 from lsgd.search.command_line import SearchRequest, read_request
 from lsgd.search.folder import search_folder
 from lsgd.study.planned_runs import planned_runs
+from lsgd.study.reporting import report_folder
 from lsgd.study.request import read_request as read_study
 
 STUDY = """\
@@ -150,6 +155,39 @@ def test_a_shipped_name_is_not_taken(load: object) -> None:
         load("digits.yaml")  # type: ignore[operator]
     with pytest.raises(UsageError, match=r"no.yaml does not exist; write the path"):
         load("no.yaml")  # type: ignore[operator]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("root", ["", ", root: /elsewhere"])
+def test_a_recipe_may_be_complete_only_with_overrides(root: str) -> None:
+    """Which give the folder of its images: the target stays, and other images are another study."""
+    small = "defaults: [bs256, override /data: folder, override /model: resnet20]\nname: tiny\n"
+    text = f"{small}workers: 1\ndata: {{image_size: 32{root}}}\ntarget: {{top1_error: 20}}\n"
+    Path("all/tiny.yaml").write_text(text)
+    Path("all/mine.yaml").write_text(
+        STUDY.replace("digits", "./tiny.yaml", 1).partition("claims")[0]
+    )
+    with pytest.raises(UsageError, match=r"data\.root"):
+        load_recipe(["recipe=all/tiny.yaml"])
+    for folder, examples in (("cats", 64), ("dogs", 65)):
+        Path(folder).mkdir()
+        for split in ("train", "val"):
+            np.save(f"{folder}/{split}.index.npy", np.zeros(examples, [("label", int)]))
+    given = ["recipe=all/tiny.yaml", "data.root=cats"]
+    assert load_recipe([*given, "device=cpu"]).target
+    assert load_recipe([*given, "workers=2"]).target is None
+    study = load_study("all/mine.yaml")
+    study = replace(study, entries=study.entries[1:])
+    (group,), _ = group_study(study, [], ["data.root=cats"], [])
+    assert group.published == load_recipe(given)
+    reports = [
+        report_folder(study, planned_runs(study, [f"data.root={folder}"])).name
+        for folder in ("cats", "./cats", "dogs")
+    ]
+    assert reports[0] == reports[1] != reports[2]
+    Path("all/mine.yaml").write_text(SEARCH)
+    search = search_folder(request_of("search=all/mine.yaml data.root=cats").space)
+    assert all(re.fullmatch("mine-[0-9a-f]{8}", name) for name in (*reports, search.name))
 
 
 # --- Searches without a file -----------------------------------------------------------------

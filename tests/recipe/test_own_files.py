@@ -183,6 +183,8 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
         (MINE + "optim.momentum: 0.5\n", "line 4: .* inside of a group; write optim: {momentum: "),
         ("defaults: [bs256]\nname: ${model.name}\n", "line 2: name refers to another key; write"),
         (MINE + f"seed: 1{5000 * '0'}\n", "mine.yaml cannot be read"),
+        (MINE + f"seed: 0{5000 * '7'}\n", "line 4: it has a number of 5001 characters: write"),
+        (MINE + f"data: {{skip: [-0x{5000 * 'f'}]}}\n", "line 4: it has a number of 5003 char"),
         (MINE + "${x}: 3\n", "line 4: it has a key that is not a name"),
         (MINE + "optim: *a\n", "line 4: it has the alias .a: write the value itself"),
         (
@@ -276,6 +278,10 @@ def test_nothing_and_references_are_no_texts() -> None:
         (f"recipe={300 * 'a'}.yaml", "does not exist; write the path of an existing file"),
         ("recipe=no.yaml", "^recipe=no.yaml does not exist; write the path of an existing file"),
         ("recipe=bs256.yaml", "lsgd's own is recipe=bs256"),
+        (
+            "recipe=./a.YAML",
+            r"a\.YAML has an ending in capital letters; rename the file to a\.yaml",
+        ),
         ("recipe=mine", "write recipe=./mine.yaml"),
         ("mine.yaml", "'mine.yaml' is not of the form key=value; write recipe=mine.yaml"),
         ("recipe=folder.yaml", "folder.yaml cannot be read"),

@@ -17,10 +17,12 @@ from lsgd.errors import UsageError
 from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe.study import Entry, Study
 from lsgd.report.groups import group_study
+from lsgd.report.look_record import note_look, read_looks
+from lsgd.report.looks import Looks
 from lsgd.run.read import read_run
 from lsgd.study.__main__ import main
 from lsgd.study.planned_runs import check_sources, planned_runs, trained_seeds
-from lsgd.study.reporting import report_folder
+from lsgd.study.reporting import make_folders, report_folder
 from lsgd.study.run_queue import RunQueue
 from lsgd.train import train
 
@@ -214,6 +216,35 @@ def test_words_that_change_the_run_have_a_report_of_their_own() -> None:
 
     assert folder() == folder("device=cpu") == Path("runs/studies/digits")
     assert re.fullmatch(r"digits-[0-9a-f]{8}", folder("epochs=29").name)
+
+
+def test_two_files_of_one_name_share_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the record of tests; a file that was changed, moved or reached by a link is the same."""
+    monkeypatch.chdir(tmp_path)
+    text = "{title: a, question: b, source: c, baseline: digits, seeds: [0], entries: [%s]}"
+    entry = "{recipe: digits, label: d}"
+
+    def folder(file: str, entries: str = entry) -> Path:
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_text(text % entries)
+        study = definitions.load_study(file)
+        runs = planned_runs(study, [])
+        make_folders(study, runs)
+        return report_folder(study, runs)
+
+    note_look(Path("runs/studies/lr"), 5)  # by an earlier version, which recorded no file
+    assert read_looks(folder("a/lr.yaml")) == Looks(5, 5)
+    assert folder("a/lr.yaml", f"{entry}, {{recipe: bs256, label: e}}") == folder("./a/lr.yaml")
+    Path("link").symlink_to("a")
+    assert folder("link/lr.yaml").name == "lr"
+    with pytest.raises(UsageError, match=r"studies/lr has the .* in link/lr\.yaml, .* rename b/lr"):
+        folder("b/lr.yaml")
+    Path("a/lr.yaml").unlink()
+    assert folder("b/lr.yaml").name == "lr"
+    with pytest.raises(UsageError, match=r"in b/lr\.yaml"):
+        folder("a/lr.yaml")
 
 
 def test_trials_of_a_recipe_with_any_name_are_found(
