@@ -20,6 +20,7 @@ from helpers.launching import launch
 from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DivergedError, UsageError
+from lsgd.inputs.consistency import further_sets
 from lsgd.learner import Learner
 from lsgd.own_parts import OPTIMIZER, OwnPart
 from lsgd.recipe import Recipe
@@ -33,7 +34,7 @@ from lsgd.run.verification import RunVerification, read_verification, rows_diges
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.train import train
 from lsgd.verify import checkpoints
-from lsgd.verify.__main__ import main
+from lsgd.verify.__main__ import main, recipe_here
 from lsgd.verify.evidence import Evidence
 from lsgd.verify.records import _check_metrics, check_keys
 from lsgd.verify.reexecution import (
@@ -864,6 +865,25 @@ def test_keys_that_only_another_version_computes_are_noted(tmp_path: Path) -> No
     assert evidence.notes == [
         "val_odd of rows is not compared, as this version does not compute it"
     ]
+
+
+def test_an_evaluation_set_that_a_resume_added_is_computed_where_the_data_have_it(
+    tmp_path: Path,
+) -> None:
+    """A config.yaml has the sets of the first start alone, and a set in rows may be made up."""
+    recipe = compose_recipe("+recipe=bs256", f"data.root={tmp_path}")
+    (tmp_path / "v2.index.npy").touch()
+    row = {"kind": "epoch", "step": 10, "epoch": 1, "lr": 0.1, "val_loss": 1.0, "v2_loss": 1.0}
+    run = Run(tmp_path, recipe, [row | {"test_loss": 1.0, "../v2_loss": 1.0, "train_loss": 1.0}])
+    assert recipe_here(run, []).evaluation.sets == ["val", "v2"]
+    assert recipe_here(run, ["evaluation.sets=[val]"]).evaluation.sets == ["val"]
+
+    run, evidence = Run(tmp_path, recipe, [row]), Evidence(1e-5)
+    check_keys(run, [], ("val",), evidence, further_sets({"evaluation.v2 path": "89e1"}))
+    assert evidence.mismatches == []
+    assert "write 'evaluation.sets=[val,v2]', with a data.root that has it" in evidence.notes[0]
+    check_keys(run, [], ("val",), evidence)
+    assert evidence.mismatches == ["epoch row of step 10: v2_loss is not computed by the recipe"]
 
 
 def test_an_epoch_that_is_not_evaluated_says_nothing_of_those_that_are(tmp_path: Path) -> None:
