@@ -390,7 +390,7 @@ def _check_kind(recipe: Recipe, loader: str, device: "torch.device") -> None:
     if settings.dtype != "float32" and loader != "dali":
         raise UsageError(
             f"inputs.dtype={settings.dtype} is for DALI, and this run uses inputs={loader}; "
-            "leave it out, or write inputs=dali"
+            "write inputs.dtype=float32, or inputs=dali"
         )
     if loader == "memory" and data.name not in IN_MEMORY_DATASETS:
         raise UsageError(

@@ -169,7 +169,8 @@ def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
     """Adapt a run's recipe to this machine; raise UsageError if that would change the trajectory.
 
     Settings of the machine that trained it do not hold here, but images are read by the same loader
-    if it is installed, as another one rounds pixels differently. Parameter servers that wait for
+    if it is installed, and with its settings that decide pixels, as another one rounds pixels
+    differently. Parameter servers that wait for
     all workers are replaced by an all-reduce, which computes the same sums.
     """
     records.require_supported(run.recipe)
@@ -181,6 +182,7 @@ def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
     loader = records.loader_of(run)
     if values["inputs"]["loader"] == AUTO and (loader != "dali" or is_dali_installed()):
         values["inputs"]["loader"] = loader
+        values["inputs"] |= records.settings_of_dali(run, loader)
     recipe = config.from_saved(values, *overrides)
     if all(key_and_value(override)[0] != "evaluation.sets" for override in overrides):
         # A resume may have added sets, and config.yaml has those of the first start.

@@ -71,12 +71,27 @@ def loader_of(run: Run) -> str:
     return known.pop() if len(known) == 1 else AUTO
 
 
-def check_loader(run: Run, here: str, evidence: Evidence) -> None:
-    """Note that a run read its examples by another loader than the one `here`.
+def settings_of_dali(run: Run, loader: str) -> dict[str, Any]:
+    """Return the settings of the loader of a run that decide the pixels, if it is DALI.
 
-    Two loaders round pixels differently where they resize an image.
+    It decodes on the CPU if the run did, which depends on the run's device too.
     """
-    others = {name for name in _loaders(run) if name.split()[0] != here.split()[0]}
+    if loader != "dali":
+        return {}
+    settings, decoders = run.recipe.inputs, {_decoder(name) for name in _loaders(run)}
+    return {
+        "dtype": settings.dtype,
+        "decode_on": "cpu" if decoders == {("DALI", "CPU")} else AUTO,
+        "hardware_share": settings.hardware_share,
+    }
+
+
+def check_loader(run: Run, here: str, evidence: Evidence) -> None:
+    """Note that a run read its examples by another loader or decoder than the one `here`.
+
+    Two of them round pixels differently where they decode or resize an image.
+    """
+    others = {name for name in _loaders(run) if _decoder(name) != _decoder(here)}
     if others:
         evidence.note(
             f"inputs: {', '.join(sorted(others))} in the run, {here} here, which rounds pixels "
@@ -88,6 +103,18 @@ def _loaders(run: Run) -> set[str]:
     """Return the names of the loaders of a run's starts, such as DALI 2.4.0 on the CPU."""
     names = (start.get("inputs") for start in run.starts)
     return {name for name in names if isinstance(name, str) and name.strip()}
+
+
+def _decoder(name: str) -> tuple[str, str]:
+    """Return the loader of this name and, of DALI, the device that decodes.
+
+    >>> _decoder("DALI 2.4.0 on the GPU, 65% in hardware, 16 threads")
+    ('DALI', 'GPU, 65% in hardware')
+    >>> _decoder("torchvision in 2 processes")
+    ('torchvision', '')
+    """
+    loader, device = name.split()[0], name.partition(" on the ")[2]
+    return loader, re.sub(r", \d+ threads$", "", device) if loader == "DALI" else ""
 
 
 def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> bool:

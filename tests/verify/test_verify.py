@@ -36,7 +36,7 @@ from lsgd.train import train
 from lsgd.verify import checkpoints
 from lsgd.verify.__main__ import main, recipe_here
 from lsgd.verify.evidence import Evidence
-from lsgd.verify.records import _check_metrics, check_keys
+from lsgd.verify.records import _check_metrics, check_keys, check_loader
 from lsgd.verify.reexecution import (
     ExecutedSteps,
     compare_steps,
@@ -324,6 +324,24 @@ def test_images_are_read_by_the_loader_of_the_run(tmp_path: Path) -> None:
     assert found.compared["loss"] == 2
     assert "torchvision" in found.machine
     assert not any(note.startswith("inputs") for note in found.notes)
+
+
+@pytest.mark.parametrize(("where", "decode_on"), [("CPU", "cpu"), ("GPU, 65% in hardware", "auto")])
+def test_dali_decodes_and_rounds_pixels_as_in_the_run(
+    where: str, decode_on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number of threads and its version decide no pixel."""
+    monkeypatch.setattr("lsgd.verify.__main__.is_dali_installed", lambda: True)
+    recipe = compose_recipe("+recipe=bs256", "inputs.dtype=float16", "inputs.hardware_share=0.5")
+    rows = [{"kind": "start", "step": 0, "inputs": f"DALI 2.4.0 on the {where}, 16 threads"}]
+    inputs = recipe_here(run := Run(Path("run"), recipe, rows), []).inputs
+    assert (inputs.loader, inputs.dtype, inputs.decode_on) == ("dali", "float16", decode_on)
+    assert inputs.hardware_share == 0.5
+
+    for here, notes in ((where, 0), ("TPU", 1)):
+        evidence = Evidence(1e-5)
+        check_loader(run, f"DALI 2.5.0 on the {here}, 2 threads", evidence)
+        assert len(evidence.notes) == notes
 
 
 def test_the_rounding_of_a_large_gradient_norm_is_measured() -> None:
