@@ -78,9 +78,9 @@ from lsgd.verify.evidence import (
     COUNTED_LEAST,
     COUNTED_SHARE,
     ROUNDING_FACTOR,
-    TOLERANCES,
     UNRESOLVED,
     Evidence,
+    tolerance_of,
 )
 from lsgd.verify.progress import DIRECTIONS, EXECUTIONS, Progress, Work, work_of_place
 from lsgd.verify.reexecution import (
@@ -115,7 +115,7 @@ def verify(
             f"{run.path} has no row of a step in metrics.jsonl, so that nothing can be compared; "
             "give the folder of a run that has made some"
         )
-    allowed = TOLERANCES[recipe.precision] if tolerance is None else tolerance
+    allowed = tolerance_of(recipe) if tolerance is None else tolerance
     evidence = Evidence(allowed)
     device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
@@ -304,12 +304,13 @@ class _CheckedRun:
         after = ", ".join(
             "the start" if place == 0 else f"step {place}" for place in self.last_steps
         )
+        sent = ", gradients sent in float16" * (recipe.gradient_compression == "fp16")
         text = (
             f"{head}up to {self.steps} steps are executed again after {after} (seed {seed}), each "
             f"{EXECUTIONS} times: {work.steps} steps and {work.evaluations} evaluations\n"
-            f"allowed: a relative difference of {evidence.tolerance:g} ({recipe.precision}) in "
-            f"losses, norms and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or "
-            f"{COUNTED_LEAST}; in addition {ROUNDING_FACTOR:g} times what rounding changes, "
+            f"allowed: a relative difference of {evidence.tolerance:g} ({recipe.precision}{sent}) "
+            f"in losses, norms and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples "
+            f"or {COUNTED_LEAST}; in addition {ROUNDING_FACTOR:g} times what rounding changes, "
             f"measured by {len(DIRECTIONS)} more executions whose parameters differ in their "
             "last bits"
         )

@@ -35,7 +35,7 @@ from lsgd.strategy.allreduce import AllReduce
 from lsgd.train import train
 from lsgd.verify import checkpoints
 from lsgd.verify.__main__ import main, recipe_here
-from lsgd.verify.evidence import Evidence
+from lsgd.verify.evidence import Evidence, tolerance_of
 from lsgd.verify.records import _check_metrics, check_keys, check_loader
 from lsgd.verify.reexecution import (
     ExecutedSteps,
@@ -395,6 +395,29 @@ def test_rounding_of_the_norm_by_which_gradients_are_clipped_changes_the_copy() 
         before, *(each.model.parameters() for each in learners), strict=True
     ):
         assert torch.allclose((second - start), 1.5 * (first - start), atol=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_gradients_that_are_sent_in_float16_change_the_copy_as_its_rounding(precision: str) -> None:
+    """By half the distance of two numbers of float16 at most, which holds for subnormals too."""
+    recipe = compose_recipe(*WORDS, f"precision={precision}", "gradient_compression=fp16")
+    assert tolerance_of(recipe) == 1e-3
+    gradients = torch.tensor([0.0, 1.0, -1.0, 1e-3, 2.0**-20])
+    changes = []
+    for direction in (1, -1):
+        learner = Learner(recipe, SingleComm(), torch.device("cpu"), {})
+        perturb(learner, 0.0, direction)
+        strategy = learner.strategy
+        assert isinstance(strategy, AllReduce)
+        first = next(iter(learner.model.parameters()))
+        first.grad = gradients.repeat(first.numel() // 5 + 1)[: first.numel()].view_as(first)
+        strategy.optimizer.step()
+        changes.append((first.grad.flatten()[:5] - gradients).double())
+    scale = strategy.loss_scale.scale.item() if strategy.loss_scale else 1.0
+    least = max(2.0**-20, 2.0**-14 / scale)
+    expected = torch.tensor([0, 1, 1, 1e-3, least], dtype=torch.float64) * 2**-11
+    torch.testing.assert_close(changes[0].abs(), expected, rtol=1e-3, atol=0)
+    torch.testing.assert_close(changes[0], -changes[1], rtol=1e-3, atol=0)
 
 
 def after_steps(recipe: Recipe, count: int) -> Checkpoint:
