@@ -26,7 +26,7 @@ from lsgd.inputs import Inputs, evaluation_set_size
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.loss_scale import LossScale
-from lsgd.rules.metric import METRICS
+from lsgd.rules.metric import named_metric
 from lsgd.rules.optim import GROUP_KEYS, set_lr, trained_parameters
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Meter, TimedBatches, to_writable
@@ -455,7 +455,7 @@ def _compare_value(
         return  # compared for every row of the run, in lsgd.verify.records
     where = f"{our['kind']} row of step {our['step']}"
     split, _, name = ("", "", key) if our["kind"] == "train" else key.partition("_")
-    if name not in METRICS or METRICS[name].unit != "%":
+    if named_metric(name).unit != "%":
         evidence.close(key, where, their[key], our[key], rounding)
         return
     sizes = {"val": recipe.data.val_examples, "test": recipe.data.test_examples}

@@ -894,6 +894,21 @@ def test_the_points_that_are_allowed_in_a_percentage(
         assert is_different(1.0)
 
 
+@pytest.mark.parametrize(
+    ("key", "is_confirmed"),
+    [("val_top1_error", True), ("val_macro_error", True), ("val_mean_distance", False)],
+)
+def test_a_flipped_prediction_is_allowed_in_each_percentage(key: str, is_confirmed: bool) -> None:
+    """A metric of one's own is one if its name ends in error."""
+    recipe, evidence = compose_recipe(*WORDS), Evidence(1e-5)
+    ours, start = {"kind": "epoch", "step": 10, "epoch": 1, key: 50.0}, {"kind": "start", "step": 0}
+    theirs = ours | {key: 50.0 + 100 / recipe.data.val_examples}
+    executed = ExecutedSteps(0, 10, [start, ours], gradient_norms={10: 1.0})
+    run = Run(Path("run"), recipe, [start, theirs])
+    compare_steps(run, recipe, {}, executed, [executed, executed], evidence)
+    assert (evidence.recomputed, len(evidence.mismatches)) == (is_confirmed, not is_confirmed)
+
+
 def test_keys_that_only_another_version_computes_are_noted(tmp_path: Path) -> None:
     """But metrics of an evaluation set that the run does not have differ in any version."""
     recipe = compose_recipe(*WORDS)
