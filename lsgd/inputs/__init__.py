@@ -140,6 +140,18 @@ def evaluation_set_size(recipe: Recipe, name: str) -> int:
     return len(open_evaluation_index(data, data.folder, name))
 
 
+def has_evaluation_set(recipe: Recipe, name: str) -> bool:
+    """Return whether a recipe's images have this evaluation set beside val, by its index.
+
+    Synthetic images have any.
+    """
+    data, settings = recipe.data, recipe.inputs
+    if data.workload != "images" or data.name in IN_MEMORY_DATASETS or settings.is_own:
+        return False
+    folder = Path(data.index) if data.index else data.folder
+    return settings.loader == "synthetic" or index_file(folder, name).is_file()
+
+
 def evaluated_image_sizes(recipe: Recipe, name: str) -> "NDArray[np.int64]":
     """Read the stored (width, height) of all images of an evaluation set from its index, by id.
 
@@ -378,7 +390,7 @@ def _check_kind(recipe: Recipe, loader: str, device: "torch.device") -> None:
     if settings.dtype != "float32" and loader != "dali":
         raise UsageError(
             f"inputs.dtype={settings.dtype} is for DALI, and this run uses inputs={loader}; "
-            "leave it out, or write inputs=dali"
+            "write inputs.dtype=float32, or inputs=dali"
         )
     if loader == "memory" and data.name not in IN_MEMORY_DATASETS:
         raise UsageError(

@@ -94,6 +94,16 @@ def check_same_data(saved: Digests, own: Digests) -> None:
         )
 
 
+def further_sets(digests: Digests) -> set[str]:
+    """Return the names of the evaluation sets beside val of which there are digests.
+
+    >>> further_sets({"val path": "5e88", "evaluation.v2 path": "89e1"})
+    {'v2'}
+    """
+    columns = (name for name in digests if name.startswith(FURTHER_SET))
+    return {name.removeprefix(FURTHER_SET).partition(" ")[0] for name in columns}
+
+
 def _differing(one: Digests, other: Digests) -> list[str]:
     """Return the names of the columns whose digests differ or that one dataset copy lacks."""
     names = dict.fromkeys([*one, *other])

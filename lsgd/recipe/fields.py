@@ -247,6 +247,15 @@ def some_of(*choices: str) -> FieldMetadata:
     return {"some_of": FieldLimit(f"some of {', '.join(choices)}", limit)}
 
 
+def is_set_name(name: str) -> bool:
+    """Return whether this is the name of an evaluation set: without an underscore, and not train.
+
+    >>> [is_set_name(name) for name in ("v2", "train", "my_set", "../v2")]
+    [True, False, False, False]
+    """
+    return name != "train" and bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", name))
+
+
 def set_names() -> FieldMetadata:
     """Return metadata that limits a recipe field to names of evaluation sets, val first.
 
@@ -255,7 +264,7 @@ def set_names() -> FieldMetadata:
 
     def limit(key: str, value: Any) -> None:
         for name in value:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", name) or name == "train":
+            if not is_set_name(name):
                 raise UsageError(
                     f"{key} has {name!r}, which is not a name of an evaluation set; write the name "
                     "of its folder, of letters, digits, - and ."

@@ -28,7 +28,7 @@ import sys
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -42,13 +42,19 @@ from lsgd import config
 from lsgd.autotune import kept_values, resolve_auto_fields
 from lsgd.comm import Comm, broadcast_from_rank0, describe, joined
 from lsgd.errors import UsageError
-from lsgd.inputs import Inputs, is_dali_installed
-from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
+from lsgd.inputs import Inputs, has_evaluation_set, is_dali_installed
+from lsgd.inputs.consistency import (
+    Digests,
+    check_same_data,
+    further_sets,
+    open_consistent_inputs,
+)
 from lsgd.inputs.staging import stage_data
 from lsgd.job.command import Parser, integer_from, number_type, run_command
 from lsgd.job.device import device_name, pick_device
 from lsgd.job.launcher import detect_launch
 from lsgd.learner import Learner
+from lsgd.override_syntax import key_and_value
 from lsgd.recipe import Recipe, StrategySettings
 from lsgd.recipe.checks import check_world_size
 from lsgd.recipe.fields import AUTO
@@ -72,9 +78,9 @@ from lsgd.verify.evidence import (
     COUNTED_LEAST,
     COUNTED_SHARE,
     ROUNDING_FACTOR,
-    TOLERANCES,
     UNRESOLVED,
     Evidence,
+    tolerance_of,
 )
 from lsgd.verify.progress import DIRECTIONS, EXECUTIONS, Progress, Work, work_of_place
 from lsgd.verify.reexecution import (
@@ -109,7 +115,7 @@ def verify(
             f"{run.path} has no row of a step in metrics.jsonl, so that nothing can be compared; "
             "give the folder of a run that has made some"
         )
-    allowed = TOLERANCES[recipe.precision] if tolerance is None else tolerance
+    allowed = tolerance_of(recipe) if tolerance is None else tolerance
     evidence = Evidence(allowed)
     device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
@@ -133,7 +139,7 @@ def verify(
         checked.draw_places(places, drawn_seed)
         new = partial(Learner, recipe, comm, device, data, start.tensors, start.optimizer)
         executed, rows = checked.execute_all(recipe, new, inputs, comm, drawn_seed)
-        records.check_keys(run, rows, workload.evaluation_sets, evidence)
+        records.check_keys(run, rows, workload.evaluation_sets, evidence, checked.sets)
         checked.note_distances()
         checked.require_confirmation()
         if comm.rank:
@@ -163,7 +169,8 @@ def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
     """Adapt a run's recipe to this machine; raise UsageError if that would change the trajectory.
 
     Settings of the machine that trained it do not hold here, but images are read by the same loader
-    if it is installed, as another one rounds pixels differently. Parameter servers that wait for
+    if it is installed, and with its settings that decide pixels, as another one rounds pixels
+    differently. Parameter servers that wait for
     all workers are replaced by an all-reduce, which computes the same sums.
     """
     records.require_supported(run.recipe)
@@ -175,7 +182,13 @@ def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
     loader = records.loader_of(run)
     if values["inputs"]["loader"] == AUTO and (loader != "dali" or is_dali_installed()):
         values["inputs"]["loader"] = loader
+        values["inputs"] |= records.settings_of_dali(run, loader)
     recipe = config.from_saved(values, *overrides)
+    if all(key_and_value(override)[0] != "evaluation.sets" for override in overrides):
+        # A resume may have added sets, and config.yaml has those of the first start.
+        others = [name for name in records.sets_in_rows(run) if has_evaluation_set(recipe, name)]
+        sets = [*dict.fromkeys([*recipe.evaluation.sets, *others])]
+        recipe = replace(recipe, evaluation=replace(recipe.evaluation, sets=sets))
     if recipe.fingerprint != run.recipe.fingerprint:
         raise UsageError(
             f"{' '.join(overrides)} would change the run of {run.path}; it is verified as it was "
@@ -199,6 +212,8 @@ class _CheckedRun:
     """The names of the checkpoints that can be read."""
     saved_at: defaultdict[int, list[Path]] = field(default_factory=lambda: defaultdict(list))
     """The checkpoints that belong to the run, by step."""
+    sets: set[str] = field(default_factory=set)
+    """The evaluation sets beside val of whose images a checkpoint has digests."""
     timed: dict[str, Any] = field(default_factory=dict)
     """The values that lsgd.autotune had chosen, by the last of these checkpoints."""
     made_steps: int = 0
@@ -235,6 +250,7 @@ class _CheckedRun:
                 continue
             check_same_data(saved.data, data)
             self.names.append(path.name)
+            self.sets |= further_sets(saved.data)
             if records.check_checkpoint(path, saved, run, order_of, evidence):
                 self.saved_at[saved.step].append(path)
                 self.timed = kept_values(saved.recipe)
@@ -288,12 +304,13 @@ class _CheckedRun:
         after = ", ".join(
             "the start" if place == 0 else f"step {place}" for place in self.last_steps
         )
+        sent = ", gradients sent in float16" * (recipe.gradient_compression == "fp16")
         text = (
             f"{head}up to {self.steps} steps are executed again after {after} (seed {seed}), each "
             f"{EXECUTIONS} times: {work.steps} steps and {work.evaluations} evaluations\n"
-            f"allowed: a relative difference of {evidence.tolerance:g} ({recipe.precision}) in "
-            f"losses, norms and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or "
-            f"{COUNTED_LEAST}; in addition {ROUNDING_FACTOR:g} times what rounding changes, "
+            f"allowed: a relative difference of {evidence.tolerance:g} ({recipe.precision}{sent}) "
+            f"in losses, norms and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples "
+            f"or {COUNTED_LEAST}; in addition {ROUNDING_FACTOR:g} times what rounding changes, "
             f"measured by {len(DIRECTIONS)} more executions whose parameters differ in their "
             "last bits"
         )

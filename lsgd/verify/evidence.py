@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lsgd.compare import relative_difference
+from lsgd.recipe import Recipe
 
 EXACT = 1e-12
 """The relative difference allowed for the lr and the epoch, which are computed equally anywhere."""
@@ -29,6 +30,16 @@ COUNTED_LEAST = 2
 """The number of examples whose prediction rounding may change in any case."""
 MOST_SHOWN = 20
 """The number of differing values that are kept as sentences."""
+
+
+def tolerance_of(recipe: Recipe) -> float:
+    """Return the relative difference that is always allowed in a run of this recipe.
+
+    Gradients that are sent in float16 are rounded by each process, so that another number of
+    processes rounds them differently.
+    """
+    precisions = {recipe.precision, *(["float16"] if recipe.gradient_compression == "fp16" else [])}
+    return max(TOLERANCES[precision] for precision in precisions)
 
 
 class Evidence:

@@ -11,7 +11,7 @@ from lsgd.errors import UsageError
 from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.recipe import Recipe
 from lsgd.recipe.continuation import past_difference
-from lsgd.recipe.fields import AUTO
+from lsgd.recipe.fields import AUTO, is_set_name
 from lsgd.rules.metric import METRICS, TOP1
 from lsgd.run import checkpoint, provenance
 from lsgd.run.checkpoint import Checkpoint
@@ -24,6 +24,8 @@ from lsgd.verify.evidence import MOST_SHOWN, Evidence
 
 PLACE_KEYS = ("kind", "step", "epoch", "lr")
 """The keys of rows whose values are functions of the recipe and the step."""
+SET_ENDINGS = tuple(f"_{name}" for name in ("loss", *METRICS))
+"""The endings of the keys of rows that have the metrics of an evaluation set."""
 
 
 def check_fingerprint(run: Run, evidence: Evidence) -> None:
@@ -69,12 +71,27 @@ def loader_of(run: Run) -> str:
     return known.pop() if len(known) == 1 else AUTO
 
 
-def check_loader(run: Run, here: str, evidence: Evidence) -> None:
-    """Note that a run read its examples by another loader than the one `here`.
+def settings_of_dali(run: Run, loader: str) -> dict[str, Any]:
+    """Return the settings of the loader of a run that decide the pixels, if it is DALI.
 
-    Two loaders round pixels differently where they resize an image.
+    It decodes on the CPU if the run did, which depends on the run's device too.
     """
-    others = {name for name in _loaders(run) if name.split()[0] != here.split()[0]}
+    if loader != "dali":
+        return {}
+    settings, decoders = run.recipe.inputs, {_decoder(name) for name in _loaders(run)}
+    return {
+        "dtype": settings.dtype,
+        "decode_on": "cpu" if decoders == {("DALI", "CPU")} else AUTO,
+        "hardware_share": settings.hardware_share,
+    }
+
+
+def check_loader(run: Run, here: str, evidence: Evidence) -> None:
+    """Note that a run read its examples by another loader or decoder than the one `here`.
+
+    Two of them round pixels differently where they decode or resize an image.
+    """
+    others = {name for name in _loaders(run) if _decoder(name) != _decoder(here)}
     if others:
         evidence.note(
             f"inputs: {', '.join(sorted(others))} in the run, {here} here, which rounds pixels "
@@ -86,6 +103,18 @@ def _loaders(run: Run) -> set[str]:
     """Return the names of the loaders of a run's starts, such as DALI 2.4.0 on the CPU."""
     names = (start.get("inputs") for start in run.starts)
     return {name for name in names if isinstance(name, str) and name.strip()}
+
+
+def _decoder(name: str) -> tuple[str, str]:
+    """Return the loader of this name and, of DALI, the device that decodes.
+
+    >>> _decoder("DALI 2.4.0 on the GPU, 65% in hardware, 16 threads")
+    ('DALI', 'GPU, 65% in hardware')
+    >>> _decoder("torchvision in 2 processes")
+    ('torchvision', '')
+    """
+    loader, device = name.split()[0], name.partition(" on the ")[2]
+    return loader, re.sub(r", \d+ threads$", "", device) if loader == "DALI" else ""
 
 
 def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> bool:
@@ -137,25 +166,40 @@ def check_divergence(run: Run, saved_steps: Collection[int], evidence: Evidence)
     return None
 
 
+def sets_in_rows(run: Run) -> list[str]:
+    """Return the names of the evaluation sets of which a run's rows have metrics, in their order.
+
+    Since rows may be edited, a name may be that of no set.
+    """
+    rows = (row for row in run.rows if row["kind"] in ("epoch", "evaluation"))
+    names = (key.partition("_")[0] for row in rows for key in row if key.endswith(SET_ENDINGS))
+    return [name for name in dict.fromkeys(names) if is_set_name(name)]
+
+
 def check_keys(
-    run: Run, executed: Sequence[Row], sets: Collection[str], evidence: Evidence
+    run: Run,
+    executed: Sequence[Row],
+    sets: Collection[str],
+    evidence: Evidence,
+    digested: Collection[str] = (),
 ) -> None:
     """Find the values in the rows of a run that the recipe does not compute, once for each key.
 
-    `executed` are the rows of steps that were executed again. Metrics of another evaluation set
-    than these are not the run's in any version of lsgd.
+    `executed` are the rows of steps that were executed again, with metrics of these `sets`. Others
+    may be the run's only if config.yaml has them, or they are `digested`: a checkpoint has digests
+    of their images.
     """
+    known_sets = {*run.recipe.evaluation.sets, *digested} - {*sets}
     computed: dict[str, set[str]] = {}
     for row in executed:
         computed.setdefault(row["kind"], set()).update(row)
-    endings = tuple(f"_{name}" for name in ("loss", *METRICS))
     # A restored model is evaluated without the epoch before it, and some epochs end without an
     # evaluation.
     splits = {
         (kind, key.partition("_")[0])
         for kind, keys in computed.items()
         for key in keys
-        if key.endswith(endings)
+        if key.endswith(SET_ENDINGS)
     }
     seen: set[tuple[str, str]] = set()
     for row in run.rows:
@@ -166,7 +210,12 @@ def check_keys(
                 continue
             seen.add((kind, key))
             where, split = f"{kind} row of step {row['step']}", key.partition("_")[0]
-            if kind != "train" and key.endswith(endings) and split not in ("train", *sets):
+            if kind != "train" and split in known_sets:
+                evidence.note(
+                    f"metrics of {split} are not compared, as it is not evaluated here; write "
+                    f"'evaluation.sets=[{','.join([*sets, split])}]', with a data.root that has it"
+                )
+            elif kind != "train" and key.endswith(SET_ENDINGS) and split not in ("train", *sets):
                 evidence.differ(f"{where}: {key} is not computed by the recipe")
             elif kind in computed and (split not in ("train", *sets) or (kind, split) in splits):
                 evidence.other_key(where, key)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lsgd.compare import (
     LAST_STEP_KEYS,
@@ -25,7 +25,8 @@ from lsgd.evaluation import evaluate
 from lsgd.inputs import Inputs, evaluation_set_size
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.rules.metric import METRICS
+from lsgd.rules.loss_scale import LossScale
+from lsgd.rules.metric import named_metric
 from lsgd.rules.optim import GROUP_KEYS, set_lr, trained_parameters
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Meter, TimedBatches, to_writable
@@ -50,6 +51,7 @@ PERTURBATIONS = {
 It is a multiple of what another order of sums changes, so that a ReLU's input that this takes
 across 0 is taken across it by one of two opposite perturbations.
 """
+FLOAT16 = torch.finfo(torch.float16)
 NORM_MARGIN = 4.0
 """The factor by which a gradient norm's rounding error may exceed the one measured in a sample."""
 HARDWARE_SETTINGS = {"fused", "foreach", "capturable", "differentiable"}
@@ -145,7 +147,8 @@ def perturb(learner: Learner, norm_rounding: float, direction: int) -> None:
     rounding: of another order of sums. Much of it is not in proportion: where rounding takes a
     ReLU's input across 0, a gradient appears or vanishes, and later steps amplify this. Only one of
     two opposite changes takes an input that is near 0 across it. Gradients that are clipped by
-    their norm are changed as its rounding changes them.
+    their norm are changed as its rounding changes them, and those that processes send in float16
+    as each process rounds its own.
     """
     if learner.recipe.optim.clip_norm is not None:
         assert isinstance(learner.strategy, AllReduce)
@@ -154,9 +157,32 @@ def perturb(learner: Learner, norm_rounding: float, direction: int) -> None:
         )
     size = direction * PERTURBATIONS[learner.recipe.precision]
     signs = torch.Generator().manual_seed(0)
+    changes: list[tuple[nn.Parameter, Tensor]] = []
     for parameter in trained_parameters(learner.model):
         sign = torch.randint(2, parameter.shape, generator=signs).mul_(2).sub_(1)
-        parameter.mul_(1 + size * sign.to(parameter.device, parameter.dtype))
+        sign = sign.to(parameter.device, parameter.dtype)
+        parameter.mul_(1 + size * sign)
+        changes.append((parameter, direction * sign))
+    if learner.recipe.gradient_compression == "fp16":
+        assert isinstance(learner.strategy, AllReduce)
+        learner.strategy.optimizer.register_step_pre_hook(
+            partial(_change_as_float16, changes, learner.strategy.loss_scale)
+        )
+
+
+def _change_as_float16(
+    changes: Sequence[tuple[nn.Parameter, Tensor]], loss_scale: LossScale | None, *_: Any
+) -> None:
+    """Change each gradient, by these signs, by as much as rounding to float16 changes one at most.
+
+    That is a share of it, or of the smallest normal number, which a loss scale lowers. An exact 0
+    stays one.
+    """
+    least = FLOAT16.smallest_normal * (loss_scale.inverse() if loss_scale else 1.0)
+    for parameter, sign in changes:
+        if parameter.grad is not None:
+            size = parameter.grad.abs().clamp_(min=least) * (FLOAT16.eps / 2)
+            parameter.grad.addcmul_(size.mul_(parameter.grad != 0), sign)
 
 
 def _scale_gradients(factor: float, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -429,7 +455,7 @@ def _compare_value(
         return  # compared for every row of the run, in lsgd.verify.records
     where = f"{our['kind']} row of step {our['step']}"
     split, _, name = ("", "", key) if our["kind"] == "train" else key.partition("_")
-    if name not in METRICS or METRICS[name].unit != "%":
+    if named_metric(name).unit != "%":
         evidence.close(key, where, their[key], our[key], rounding)
         return
     sizes = {"val": recipe.data.val_examples, "test": recipe.data.test_examples}

@@ -20,6 +20,7 @@ from helpers.launching import launch
 from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DivergedError, UsageError
+from lsgd.inputs.consistency import further_sets
 from lsgd.learner import Learner
 from lsgd.own_parts import OPTIMIZER, OwnPart
 from lsgd.recipe import Recipe
@@ -33,9 +34,9 @@ from lsgd.run.verification import RunVerification, read_verification, rows_diges
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.train import train
 from lsgd.verify import checkpoints
-from lsgd.verify.__main__ import main
-from lsgd.verify.evidence import Evidence
-from lsgd.verify.records import _check_metrics, check_keys
+from lsgd.verify.__main__ import main, recipe_here
+from lsgd.verify.evidence import Evidence, tolerance_of
+from lsgd.verify.records import _check_metrics, check_keys, check_loader
 from lsgd.verify.reexecution import (
     ExecutedSteps,
     compare_steps,
@@ -325,6 +326,24 @@ def test_images_are_read_by_the_loader_of_the_run(tmp_path: Path) -> None:
     assert not any(note.startswith("inputs") for note in found.notes)
 
 
+@pytest.mark.parametrize(("where", "decode_on"), [("CPU", "cpu"), ("GPU, 65% in hardware", "auto")])
+def test_dali_decodes_and_rounds_pixels_as_in_the_run(
+    where: str, decode_on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number of threads and its version decide no pixel."""
+    monkeypatch.setattr("lsgd.verify.__main__.is_dali_installed", lambda: True)
+    recipe = compose_recipe("+recipe=bs256", "inputs.dtype=float16", "inputs.hardware_share=0.5")
+    rows = [{"kind": "start", "step": 0, "inputs": f"DALI 2.4.0 on the {where}, 16 threads"}]
+    inputs = recipe_here(run := Run(Path("run"), recipe, rows), []).inputs
+    assert (inputs.loader, inputs.dtype, inputs.decode_on) == ("dali", "float16", decode_on)
+    assert inputs.hardware_share == 0.5
+
+    for here, notes in ((where, 0), ("TPU", 1)):
+        evidence = Evidence(1e-5)
+        check_loader(run, f"DALI 2.5.0 on the {here}, 2 threads", evidence)
+        assert len(evidence.notes) == notes
+
+
 def test_the_rounding_of_a_large_gradient_norm_is_measured() -> None:
     """One sum of 5 million float32 numbers is wrong in the fourth digit; one of few is not."""
     large, small = torch.nn.Linear(5000, 1000, bias=False), torch.nn.Linear(1000, 1)
@@ -376,6 +395,29 @@ def test_rounding_of_the_norm_by_which_gradients_are_clipped_changes_the_copy() 
         before, *(each.model.parameters() for each in learners), strict=True
     ):
         assert torch.allclose((second - start), 1.5 * (first - start), atol=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_gradients_that_are_sent_in_float16_change_the_copy_as_its_rounding(precision: str) -> None:
+    """By half the distance of two numbers of float16 at most, which holds for subnormals too."""
+    recipe = compose_recipe(*WORDS, f"precision={precision}", "gradient_compression=fp16")
+    assert tolerance_of(recipe) == 1e-3
+    gradients = torch.tensor([0.0, 1.0, -1.0, 1e-3, 2.0**-20])
+    changes = []
+    for direction in (1, -1):
+        learner = Learner(recipe, SingleComm(), torch.device("cpu"), {})
+        perturb(learner, 0.0, direction)
+        strategy = learner.strategy
+        assert isinstance(strategy, AllReduce)
+        first = next(iter(learner.model.parameters()))
+        first.grad = gradients.repeat(first.numel() // 5 + 1)[: first.numel()].view_as(first)
+        strategy.optimizer.step()
+        changes.append((first.grad.flatten()[:5] - gradients).double())
+    scale = strategy.loss_scale.scale.item() if strategy.loss_scale else 1.0
+    least = max(2.0**-20, 2.0**-14 / scale)
+    expected = torch.tensor([0, 1, 1, 1e-3, least], dtype=torch.float64) * 2**-11
+    torch.testing.assert_close(changes[0].abs(), expected, rtol=1e-3, atol=0)
+    torch.testing.assert_close(changes[0], -changes[1], rtol=1e-3, atol=0)
 
 
 def after_steps(recipe: Recipe, count: int) -> Checkpoint:
@@ -852,6 +894,21 @@ def test_the_points_that_are_allowed_in_a_percentage(
         assert is_different(1.0)
 
 
+@pytest.mark.parametrize(
+    ("key", "is_confirmed"),
+    [("val_top1_error", True), ("val_macro_error", True), ("val_mean_distance", False)],
+)
+def test_a_flipped_prediction_is_allowed_in_each_percentage(key: str, is_confirmed: bool) -> None:
+    """A metric of one's own is one if its name ends in error."""
+    recipe, evidence = compose_recipe(*WORDS), Evidence(1e-5)
+    ours, start = {"kind": "epoch", "step": 10, "epoch": 1, key: 50.0}, {"kind": "start", "step": 0}
+    theirs = ours | {key: 50.0 + 100 / recipe.data.val_examples}
+    executed = ExecutedSteps(0, 10, [start, ours], gradient_norms={10: 1.0})
+    run = Run(Path("run"), recipe, [start, theirs])
+    compare_steps(run, recipe, {}, executed, [executed, executed], evidence)
+    assert (evidence.recomputed, len(evidence.mismatches)) == (is_confirmed, not is_confirmed)
+
+
 def test_keys_that_only_another_version_computes_are_noted(tmp_path: Path) -> None:
     """But metrics of an evaluation set that the run does not have differ in any version."""
     recipe = compose_recipe(*WORDS)
@@ -864,6 +921,25 @@ def test_keys_that_only_another_version_computes_are_noted(tmp_path: Path) -> No
     assert evidence.notes == [
         "val_odd of rows is not compared, as this version does not compute it"
     ]
+
+
+def test_an_evaluation_set_that_a_resume_added_is_computed_where_the_data_have_it(
+    tmp_path: Path,
+) -> None:
+    """A config.yaml has the sets of the first start alone, and a set in rows may be made up."""
+    recipe = compose_recipe("+recipe=bs256", f"data.root={tmp_path}")
+    (tmp_path / "v2.index.npy").touch()
+    row = {"kind": "epoch", "step": 10, "epoch": 1, "lr": 0.1, "val_loss": 1.0, "v2_loss": 1.0}
+    run = Run(tmp_path, recipe, [row | {"test_loss": 1.0, "../v2_loss": 1.0, "train_loss": 1.0}])
+    assert recipe_here(run, []).evaluation.sets == ["val", "v2"]
+    assert recipe_here(run, ["evaluation.sets=[val]"]).evaluation.sets == ["val"]
+
+    run, evidence = Run(tmp_path, recipe, [row]), Evidence(1e-5)
+    check_keys(run, [], ("val",), evidence, further_sets({"evaluation.v2 path": "89e1"}))
+    assert evidence.mismatches == []
+    assert "write 'evaluation.sets=[val,v2]', with a data.root that has it" in evidence.notes[0]
+    check_keys(run, [], ("val",), evidence)
+    assert evidence.mismatches == ["epoch row of step 10: v2_loss is not computed by the recipe"]
 
 
 def test_an_epoch_that_is_not_evaluated_says_nothing_of_those_that_are(tmp_path: Path) -> None:
