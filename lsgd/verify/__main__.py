@@ -170,8 +170,8 @@ def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
 
     Settings of the machine that trained it do not hold here, but images are read by the same loader
     if it is installed, and with its settings that decide pixels, as another one rounds pixels
-    differently. Parameter servers that wait for
-    all workers are replaced by an all-reduce, which computes the same sums.
+    differently. Parameter servers that wait for all workers are replaced by an all-reduce, which
+    computes the same sums.
     """
     records.require_supported(run.recipe)
     values = for_this_machine(asdict(run.recipe)) | {
