@@ -331,6 +331,13 @@ def test_how_a_run_is_evaluated_and_ended(words: str, rules: str, run: str) -> N
     assert deviates[rules.split()[-1]].endswith(run)
 
 
+def test_running_statistics_of_frozen_layers_have_no_momentum() -> None:
+    frozen = "model.frozen=[conv1,bn1,'layer*']"
+    found = check.observe(check.build_learner(compose_recipe("+recipe=digits", frozen)))
+    [average] = [each for each in found if each.rule == "running_average"]
+    assert (average.run, average.value) == ("frozen, as given", None)
+
+
 def test_a_decoupled_decay_is_not_that_of_the_paper() -> None:
     """Though it is of the same strength, and on the same tensors."""
     recipe = compose_recipe("+recipe=digits", "optim=adamw", "optim.weight_decay=1e-4")
