@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -336,6 +337,15 @@ def test_running_statistics_of_frozen_layers_have_no_momentum() -> None:
     found = check.observe(check.build_learner(compose_recipe("+recipe=digits", frozen)))
     [average] = [each for each in found if each.rule == "running_average"]
     assert (average.run, average.value) == ("frozen, as given", None)
+
+
+@pytest.mark.parametrize("balance", ["weights", "sampler"])
+def test_balanced_classes_need_no_dataset(
+    balance: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LSGD_DATA", str(tmp_path))
+    words = (*SMALL, f"data.balance={balance}")
+    assert deviating(words) - deviating(SMALL) == {"balance"}
 
 
 def test_a_decoupled_decay_is_not_that_of_the_paper() -> None:
