@@ -142,6 +142,24 @@ def describe_evaluations(recipe: "Recipe") -> str:
     )
 
 
+def describe_noise_gaps(recipe: "Recipe", world_size: int) -> str:
+    """Describe the epochs in which no noise scale is measured; empty if there are none.
+
+    Their steps are single micro-batches on this number of processes.
+    """
+    ends = [*(stage.epoch for stage in recipe.stages[1:]), recipe.epochs]
+    gaps = [
+        f"{stage.epoch + 1}" + f" to {end}" * (end > stage.epoch + 1)
+        for stage, end in zip(recipe.stages, ends, strict=True)
+        if recipe.makes_one_micro_batch(stage, world_size)
+    ]
+    if not recipe.noise_scale or not gaps:
+        return ""
+    fewest = min(stage.workers for stage in recipe.stages)
+    remedy = f"; write workers_per_pass={fewest // 2} for more" * (fewest > 1)
+    return f"epoch {', '.join(gaps)}: no noise scale, since a step is one micro-batch{remedy}"
+
+
 def describe_early_stop(recipe: "Recipe", stop: EarlyStop) -> str:
     """Describe where and why a run stopped early."""
     metric = named_metric(recipe.stop.metric)
