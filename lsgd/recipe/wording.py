@@ -138,7 +138,20 @@ def describe_evaluations(recipe: "Recipe") -> str:
     return (
         f"evaluation.every={rule.every} makes {times}{of_sets}; the "
         f"{data.val_examples:,} {UNITS.get(data.workload, OWN_UNITS).examples} of val add about "
-        f"{100 * work:.1f} % to the training{others}, with a forward pass as a third of a step"
+        f"{100 * work:.1f} % to the training{others}{_describe_bn_cost(recipe, evaluations)}, with "
+        "a forward pass as a third of a step"
+    )
+
+
+def _describe_bn_cost(recipe: "Recipe", evaluations: int) -> str:
+    """Describe the cost of measuring BN for evaluations, once for all sets; empty if it is not."""
+    if not recipe.measures_bn:
+        return ""
+    images = min(recipe.bn_steps * recipe.batch_size, recipe.train_examples)
+    share = evaluations * images / (3 * recipe.examples(recipe.total_steps))
+    return (
+        f", and {images:,} training images, by which a network's BN is measured, about "
+        f"{100 * share:.1f} %"
     )
 
 
