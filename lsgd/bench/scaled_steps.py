@@ -14,7 +14,7 @@ from lsgd.bench.job_process import main
 from lsgd.comm import Comm
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
-from lsgd.recipe import Recipe
+from lsgd.recipe import InputsSettings, Recipe
 from lsgd.recipe.checks import check_world_size
 from lsgd.step import train_step
 
@@ -39,7 +39,10 @@ class ScaledSteps:
         check_world_size(recipe, self.comm.world_size)
         # An epoch of one step suffices, since the images are synthetic.
         recipe = replace(
-            recipe, data=replace(recipe.data, train_examples=recipe.batch_size), tail="drop"
+            recipe,
+            data=replace(recipe.data, train_examples=recipe.batch_size),
+            inputs=InputsSettings(loader="synthetic"),
+            tail="drop",
         )
         learner = Learner(recipe, self.comm, self.device)
         inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=self.device)

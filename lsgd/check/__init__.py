@@ -15,24 +15,26 @@ from lsgd.check.papers import apply_rules
 from lsgd.comm.single import SingleComm
 from lsgd.learner import Learner, without_tf32
 from lsgd.models.pretrained import with_pretrained_weights
-from lsgd.recipe import Recipe
+from lsgd.recipe import InputsSettings, Recipe
 from lsgd.start_weights import read_start_weights
 
 __all__ = ["Observation", "RuleResult", "apply_rules", "build_learner", "observe", "rule_results"]
 
 
 def build_learner(recipe: Recipe) -> Learner:
-    """Build a recipe's model, optimizer and strategy in one CPU process, without apex.
+    """Build a recipe's model, optimizer and strategy in one CPU process, without apex and dataset.
 
-    Where the recipe has apex's fused updates, torch's are used, and float32 in place of tf32. The
-    weights that it starts from are read, so that the rules of initialisation are applied to them.
+    Where the recipe has apex's fused updates, torch's are used, and float32 in place of tf32;
+    classes are balanced by made-up labels. The weights that it starts from are read, so that the
+    rules of initialisation are applied to them.
     """
     comm = SingleComm()
     recipe = with_pretrained_weights(recipe, comm)
     recipe = replace(recipe, optim=replace(recipe.optim, fused="torch"))
     start = read_start_weights(recipe, comm)
-    learner = Learner(without_tf32(recipe), comm, torch.device("cpu"), start=start.tensors)
-    learner.recipe = recipe  # whose precision has a rule
+    built = replace(without_tf32(recipe), inputs=InputsSettings(loader="synthetic"))
+    learner = Learner(built, comm, torch.device("cpu"), start=start.tensors)
+    learner.recipe = recipe  # whose precision and images have rules
     return learner
 
 

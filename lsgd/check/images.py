@@ -141,7 +141,7 @@ class CropSamples:
     epochs: int | None = None
     """The number of first epochs with random crops; None for all."""
     more: tuple[str, ...] = ()
-    """The further parts of the augmentation, such as a policy, without colours."""
+    """The further parts of the augmentation and their strength, such as erasing 0.1, no colours."""
 
     def __str__(self) -> str:
         return (
@@ -199,5 +199,16 @@ def _windows(recipe: Recipe) -> CropSamples:
         (aspect.min(), aspect.max()),
         float(mirrored),
         recipe.data.augmented_epochs,
-        tuple(part for part in parts if part not in ("crop", "flip", "colour")),
+        tuple(
+            _with_strength(part, recipe.data)
+            for part in parts
+            if part not in ("crop", "flip", "colour")
+        ),
     )
+
+
+def _with_strength(part: str, data: Data) -> str:
+    """Return the name of an augmentation's part, with the values of its own settings."""
+    if part == "rand_augment":
+        return f"{part} of {data.rand_operations} operations of magnitude {data.rand_magnitude}"
+    return f"{part} {data.erase_probability}" if part == "erasing" else part

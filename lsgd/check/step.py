@@ -230,13 +230,12 @@ def _loss(recipe: Recipe) -> Observation:
 
 def _running_average(learner: Learner) -> Observation:
     """Observe the momentum of BN's running statistics, which evaluations that measure BN ignore."""
+    moving = [s for s in learner.strategy.carried_states if isinstance(s, RunningStatistics)]
+    if not moving:  # all layers are frozen
+        return Observation("running_average", "frozen, as given", None)
     if learner.recipe.measures_bn:
         return Observation("running_average", "measured again before an evaluation", None)
-    [momentum] = [
-        1 - state.momentum
-        for state in learner.strategy.carried_states
-        if isinstance(state, RunningStatistics)
-    ]
+    momentum = 1 - moving[0].momentum
     run = f"momentum {momentum:.3g}, once per step, the mean over workers"
     return Observation("running_average", run, momentum)
 

@@ -147,7 +147,7 @@ def _of_the_recipe(
         from lsgd.plan.phases import largest_phase, phase_report, plan_phases
 
         planned = plan_phases(machine, recipe, gpus)
-        memory = memory_line(largest_phase(planned), gpus)
+        memory = memory_line(largest_phase(recipe, gpus), gpus)
         return phase_report(machine, recipe, nodes, planned, memory=memory), ()
     shown = gpu_counts(machine.gpus_per_server, gpus)
     fixed = [estimate_run(machine, recipe, count) for count in shown]

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lsgd.autotune import MAX_MEMORY_SHARE
-from lsgd.plan.processes import read_recipe_and_processes, tabulated_workers
+from lsgd.plan.processes import planned_workers, read_recipe_and_processes, tabulated_workers
 from lsgd.profile.memory import StepMemory, count_step
 from lsgd.recipe import Recipe
-from lsgd.recipe.fields import AUTO
 from lsgd.strategy.tasks import hosted_workers
 from lsgd.tables import markdown_table
 
@@ -38,8 +37,7 @@ def plan_memory(argv: Sequence[str]) -> None:
 
 def memory_line(recipe: Recipe, processes: int) -> str:
     """Return a sentence on the GPU memory that a recipe's training step needs."""
-    hosted = len(hosted_workers(recipe, processes, 0))
-    workers = 1 if recipe.workers_per_pass == AUTO else min(recipe.micro_batch_workers, hosted)
+    workers = planned_workers(recipe, processes)
     memory = count_step(recipe, [workers], world_size=processes)[workers]
     return (
         f"Memory of each GPU: {_gb(memory.total)} GB for micro-batches of {workers} "

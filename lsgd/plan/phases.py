@@ -8,6 +8,7 @@ import torch
 
 from lsgd.models import make_network
 from lsgd.plan.gradients import multiply_adds
+from lsgd.plan.processes import planned_workers
 from lsgd.plan.step import ModelledCluster, StepTime
 from lsgd.plan.table import constants, duration, run_time
 from lsgd.recipe import BatchGrowth, ImageSizes, Recipe
@@ -87,10 +88,14 @@ def relative_work(recipe: Recipe) -> dict[int, float]:
     return {side: work(side) / whole for side in recipe.training_sizes}
 
 
-def largest_phase(planned: Sequence[PlannedPhase]) -> Recipe:
-    """Return the recipe of the phase whose micro-batches have the most pixels."""
-    recipes = [each.phase.recipe for each in planned]
-    return max(recipes, key=lambda recipe: recipe.worker_batch * recipe.data.image_size**2)
+def largest_phase(recipe: Recipe, gpus: int) -> Recipe:
+    """Return the recipe of the phase of a run whose micro-batches on GPU 0 have the most pixels."""
+
+    def pixels(phase: Recipe) -> int:
+        images = planned_workers(phase, gpus) * phase.worker_batch
+        return images * phase.data.image_size**2
+
+    return max((each.recipe for each in split_into_phases(recipe)), key=pixels)
 
 
 def phase_report(

@@ -9,6 +9,7 @@ from lsgd.recipe import ImageSizes, Recipe
 from lsgd.recipe.checks import check_constant_batch, check_supported, check_world_size
 from lsgd.recipe.fields import AUTO
 from lsgd.recipe_parser import RecipeParser
+from lsgd.strategy.tasks import hosted_workers
 
 MOST = 32
 """The most workers in a planned micro-batch, unless the recipe has another number."""
@@ -55,6 +56,13 @@ def check_plannable(recipe: Recipe) -> None:
         from lsgd.models.library_networks import check_library_network
 
         check_library_network(recipe)
+
+
+def planned_workers(recipe: Recipe, processes: int) -> int:
+    """Return the number of workers in a micro-batch of process 0; 1 for workers_per_pass=auto."""
+    if recipe.workers_per_pass == AUTO:
+        return 1
+    return min(recipe.micro_batch_workers, len(hosted_workers(recipe, processes, 0)))
 
 
 def tabulated_workers(recipe: Recipe, hosted: int) -> list[int]:

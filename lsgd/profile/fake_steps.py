@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lsgd.comm.single import SingleComm
 from lsgd.job.device import restore_process_settings
 from lsgd.learner import Learner, without_tf32
-from lsgd.recipe import Recipe
+from lsgd.recipe import InputsSettings, Recipe
 from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy import StepTask
 
@@ -65,7 +65,7 @@ class _FirstOf(SingleComm):
 
 
 def fake_learner(recipe: Recipe, world_size: int) -> Learner:
-    """Build the learner of rank 0 on fake tensors, without compilers, apex and tf32.
+    """Build the learner of rank 0 on fake tensors, without compilers, apex, tf32 and the dataset.
 
     It has to be called within `fake_tensor_mode`.
     """
@@ -74,6 +74,7 @@ def fake_learner(recipe: Recipe, world_size: int) -> Learner:
         workers_per_pass=1,
         compile=False,
         cuda_graphs=False,
+        inputs=InputsSettings(loader="synthetic"),
         optim=replace(recipe.optim, fused="torch"),
     )
     return Learner(eager, _FirstOf(world_size), torch.device("cpu"))

@@ -172,6 +172,11 @@ class Recipe(RunSettings):
             )
         return self.workers_per_pass
 
+    def makes_one_micro_batch(self, stage: Stage, world_size: int) -> bool:
+        """Return whether a step of a stage is a single micro-batch on this number of processes."""
+        per_pass = 1 if isinstance(self.workers_per_pass, str) else self.workers_per_pass
+        return world_size == 1 and per_pass >= stage.workers
+
     def values_per_micro_batch(self, hosted: int) -> int | None:
         """Return the number of pixel values in a full micro-batch, or None without images.
 
@@ -584,6 +589,7 @@ class Recipe(RunSettings):
 
     summary = wording.summarize
     describe_evaluations = wording.describe_evaluations
+    describe_noise_gaps = wording.describe_noise_gaps
     format_result = wording.format_result
 
 

@@ -306,14 +306,14 @@ def check_world_size(recipe: Recipe, world_size: int) -> None:
         raise UsageError(
             f"{world_size} processes cannot share {shared}; start {most}" + " or fewer" * (most > 1)
         )
-    most_workers = max(stage.workers for stage in recipe.stages)
-    per_pass = recipe.workers_per_pass
-    one_pass = not isinstance(per_pass, str) and per_pass >= most_workers
-    if recipe.noise_scale and (most_workers == 1 or (world_size == 1 and one_pass)):
+    if recipe.noise_scale and all(
+        recipe.makes_one_micro_batch(stage, world_size) for stage in recipe.stages
+    ):
+        most_workers = max(stage.workers for stage in recipe.stages)
         how = "leave it out" if most_workers == 1 else f"write workers_per_pass={most_workers // 2}"
         raise UsageError(
             f"noise_scale=true compares the gradients of a step's micro-batches, and workers="
-            f"{most_workers} with workers_per_pass={per_pass} on {world_size} "
+            f"{most_workers} with workers_per_pass={recipe.workers_per_pass} on {world_size} "
             f"process{'es' * (world_size > 1)} make one micro-batch per step; {how}"
         )
     if recipe.strategy.name == "hogwild" and world_size < recipe.workers:

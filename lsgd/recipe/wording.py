@@ -138,8 +138,39 @@ def describe_evaluations(recipe: "Recipe") -> str:
     return (
         f"evaluation.every={rule.every} makes {times}{of_sets}; the "
         f"{data.val_examples:,} {UNITS.get(data.workload, OWN_UNITS).examples} of val add about "
-        f"{100 * work:.1f} % to the training{others}, with a forward pass as a third of a step"
+        f"{100 * work:.1f} % to the training{others}{_describe_bn_cost(recipe, evaluations)}, with "
+        "a forward pass as a third of a step"
     )
+
+
+def _describe_bn_cost(recipe: "Recipe", evaluations: int) -> str:
+    """Describe the cost of measuring BN for evaluations, once for all sets; empty if it is not."""
+    if not recipe.measures_bn:
+        return ""
+    images = min(recipe.bn_steps * recipe.batch_size, recipe.train_examples)
+    share = evaluations * images / (3 * recipe.examples(recipe.total_steps))
+    return (
+        f", and {images:,} training images, by which a network's BN is measured, about "
+        f"{100 * share:.1f} %"
+    )
+
+
+def describe_noise_gaps(recipe: "Recipe", world_size: int) -> str:
+    """Describe the epochs in which no noise scale is measured; empty if there are none.
+
+    Their steps are single micro-batches on this number of processes.
+    """
+    ends = [*(stage.epoch for stage in recipe.stages[1:]), recipe.epochs]
+    gaps = [
+        f"{stage.epoch + 1}" + f" to {end}" * (end > stage.epoch + 1)
+        for stage, end in zip(recipe.stages, ends, strict=True)
+        if recipe.makes_one_micro_batch(stage, world_size)
+    ]
+    if not recipe.noise_scale or not gaps:
+        return ""
+    fewest = min(stage.workers for stage in recipe.stages)
+    remedy = f"; write workers_per_pass={fewest // 2} for more" * (fewest > 1)
+    return f"epoch {', '.join(gaps)}: no noise scale, since a step is one micro-batch{remedy}"
 
 
 def describe_early_stop(recipe: "Recipe", stop: EarlyStop) -> str:

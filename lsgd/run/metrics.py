@@ -220,7 +220,8 @@ class RunLog(Log):
         self.utilization = utilization_per_speed(run.recipe, run.device, run.comm.world_size)
         reset_peak_device_memory(run.device)
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
-        lines += filter(None, [run.recipe.describe_evaluations()])
+        gaps = run.recipe.describe_noise_gaps(run.comm.world_size)
+        lines += filter(None, [run.recipe.describe_evaluations(), gaps])
         lines += _of_speed(run.recipe, run.device)
         if self.first_step == self.console.total_steps:
             lines.append("it is complete; nothing is left to train")

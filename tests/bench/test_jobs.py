@@ -2,11 +2,16 @@
 
 import socket
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from helpers.composed import compose_recipe
 
 from lsgd.bench import scaling
 from lsgd.bench.job import Job, open_stream
+from lsgd.bench.scaled_steps import STRONG, ScaledSteps
+from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.job.children import running_child
 
@@ -20,6 +25,18 @@ def test_efficiency_is_speed_by_processes() -> None:
     cells = [cell.strip() for cell in four.split("|")[1:-1]]
     assert one.split("|")[-2].strip() == "100 %"
     assert cells == ["4, x", "1, threads: 1", "8", "2", "300 (300 to 300)", "75 % (75 to 75)"]
+
+
+@pytest.mark.slow
+def test_steps_with_balanced_classes_need_no_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LSGD_DATA", str(tmp_path))
+    monkeypatch.setattr("lsgd.bench.scaled_steps.train_step", lambda *_: None)
+    words = ["+recipe=bs256", "model=small_resnet", "data.image_size=32", "worker_batch=2"]
+    recipe = compose_recipe(*words, "workers_per_pass=8", "data.balance=sampler")
+    steps = ScaledSteps(recipe, SingleComm(), torch.device("cpu"))
+    assert steps.prepare(STRONG)["images"] == 16
 
 
 @pytest.mark.parametrize(

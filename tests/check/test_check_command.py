@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -329,6 +330,22 @@ def test_how_a_run_is_evaluated_and_ended(words: str, rules: str, run: str) -> N
     deviates = {each.rule: each.run for each in found if not each.is_followed}
     assert deviates.keys() - deviating(SMALL) == {*rules.split()}
     assert deviates[rules.split()[-1]].endswith(run)
+
+
+def test_running_statistics_of_frozen_layers_have_no_momentum() -> None:
+    frozen = "model.frozen=[conv1,bn1,'layer*']"
+    found = check.observe(check.build_learner(compose_recipe("+recipe=digits", frozen)))
+    [average] = [each for each in found if each.rule == "running_average"]
+    assert (average.run, average.value) == ("frozen, as given", None)
+
+
+@pytest.mark.parametrize("balance", ["weights", "sampler"])
+def test_balanced_classes_need_no_dataset(
+    balance: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LSGD_DATA", str(tmp_path))
+    words = (*SMALL, f"data.balance={balance}")
+    assert deviating(words) - deviating(SMALL) == {"balance"}
 
 
 def test_a_decoupled_decay_is_not_that_of_the_paper() -> None:

@@ -216,6 +216,26 @@ def test_a_word_that_breaks_a_rule_is_named(run: str, word: str, rule: str | Non
 
 
 @pytest.mark.parametrize(
+    ("words", "run", "same"),
+    [
+        ("", "trivial_augment, erasing 0.1", True),
+        ("data.erase_probability=1", "trivial_augment, erasing 1.0", False),
+        (
+            "data.augmentation=[crop,flip,rand_augment,erasing] data.rand_magnitude=7",
+            "rand_augment of 2 operations of magnitude 7, erasing 0.1",
+            False,
+        ),
+    ],
+)
+def test_the_strength_of_an_augmentation_is_compared(words: str, run: str, same: bool) -> None:
+    asked = compose_recipe(*RUNS["torchvision_v2"], *words.split())
+    results = {each.rule: each for each in check.apply_rules(asked, images.observe(asked))}
+    found = results["augmentation"]
+    assert found.run.endswith(f"flip 0.5, {run}")
+    assert found.is_followed is same
+
+
+@pytest.mark.parametrize(
     ("words", "rule"),
     [
         ((*RUNS["nus"], "worker_batch=64", "workers=16"), "worker_batch"),

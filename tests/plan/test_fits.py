@@ -6,6 +6,7 @@ from helpers.usage_errors import usage_error
 
 from lsgd.plan import memory
 from lsgd.plan.__main__ import main
+from lsgd.plan.phases import largest_phase
 from lsgd.profile.memory import StepMemory
 
 
@@ -45,6 +46,25 @@ def test_a_plan_says_it_of_its_own_pass(monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert "micro-batches of 4 workers" in memory.memory_line(recipe, 8)
     assert asked == [([1], 256), ([4], 8)]
+
+
+@pytest.mark.parametrize(
+    ("words", "largest"),
+    [
+        # Later 8 GPUs host a worker each, of 128 images; before, 8 workers of 64.
+        (["workers=64", "worker_batch=64", "batch_schedule=[[10,8,128]]"], (64, 64, 224)),
+        # As many pixels in a worker; the last phase hosts 32 workers on each GPU.
+        (["workers=8", "batch_growth.milestones=[30]", "batch_growth.factor=32"], (256, 32, 224)),
+        # Of micro-batches of one worker the larger images count.
+        (["workers_per_pass=1", "image_sizes.points=[[0,128],[30,128],[30,288]]"], (256, 32, 288)),
+    ],
+)
+def test_a_plan_says_it_of_the_phase_with_the_largest_micro_batches(
+    words: list[str], largest: tuple[int, int, int]
+) -> None:
+    recipe = compose_recipe("+recipe=bs8k", "workers_per_pass=8", *words)
+    found = largest_phase(recipe, 8)
+    assert (found.workers, found.worker_batch, found.data.image_size) == largest
 
 
 @pytest.mark.parametrize(

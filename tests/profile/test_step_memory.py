@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ def real_peak(recipe: Recipe, workers: int) -> int:
         ["workers_per_pass=1"],
         pytest.param(["workers_per_pass=4", "precision=bfloat16"], marks=pytest.mark.slow),
         ["workers_per_pass=2", "optim=lars", "averaging=ema", "averaging.half_life=3"],
+        ["workers_per_pass=4", "data.balance=weights"],
         pytest.param(["workers_per_pass=4", "optim=adamw"], marks=pytest.mark.slow),
         pytest.param(
             ["workers_per_pass=2", "optim=lamb", "optim.bias_correction=true"],
@@ -72,6 +74,15 @@ def test_no_operator_computes_with_real_tensors(
     fake = partial(fake_steps.FakeTensorMode, allow_fallback_kernels=False)
     monkeypatch.setattr(fake_steps, "FakeTensorMode", fake)
     assert count_step(recipe(f"optim={optimizer}"), [1])
+
+
+@pytest.mark.parametrize("balance", ["weights", "sampler"])
+def test_balanced_classes_need_no_dataset(
+    balance: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LSGD_DATA", str(tmp_path))
+    words = ["+recipe=bs256", "model=small_resnet", "data.image_size=32"]
+    assert count_step(compose_recipe(*words, f"data.balance={balance}"), [1])
 
 
 @pytest.mark.slow

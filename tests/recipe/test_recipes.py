@@ -431,6 +431,14 @@ def test_mirrored_evaluations_cost_two_forward_passes() -> None:
         assert f"add about {share} to the training" in recipe.describe_evaluations()
 
 
+@pytest.mark.parametrize("more", ["", "evaluation.mirror=true", "evaluation.sets=[val,v2]"])
+def test_evaluations_that_measure_bn_forward_training_images(more: str) -> None:
+    """8,192 of 40,960, 4 times in an epoch, for a third of a step each; once for all sets."""
+    words = ("+recipe=bs256", "averaging=ema", "evaluation.every=0.25", "data.train_examples=40960")
+    measured = "and 8,192 training images, by which a network's BN is measured, about 26.7 %"
+    assert measured in compose_recipe(*words, *more.split()).describe_evaluations()
+
+
 def test_evaluations_of_larger_images_cost_more() -> None:
     words = ("+recipe=bs256", "evaluation.every=0.5", "image_sizes.points=[[0,112]]")
     assert "add about 10.4 % to the training" in compose_recipe(*words).describe_evaluations()

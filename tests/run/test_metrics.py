@@ -50,6 +50,7 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
         total_steps=20,
         summary=lambda: "a run\nof two lines",
         describe_evaluations=lambda: "",
+        describe_noise_gaps=lambda processes: "",
     )
     return SimpleNamespace(
         recipe=recipe,

@@ -234,3 +234,21 @@ def test_steps_of_one_pass_have_nothing_to_compare(words: str, how: str) -> None
         check_world_size(made, 1)
     several = compose_recipe("+recipe=fashion_bs64", ON, "workers=8", "workers_per_pass=8")
     check_world_size(several, 2)
+
+
+def test_epochs_of_one_pass_are_named_at_the_start() -> None:
+    """A run whose minibatch grows measures in the others, and may be resumed."""
+    words = ["workers=8", "workers_per_pass=8", "batch_schedule=[[3,16,8]]"]
+    made = compose_recipe("+recipe=fashion_bs64", ON, *words)
+    check_world_size(made, 1)
+    assert made.describe_noise_gaps(1) == (
+        "epoch 1 to 3: no noise scale, since a step is one micro-batch; write workers_per_pass=4 "
+        "for more"
+    )
+    alone = replace(made, workers=1, batch_schedule=[[1, 16, 8]])
+    assert alone.describe_noise_gaps(1) == (
+        "epoch 1: no noise scale, since a step is one micro-batch"
+    )
+    assert not made.describe_noise_gaps(2)
+    assert not replace(made, workers_per_pass=4).describe_noise_gaps(1)
+    assert not replace(made, noise_scale=False).describe_noise_gaps(1)

@@ -231,7 +231,7 @@ def crops(
 ) -> Rule:
     """Return the rule for area and aspect of random crops, half of them flipped, for `epochs`.
 
-    `more` has the further parts of the augmentation.
+    `more` has the further parts of the augmentation, as in CropSamples.
     """
 
     def holds(found: CropSamples | None) -> bool:

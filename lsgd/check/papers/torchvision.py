@@ -55,7 +55,7 @@ RULES = {
     "epochs": stated.epochs("code", 90),
 }
 
-MORE = ("trivial_augment", "erasing")
+MORE = ("trivial_augment", "erasing 0.1")
 V2 = {
     "augmentation": stated.crops("V2", (0.08, 1), (3 / 4, 4 / 3), more=MORE),
     "mixing": Rule.equals("V2", "mixup of 0.2 or CutMix of 1", (0.2, 1.0)),
