@@ -51,6 +51,7 @@ from lsgd.virtual.model import (
     Loss,
     broadcast_model,
     check_buffers,
+    check_hooks,
     check_loss,
     check_mean,
     check_model,
@@ -154,6 +155,8 @@ class VirtualStep:
         workers_per_pass = whole_number("workers_per_pass", workers_per_pass, 1)
         self.seed = whole_number("seed", seed)
         check_model(model)
+        if workers > 1:
+            check_hooks(model)
         check_optimizer(model, optimizer)
         check_loss(loss)
         momentum = common_momentum(model)

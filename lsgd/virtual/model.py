@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
 from lsgd.models.forward_checks import find_changed_buffer, record_buffers
+from lsgd.models.gradient_hooks import find_nonadditive_hook
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
 from lsgd.rules.counter_dropout import CounterBasedDropout
 from lsgd.rules.optim import trained_parameters
@@ -139,6 +140,16 @@ def _check_parameters(model: nn.Module) -> None:
         raise UsageError(
             "the model's gradients are handled by hooks of another step or library; call close() "
             "of the earlier virtual step first"
+        )
+
+
+def check_hooks(model: nn.Module) -> None:
+    """Raise UsageError if a hook does other things with the gradients of several micro-batches."""
+    if path := find_nonadditive_hook(model):
+        raise UsageError(
+            f"the parameter {path} has a hook on its gradient that is not additive, such as one "
+            "that clips, so that the trajectory would depend on processes and workers_per_pass; "
+            "remove it, and change the averaged gradient by optimizer.register_step_pre_hook(…)"
         )
 
 

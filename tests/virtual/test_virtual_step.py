@@ -702,6 +702,13 @@ def test_the_averaged_gradient_is_changed_by_a_hook() -> None:
         torch.testing.assert_close(parameters, expected, **CLOSE)
 
 
+def test_the_gradient_of_one_worker_may_be_clipped() -> None:
+    """There is one micro-batch in a step, on any number of processes."""
+    step = of(clipped(), workers=1, worker_batch=12)
+    step(images_and_labels()[0].float(), images_and_labels()[1])
+    assert step.model[0].weight.grad.abs().max() == pytest.approx(0.01)
+
+
 def test_the_rate_of_dropout_may_change() -> None:
     """Also of a layer that had none, to the masks of a layer that had the rate from the start; and
     it is that of the model's own layer again after close()."""
@@ -1004,6 +1011,12 @@ def of(model: nn.Module, loss: Any = F.cross_entropy, **options: Any) -> Virtual
     return virtual(model, optimizer, loss, **{"workers": 4, "worker_batch": 3} | options)
 
 
+def clipped() -> nn.Module:
+    model = network(nn.Flatten(), nn.Linear(18, 5))
+    model[0].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return model
+
+
 class Wrapped(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -1140,6 +1153,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "2 of 2 parameters that are not the model's",
     ),
     "twice": (lambda: of(small().model), r"another step or library; call close\(\)"),
+    "clipped micro-batches": (
+        lambda: of(clipped()),
+        r"the parameter 0.weight has a hook on its gradient .*register_step_pre_hook\(…\)",
+    ),
     "sum": (lambda: of(network(), nn.CrossEntropyLoss(reduction="sum")), "use reduction='mean'"),
     "weights": (
         lambda: of(network(), nn.CrossEntropyLoss(torch.ones(2))),
