@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
-from lsgd.models.forward_checks import find_changed_buffer, record_buffers
+from lsgd.models.forward_checks import find_changed_state, record_state
 from lsgd.models.gradient_hooks import find_nonadditive_hook
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
 from lsgd.rules.counter_dropout import CounterBasedDropout
@@ -278,15 +278,18 @@ def _repeat(loss: Loss, arguments: tuple[Any, ...], workers: int) -> tuple[Tenso
 
 
 @contextmanager
-def check_buffers(model: nn.Module) -> Iterator[None]:
-    """Raise UsageError if a forward pass within the context changes a buffer that is not BN's."""
-    buffers = record_buffers(model)
+def check_state(model: nn.Module) -> Iterator[None]:
+    """Raise UsageError if a forward pass within the context changes a parameter or buffer.
+
+    Those of batch norm may change.
+    """
+    before = record_state(model)
     yield
-    if path := find_changed_buffer(model, buffers):
+    if path := find_changed_state(model, before):
         raise UsageError(
-            f"the model changes the buffer {path} in a forward pass, so that the trajectory would "
-            "depend on processes and workers_per_pass; choose a layer whose buffers are constant "
-            "in training"
+            f"the model changes {path} in a forward pass, so that the trajectory would depend on "
+            "processes and workers_per_pass; choose a layer whose parameters and buffers are "
+            "constant in a forward pass, such as nn.Embedding without max_norm"
         )
 
 
