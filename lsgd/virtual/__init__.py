@@ -60,6 +60,7 @@ from lsgd.virtual.model import (
     convert_batch_norms,
     do_nothing,
     restore_batch_norms,
+    unwrapped,
 )
 from lsgd.virtual.rows import RowCounter
 from lsgd.virtual.sampling import VirtualSampler, hosted_workers, whole_number
@@ -220,8 +221,9 @@ class VirtualStep:
         # By this hook a second step finds that the gradients have an owner; the reducer of a single
         # process has none.
         self._hooks.append(parameters[0].register_post_accumulate_grad_hook(do_nothing))
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            optimizer.found_inf = reducer.found_inf  # type: ignore[attr-defined]
+        self._stepped = unwrapped(optimizer)
+        if getattr(self._stepped, "_step_supports_amp_scaling", False):
+            self._stepped.found_inf = reducer.found_inf  # type: ignore[attr-defined]
         guard = NonFiniteGuard(reducer.flags, timeout=inf, advice=DIVERGED)
         return AllReduceUpdate(reducer, optimizer, parts, self.comm, guard)
 
@@ -484,7 +486,7 @@ class VirtualStep:
             return
         self._is_closed = True
         self._core.reducer.close()
-        vars(self._core.optimizer).pop("found_inf", None)
+        vars(self._stepped).pop("found_inf", None)
         for hook in self._hooks:
             hook.remove()
         restore_batch_norms(self._plain_types)

@@ -186,6 +186,15 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
+def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer whose step a wrapper calls, such as Lightning's or Accelerate's."""
+    for name in ("_optimizer", "optimizer"):
+        inner = getattr(optimizer, name, None)
+        if isinstance(inner, torch.optim.Optimizer):
+            return unwrapped(inner)
+    return optimizer
+
+
 def check_loss(loss: Loss) -> None:
     """Raise UsageError for a loss of torch whose value is not the mean over the images."""
     if isinstance(loss, type) or not callable(loss):

@@ -504,11 +504,26 @@ def test_rows_of_an_image_are_of_its_worker() -> None:
     torch.testing.assert_close(*states)
 
 
+class OptimizerWrapper(torch.optim.Optimizer):
+    """A wrapper as Lightning's, from which other values are read than are assigned to it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def step(self, closure: Any = None) -> None:
+        self._optimizer.step()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+@pytest.mark.parametrize("wrap", [None, OptimizerWrapper])
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_loss_that_is_not_finite_ends_the_training(fused: bool) -> None:
+def test_a_loss_that_is_not_finite_ends_the_training(fused: bool, wrap: Any) -> None:
     """With a fused optimizer the weights stay those before; an earlier state goes on."""
     step = small()
-    optimizer = torch.optim.SGD(step.model.parameters(), lr=0.1, fused=fused)
+    inner = torch.optim.SGD(step.model.parameters(), lr=0.1, fused=fused)
+    optimizer = wrap(inner) if wrap else inner
     step.close()
     step = virtual(step.model, optimizer, workers=4, worker_batch=3)
     images, labels = images_and_labels()
@@ -524,6 +539,8 @@ def test_a_loss_that_is_not_finite_ends_the_training(fused: bool) -> None:
     step.synchronize()
     assert not torch.equal(step.model[-1].weight, before[-2])
     assert step.model[-1].weight.isfinite().all()
+    step.close()
+    assert not hasattr(optimizer, "found_inf")
 
 
 def test_a_step_that_an_error_has_ended_leaves_nothing_behind() -> None:
