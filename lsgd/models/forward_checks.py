@@ -86,7 +86,8 @@ def find_dependence(
     with torch.no_grad():
         for parameter in network.parameters():
             if _hides_differences(parameter):
-                parameter.copy_(torch.linspace(0.5, 1.5, parameter.numel()).view_as(parameter))
+                values = torch.linspace(0.5, 1.5, parameter.numel(), device=parameter.device)
+                parameter.copy_(values.view_as(parameter))
         longer = compute([*same, count])
         first = row_of_image_1(same)
         if not _differ(first, row_of_image_1(others)):

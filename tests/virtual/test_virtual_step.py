@@ -822,6 +822,27 @@ def test_the_loss_of_one_step_may_go_through_the_model_of_another(processes: int
         torch.testing.assert_close(weights, [generator.weight, critic.weight], **CLOSE)
 
 
+@pytest.mark.slow
+def test_a_default_device_of_the_program_changes_nothing() -> None:
+    """On meta, tensors that should be on the host have no values; and the checks are made too."""
+    plain, tokens, mixing = small(), Tokens(), Mixing("images")
+    plain.close()
+    nn.init.zeros_(mixing.head.bias)  # which the check replaces in its copy
+    batch, of_tokens = images_and_labels(), torch.randn(12, 3, 4)
+    states = []
+    for default in ("cpu", "meta"):
+        models = copy.deepcopy((plain.model, tokens, mixing))
+        with torch.device(default):
+            steps = [of(model, workers_per_pass=2) for model in models]
+            for _ in range(2):
+                steps[0](*batch)
+            steps[1](of_tokens, batch[1])
+            with pytest.raises(UsageError, match="the other images of a micro-batch"):
+                steps[2](of_tokens[:, 0], batch[1])
+            states += [(step.state_dict(), step.model.state_dict()) for step in steps[:2]]
+    torch.testing.assert_close(states[2:], states[:2], rtol=0, atol=0)
+
+
 def test_the_process_is_left_as_it_was() -> None:
     """A program goes on with its own random numbers, threads, kernels and signals."""
 
