@@ -175,7 +175,7 @@ def to_device_together(tensors: Sequence[Tensor], device: torch.device) -> list[
         return list(tensors)
     sizes = [tensor.numel() for tensor in tensors]
     pinned = needs_pinned_memory(device)
-    flat = torch.empty(sum(sizes), dtype=tensors[0].dtype, pin_memory=pinned)
+    flat = torch.empty(sum(sizes), dtype=tensors[0].dtype, device="cpu", pin_memory=pinned)
     torch.cat([tensor.flatten() for tensor in tensors], out=flat)
     parts = flat.to(device, non_blocking=pinned).split(sizes)
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

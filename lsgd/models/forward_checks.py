@@ -1,4 +1,4 @@
-"""The checks that a forward pass keeps images apart: in outputs, batch norm and buffers."""
+"""The checks that a forward pass keeps images apart: in outputs, batch norm and state."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -86,7 +86,8 @@ def find_dependence(
     with torch.no_grad():
         for parameter in network.parameters():
             if _hides_differences(parameter):
-                parameter.copy_(torch.linspace(0.5, 1.5, parameter.numel()).view_as(parameter))
+                values = torch.linspace(0.5, 1.5, parameter.numel(), device=parameter.device)
+                parameter.copy_(values.view_as(parameter))
         longer = compute([*same, count])
         first = row_of_image_1(same)
         if not _differ(first, row_of_image_1(others)):
@@ -112,31 +113,44 @@ def _differ(ones: list[Tensor], others: list[Tensor]) -> bool:
     return False
 
 
-BufferRecord: TypeAlias = dict[str, tuple[Tensor, int, Tensor]]
-"""Each buffer by its path, with its version, which a change in place increases, and a copy."""
+StateRecord: TypeAlias = dict[str, tuple[Tensor, int, Tensor | None]]
+"""Each parameter and buffer by its path, with its version, which a change in place increases.
+
+A buffer has a copy too.
+"""
 
 
-def record_buffers(network: nn.Module) -> BufferRecord:
-    """Return a network's buffers, other than those of batch norm, with versions and copies."""
+def record_state(network: nn.Module) -> StateRecord:
+    """Return a network's parameters, and its buffers other than those of batch norm, as they are.
+
+    Parameters, which may be large, are not copied.
+    """
     norms = {
         path
         for path, module in network.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm)
     }
-    return {
+    record: StateRecord = {
         path: (buffer, buffer._version, buffer.detach().clone())
         for path, buffer in network.named_buffers()
         if path.rpartition(".")[0] not in norms
     }
+    for path, parameter in network.named_parameters():
+        record[path] = parameter, parameter._version, None
+    return record
 
 
-def find_changed_buffer(network: nn.Module, record: BufferRecord) -> str | None:
-    """Return the path of a buffer that was changed in place, or assigned with other values."""
+def find_changed_state(network: nn.Module, record: StateRecord) -> str | None:
+    """Return the kind and path of a parameter or buffer that was changed in place, or None.
+
+    A buffer may also have been assigned with other values.
+    """
     now = dict(network.named_buffers())
     for path, (before, version, values) in record.items():
-        buffer = now.get(path, before)
-        if (buffer is before and buffer._version != version) or _has_other_values(buffer, values):
-            return path
+        tensor = now.get(path, before)
+        is_changed = tensor is before and tensor._version != version
+        if is_changed or (values is not None and _has_other_values(tensor, values)):
+            return f"the {'parameter' if values is None else 'buffer'} {path}"
     return None
 
 

@@ -45,7 +45,7 @@ class NonFiniteGuard:
     def __init__(self, flags: Tensor, *, timeout: float, advice: str = NOTHING_SAVED) -> None:
         self.flags, self.timeout, self.advice = flags, timeout, advice
         device = flags.device
-        self.seen = torch.zeros(2, pin_memory=needs_pinned_memory(device))
+        self.seen = torch.zeros(2, device="cpu", pin_memory=needs_pinned_memory(device))
         self.copied = None if device.type == "cpu" else new_event(device)
         self.started = 0.0
         self.step = -1

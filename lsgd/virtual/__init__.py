@@ -50,15 +50,17 @@ from lsgd.virtual.dependence import check_dependence
 from lsgd.virtual.model import (
     Loss,
     broadcast_model,
-    check_buffers,
+    check_hooks,
     check_loss,
     check_mean,
     check_model,
     check_optimizer,
+    check_state,
     common_momentum,
     convert_batch_norms,
     do_nothing,
     restore_batch_norms,
+    unwrapped,
 )
 from lsgd.virtual.rows import RowCounter
 from lsgd.virtual.sampling import VirtualSampler, hosted_workers, whole_number
@@ -154,6 +156,8 @@ class VirtualStep:
         workers_per_pass = whole_number("workers_per_pass", workers_per_pass, 1)
         self.seed = whole_number("seed", seed)
         check_model(model)
+        if workers > 1:
+            check_hooks(model)
         check_optimizer(model, optimizer)
         check_loss(loss)
         momentum = common_momentum(model)
@@ -217,8 +221,9 @@ class VirtualStep:
         # By this hook a second step finds that the gradients have an owner; the reducer of a single
         # process has none.
         self._hooks.append(parameters[0].register_post_accumulate_grad_hook(do_nothing))
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            optimizer.found_inf = reducer.found_inf  # type: ignore[attr-defined]
+        self._stepped = unwrapped(optimizer)
+        if getattr(self._stepped, "_step_supports_amp_scaling", False):
+            self._stepped.found_inf = reducer.found_inf  # type: ignore[attr-defined]
         guard = NonFiniteGuard(reducer.flags, timeout=inf, advice=DIVERGED)
         return AllReduceUpdate(reducer, optimizer, parts, self.comm, guard)
 
@@ -321,16 +326,16 @@ class VirtualStep:
 
     @contextmanager
     def _check_forward(self, first: MicroBatch, shapes: list[torch.Size]) -> Iterator[None]:
-        """Check that the forward pass in this context changes no buffer and mixes no workers.
+        """Check that the forward pass in this context changes no state and mixes no workers.
 
-        It is that of the first micro-batch of a step. The buffers and the images of several workers
+        It is that of the first micro-batch of a step. The state and the images of several workers
         are checked once, and the rows of batch norm once for each shape of the images.
         """
         with ExitStack() as checks:
             if self._checks_forward:
                 if len(first.workers) > 1:
                     checks.enter_context(check_dependence(self.model, len(first.examples)))
-                checks.enter_context(check_buffers(self.model))
+                checks.enter_context(check_state(self.model))
             if shapes != self._counted_shapes:
                 count = self._rows.count(len(first.examples), len(first.workers))
                 checks.enter_context(count)
@@ -481,7 +486,7 @@ class VirtualStep:
             return
         self._is_closed = True
         self._core.reducer.close()
-        vars(self._core.optimizer).pop("found_inf", None)
+        vars(self._stepped).pop("found_inf", None)
         for hook in self._hooks:
             hook.remove()
         restore_batch_norms(self._plain_types)

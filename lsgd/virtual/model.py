@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
-from lsgd.models.forward_checks import find_changed_buffer, record_buffers
+from lsgd.models.forward_checks import find_changed_state, record_state
+from lsgd.models.gradient_hooks import find_nonadditive_hook
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
 from lsgd.rules.counter_dropout import CounterBasedDropout
 from lsgd.rules.optim import trained_parameters
@@ -142,6 +143,16 @@ def _check_parameters(model: nn.Module) -> None:
         )
 
 
+def check_hooks(model: nn.Module) -> None:
+    """Raise UsageError if a hook does other things with the gradients of several micro-batches."""
+    if path := find_nonadditive_hook(model):
+        raise UsageError(
+            f"the parameter {path} has a hook on its gradient that is not additive, such as one "
+            "that clips, so that the trajectory would depend on processes and workers_per_pass; "
+            "remove it, and change the averaged gradient by optimizer.register_step_pre_hook(…)"
+        )
+
+
 def do_nothing(_: Tensor) -> None:
     """Do nothing with the gradient of a parameter."""
 
@@ -173,6 +184,15 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             f"the optimizer holds {len(foreign)} of {len(held)} parameters that are not the "
             "model's; make it from the parameters of the model that is passed"
         )
+
+
+def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer whose step a wrapper calls, such as Lightning's or Accelerate's."""
+    for name in ("_optimizer", "optimizer"):
+        inner = getattr(optimizer, name, None)
+        if isinstance(inner, torch.optim.Optimizer):
+            return unwrapped(inner)
+    return optimizer
 
 
 def check_loss(loss: Loss) -> None:
@@ -267,15 +287,18 @@ def _repeat(loss: Loss, arguments: tuple[Any, ...], workers: int) -> tuple[Tenso
 
 
 @contextmanager
-def check_buffers(model: nn.Module) -> Iterator[None]:
-    """Raise UsageError if a forward pass within the context changes a buffer that is not BN's."""
-    buffers = record_buffers(model)
+def check_state(model: nn.Module) -> Iterator[None]:
+    """Raise UsageError if a forward pass within the context changes a parameter or buffer.
+
+    Those of batch norm may change.
+    """
+    before = record_state(model)
     yield
-    if path := find_changed_buffer(model, buffers):
+    if path := find_changed_state(model, before):
         raise UsageError(
-            f"the model changes the buffer {path} in a forward pass, so that the trajectory would "
-            "depend on processes and workers_per_pass; choose a layer whose buffers are constant "
-            "in training"
+            f"the model changes {path} in a forward pass, so that the trajectory would depend on "
+            "processes and workers_per_pass; choose a layer whose parameters and buffers are "
+            "constant in a forward pass, such as nn.Embedding without max_norm"
         )
 
 

@@ -109,7 +109,8 @@ def _probe(value: Any, images: int) -> Any:
     if not value.is_floating_point():
         return value[:2]
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, *value.shape[1:], generator=generator, dtype=torch.float32)
+    shape = 2, *value.shape[1:]
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _slice(value: Any, part: slice) -> Any:

@@ -22,6 +22,7 @@ from lsgd.inputs import Inputs, try_own_training
 from lsgd.inputs.staging import with_staged_data
 from lsgd.job.device import arrays_to_device
 from lsgd.metric_sums import MetricSumsState
+from lsgd.models.gradient_hooks import check_gradient_hooks
 from lsgd.own_parts import refusing_errors
 from lsgd.recipe import Recipe
 from lsgd.rules import noise_scale
@@ -167,6 +168,8 @@ def open_training_inputs(recipe: Recipe, device: torch.device) -> Inputs:
     inputs = workload.inputs()
     if recipe.inputs.is_own:
         try_own_training(inputs, recipe)
+    if recipe.model.is_own or recipe.data.is_own_workload:
+        check_gradient_hooks(workload.network(), recipe)
     return inputs
 
 

@@ -504,11 +504,26 @@ def test_rows_of_an_image_are_of_its_worker() -> None:
     torch.testing.assert_close(*states)
 
 
+class OptimizerWrapper(torch.optim.Optimizer):
+    """A wrapper as Lightning's, from which other values are read than are assigned to it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def step(self, closure: Any = None) -> None:
+        self._optimizer.step()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+@pytest.mark.parametrize("wrap", [None, OptimizerWrapper])
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_loss_that_is_not_finite_ends_the_training(fused: bool) -> None:
+def test_a_loss_that_is_not_finite_ends_the_training(fused: bool, wrap: Any) -> None:
     """With a fused optimizer the weights stay those before; an earlier state goes on."""
     step = small()
-    optimizer = torch.optim.SGD(step.model.parameters(), lr=0.1, fused=fused)
+    inner = torch.optim.SGD(step.model.parameters(), lr=0.1, fused=fused)
+    optimizer = wrap(inner) if wrap else inner
     step.close()
     step = virtual(step.model, optimizer, workers=4, worker_batch=3)
     images, labels = images_and_labels()
@@ -524,6 +539,8 @@ def test_a_loss_that_is_not_finite_ends_the_training(fused: bool) -> None:
     step.synchronize()
     assert not torch.equal(step.model[-1].weight, before[-2])
     assert step.model[-1].weight.isfinite().all()
+    step.close()
+    assert not hasattr(optimizer, "found_inf")
 
 
 def test_a_step_that_an_error_has_ended_leaves_nothing_behind() -> None:
@@ -702,6 +719,13 @@ def test_the_averaged_gradient_is_changed_by_a_hook() -> None:
         torch.testing.assert_close(parameters, expected, **CLOSE)
 
 
+def test_the_gradient_of_one_worker_may_be_clipped() -> None:
+    """There is one micro-batch in a step, on any number of processes."""
+    step = of(clipped(), workers=1, worker_batch=12)
+    step(images_and_labels()[0].float(), images_and_labels()[1])
+    assert step.model[0].weight.grad.abs().max() == pytest.approx(0.01)
+
+
 def test_the_rate_of_dropout_may_change() -> None:
     """Also of a layer that had none, to the masks of a layer that had the rate from the start; and
     it is that of the model's own layer again after close()."""
@@ -796,6 +820,27 @@ def test_the_loss_of_one_step_may_go_through_the_model_of_another(processes: int
             model.weight.data.sub_(1e-3 * gradient)
     for weights in run_on_threads(processes, trained):
         torch.testing.assert_close(weights, [generator.weight, critic.weight], **CLOSE)
+
+
+@pytest.mark.slow
+def test_a_default_device_of_the_program_changes_nothing() -> None:
+    """On meta, tensors that should be on the host have no values; and the checks are made too."""
+    plain, tokens, mixing = small(), Tokens(), Mixing("images")
+    plain.close()
+    nn.init.zeros_(mixing.head.bias)  # which the check replaces in its copy
+    batch, of_tokens = images_and_labels(), torch.randn(12, 3, 4)
+    states = []
+    for default in ("cpu", "meta"):
+        models = copy.deepcopy((plain.model, tokens, mixing))
+        with torch.device(default):
+            steps = [of(model, workers_per_pass=2) for model in models]
+            for _ in range(2):
+                steps[0](*batch)
+            steps[1](of_tokens, batch[1])
+            with pytest.raises(UsageError, match="the other images of a micro-batch"):
+                steps[2](of_tokens[:, 0], batch[1])
+            states += [(step.state_dict(), step.model.state_dict()) for step in steps[:2]]
+    torch.testing.assert_close(states[2:], states[:2], rtol=0, atol=0)
 
 
 def test_the_process_is_left_as_it_was() -> None:
@@ -1004,6 +1049,12 @@ def of(model: nn.Module, loss: Any = F.cross_entropy, **options: Any) -> Virtual
     return virtual(model, optimizer, loss, **{"workers": 4, "worker_batch": 3} | options)
 
 
+def clipped() -> nn.Module:
+    model = network(nn.Flatten(), nn.Linear(18, 5))
+    model[0].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return model
+
+
 class Wrapped(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -1140,6 +1191,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "2 of 2 parameters that are not the model's",
     ),
     "twice": (lambda: of(small().model), r"another step or library; call close\(\)"),
+    "clipped micro-batches": (
+        lambda: of(clipped()),
+        r"the parameter 0.weight has a hook on its gradient .*register_step_pre_hook\(…\)",
+    ),
     "sum": (lambda: of(network(), nn.CrossEntropyLoss(reduction="sum")), "use reduction='mean'"),
     "weights": (
         lambda: of(network(), nn.CrossEntropyLoss(torch.ones(2))),
@@ -1186,6 +1241,12 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
             images_and_labels()[0].float(), images_and_labels()[1]
         ),
         "changes the buffer 1.parametrizations.weight.0._u in a forward pass",
+    ),
+    "scaled rows": (
+        lambda: of(nn.Sequential(nn.Embedding(3, 5, max_norm=0.1)))(
+            torch.arange(12) % 3, torch.arange(12) % 5
+        ),
+        "changes the parameter 0.weight in a forward pass, .*nn.Embedding without max_norm",
     ),
     "closed": (lambda: closed()(*images_and_labels()), r"was closed; make another one by virtual"),
     "closed and synchronized": (lambda: closed().synchronize(), "was closed"),

@@ -234,9 +234,13 @@ class Pictures(nn.Module):
         self.last, self.layer = Drawn() if layer == "drawn" else Thrown(layer), layer
         if layer == "sparse": self.register_buffer("links", torch.eye(3).to_sparse())
 
+        if layer == "clipped":
+            self.linear.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
     def forward(self, x):
         x = self.linear(x.flatten(1))
-        return x - x.mean(0) if self.layer == "centred" else self.last(x)
+        if self.layer == "centred": return x - x.mean(0)
+        return x if self.layer == "clipped" else self.last(x)
 
 
 class TimeFirst(nn.Module):
@@ -591,6 +595,18 @@ def test_a_network_of_ones_own_is_checked(layer: str, message: str) -> None:
     )
     with pytest.raises(UsageError, match=message):
         open_workload(recipe, CPU).inputs()
+
+
+@pytest.mark.parametrize("change", ["strategy=async", "workers=1"])
+def test_hooks_do_not_clip_gradients_of_micro_batches(change: str) -> None:
+    """An evaluation takes the network of an older run, and the gradient of a worker may be any."""
+    own = ["recipe=digits", "model=own_task:Pictures", "model.options.layer=clipped"]
+    recipe = load_recipe(own)
+    open_workload(recipe, CPU).inputs()
+    refused = "^model=own_task:Pictures has a hook on the gradient of linear.weight .*optim.clip_"
+    with pytest.raises(UsageError, match=refused):
+        open_training_inputs(recipe, CPU)
+    open_training_inputs(load_recipe([*own, change]), CPU)
 
 
 def test_a_loader_without_a_name_has_that_of_its_class() -> None:

@@ -1,0 +1,55 @@
+"""Hooks on gradients that do other things with micro-batches than with their sum are found."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lsgd.models.gradient_hooks import find_nonadditive_hook
+
+SEEN: list[Tensor] = []
+NOISE = torch.Generator().manual_seed(0)
+
+
+def fails(_: Tensor) -> Tensor:
+    raise RuntimeError("the backward pass has left nothing")
+
+
+ADDITIVE: list[Callable[[Tensor], Tensor | None]] = [
+    SEEN.append,  # type: ignore[list-item]
+    lambda g: g * (torch.arange(g.numel()).view(g.shape) % 2),
+    lambda g: 0.1 * g,
+    lambda g: g - g.mean(),
+    lambda g: g.mul_(0),
+    lambda g: g.nan_to_num(),
+    fails,
+]
+NOT_ADDITIVE: list[Callable[[Tensor], Tensor | None]] = [
+    lambda g: g.clamp(-0.01, 0.01),
+    lambda g: g.clamp_(max=10.0),
+    lambda g: g * (0.1 / g.norm()).clamp(max=1),
+    lambda g: g.sign(),
+    lambda g: g.relu(),
+    lambda g: g + 1e-4,
+    lambda g: g + 1e-4 * torch.randn(g.shape, generator=NOISE),
+    lambda g: torch.where(g.abs() < g.abs().mean(), 0, g),
+]
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 5), nn.PReLU(), nn.Conv2d(2, 2, 3).double()])
+def test_hooks_that_are_not_additive_are_found(layer: nn.Module) -> None:
+    """Also of a single number; a frozen layer may have any."""
+    before = torch.get_rng_state()
+    for hook in ADDITIVE:
+        handle = layer.weight.register_hook(hook)
+        assert find_nonadditive_hook(layer) is None
+        handle.remove()
+    assert torch.equal(torch.get_rng_state(), before)
+    for hook in NOT_ADDITIVE[: -1 if isinstance(layer, nn.PReLU) else None]:
+        handle = layer.weight.register_hook(hook)
+        assert find_nonadditive_hook(layer) == "weight"
+        layer.weight.requires_grad_(False)
+        assert find_nonadditive_hook(layer) is None
+        layer.weight.requires_grad_(True)
+        handle.remove()
