@@ -1,4 +1,4 @@
-"""The checks that a forward pass keeps images apart: in outputs, batch norm and state."""
+"""The checks that a forward pass keeps images apart: in outputs, batch norm and buffers."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -113,44 +113,31 @@ def _differ(ones: list[Tensor], others: list[Tensor]) -> bool:
     return False
 
 
-StateRecord: TypeAlias = dict[str, tuple[Tensor, int, Tensor | None]]
-"""Each parameter and buffer by its path, with its version, which a change in place increases.
-
-A buffer has a copy too.
-"""
+BufferRecord: TypeAlias = dict[str, tuple[Tensor, int, Tensor]]
+"""Each buffer by its path, with its version, which a change in place increases, and a copy."""
 
 
-def record_state(network: nn.Module) -> StateRecord:
-    """Return a network's parameters, and its buffers other than those of batch norm, as they are.
-
-    Parameters, which may be large, are not copied.
-    """
+def record_buffers(network: nn.Module) -> BufferRecord:
+    """Return a network's buffers, other than those of batch norm, with versions and copies."""
     norms = {
         path
         for path, module in network.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm)
     }
-    record: StateRecord = {
+    return {
         path: (buffer, buffer._version, buffer.detach().clone())
         for path, buffer in network.named_buffers()
         if path.rpartition(".")[0] not in norms
     }
-    for path, parameter in network.named_parameters():
-        record[path] = parameter, parameter._version, None
-    return record
 
 
-def find_changed_state(network: nn.Module, record: StateRecord) -> str | None:
-    """Return the kind and path of a parameter or buffer that was changed in place, or None.
-
-    A buffer may also have been assigned with other values.
-    """
+def find_changed_buffer(network: nn.Module, record: BufferRecord) -> str | None:
+    """Return the path of a buffer that was changed in place, or assigned with other values."""
     now = dict(network.named_buffers())
     for path, (before, version, values) in record.items():
-        tensor = now.get(path, before)
-        is_changed = tensor is before and tensor._version != version
-        if is_changed or (values is not None and _has_other_values(tensor, values)):
-            return f"the {'parameter' if values is None else 'buffer'} {path}"
+        buffer = now.get(path, before)
+        if (buffer is before and buffer._version != version) or _has_other_values(buffer, values):
+            return path
     return None
 
 

@@ -19,10 +19,10 @@ from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.models import give_one_channel, refuse_sparse_tensors
 from lsgd.models.forward_checks import (
-    find_changed_state,
+    find_changed_buffer,
     find_dependence,
     find_scattered_rows,
-    record_state,
+    record_buffers,
 )
 from lsgd.models.parameter_roles import ParameterRoles, find_roles
 from lsgd.models.randomness_guard import RandomnessGuard, seeded_generators, without_global_draws
@@ -79,7 +79,7 @@ def check_library_network(recipe: Recipe) -> None:
         set(drawing),
     )
     network = network.to("meta").train()
-    before = record_state(network)
+    buffers = record_buffers(network)
     _check_logits(_probe(network, watched, recipe), recipe)
     evaluated = [images for _, images in recipe.evaluated_changes]
     sizes = {(side, side) for side in (*recipe.training_sizes, *(each.side for each in evaluated))}
@@ -99,7 +99,7 @@ def check_library_network(recipe: Recipe) -> None:
                 "so it cannot be drawn per image; set its rate to 0 in model.options, or choose "
                 "another network"
             )
-    if path := find_changed_state(network, before):
+    if path := find_changed_buffer(network, buffers):
         raise UsageError(
             f"model={name} changes {path} in every forward pass, so the result would depend on the "
             "number of processes and micro-batches; choose another network"

@@ -50,12 +50,12 @@ from lsgd.virtual.dependence import check_dependence
 from lsgd.virtual.model import (
     Loss,
     broadcast_model,
-    check_hooks,
+    check_buffers,
     check_loss,
     check_mean,
+    check_micro_batches,
     check_model,
     check_optimizer,
-    check_state,
     common_momentum,
     convert_batch_norms,
     do_nothing,
@@ -157,7 +157,7 @@ class VirtualStep:
         self.seed = whole_number("seed", seed)
         check_model(model)
         if workers > 1:
-            check_hooks(model)
+            check_micro_batches(model)
         check_optimizer(model, optimizer)
         check_loss(loss)
         momentum = common_momentum(model)
@@ -326,16 +326,16 @@ class VirtualStep:
 
     @contextmanager
     def _check_forward(self, first: MicroBatch, shapes: list[torch.Size]) -> Iterator[None]:
-        """Check that the forward pass in this context changes no state and mixes no workers.
+        """Check that the forward pass in this context changes no buffer and mixes no workers.
 
-        It is that of the first micro-batch of a step. The state and the images of several workers
+        It is that of the first micro-batch of a step. The buffers and the images of several workers
         are checked once, and the rows of batch norm once for each shape of the images.
         """
         with ExitStack() as checks:
             if self._checks_forward:
                 if len(first.workers) > 1:
                     checks.enter_context(check_dependence(self.model, len(first.examples)))
-                checks.enter_context(check_state(self.model))
+                checks.enter_context(check_buffers(self.model))
             if shapes != self._counted_shapes:
                 count = self._rows.count(len(first.examples), len(first.workers))
                 checks.enter_context(count)

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.errors import UsageError
-from lsgd.models.forward_checks import find_changed_state, record_state
-from lsgd.models.gradient_hooks import find_nonadditive_hook
+from lsgd.models.forward_checks import find_changed_buffer, record_buffers
+from lsgd.models.micro_batch_checks import find_nonadditive_hook, find_renormalized_embedding
 from lsgd.rules.batchnorm import WorkerBatchNorm, keeps_images_apart, worker_batch_norm_type
 from lsgd.rules.counter_dropout import CounterBasedDropout
 from lsgd.rules.optim import trained_parameters
@@ -143,8 +143,13 @@ def _check_parameters(model: nn.Module) -> None:
         )
 
 
-def check_hooks(model: nn.Module) -> None:
-    """Raise UsageError if a hook does other things with the gradients of several micro-batches."""
+def check_micro_batches(model: nn.Module) -> None:
+    """Raise UsageError if a hook or an embedding makes a step depend on its micro-batches."""
+    if path := find_renormalized_embedding(model):
+        raise UsageError(
+            f"the embedding {path} has max_norm, by which each process scales the rows that its "
+            "own images look up, so that the replicas would drift apart; leave max_norm out"
+        )
     if path := find_nonadditive_hook(model):
         raise UsageError(
             f"the parameter {path} has a hook on its gradient that is not additive, such as one "
@@ -287,18 +292,15 @@ def _repeat(loss: Loss, arguments: tuple[Any, ...], workers: int) -> tuple[Tenso
 
 
 @contextmanager
-def check_state(model: nn.Module) -> Iterator[None]:
-    """Raise UsageError if a forward pass within the context changes a parameter or buffer.
-
-    Those of batch norm may change.
-    """
-    before = record_state(model)
+def check_buffers(model: nn.Module) -> Iterator[None]:
+    """Raise UsageError if a forward pass within the context changes a buffer that is not BN's."""
+    buffers = record_buffers(model)
     yield
-    if path := find_changed_state(model, before):
+    if path := find_changed_buffer(model, buffers):
         raise UsageError(
-            f"the model changes {path} in a forward pass, so that the trajectory would depend on "
-            "processes and workers_per_pass; choose a layer whose parameters and buffers are "
-            "constant in a forward pass, such as nn.Embedding without max_norm"
+            f"the model changes the buffer {path} in a forward pass, so that the trajectory would "
+            "depend on processes and workers_per_pass; choose a layer whose buffers are constant "
+            "in training"
         )
 
 

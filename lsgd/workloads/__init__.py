@@ -22,7 +22,7 @@ from lsgd.inputs import Inputs, try_own_training
 from lsgd.inputs.staging import with_staged_data
 from lsgd.job.device import arrays_to_device
 from lsgd.metric_sums import MetricSumsState
-from lsgd.models.gradient_hooks import check_gradient_hooks
+from lsgd.models.micro_batch_checks import check_micro_batches, sums_micro_batches
 from lsgd.own_parts import refusing_errors
 from lsgd.recipe import Recipe
 from lsgd.rules import noise_scale
@@ -168,8 +168,8 @@ def open_training_inputs(recipe: Recipe, device: torch.device) -> Inputs:
     inputs = workload.inputs()
     if recipe.inputs.is_own:
         try_own_training(inputs, recipe)
-    if recipe.model.is_own or recipe.data.is_own_workload:
-        check_gradient_hooks(workload.network(), recipe)
+    if (recipe.model.is_own or recipe.data.is_own_workload) and sums_micro_batches(recipe):
+        check_micro_batches(workload.network(), recipe)
     return inputs
 
 

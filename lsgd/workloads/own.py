@@ -18,7 +18,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
 from lsgd.models import DTYPES, converted
-from lsgd.models.forward_checks import find_changed_state, record_state
+from lsgd.models.forward_checks import find_changed_buffer, record_buffers
 from lsgd.models.randomness_guard import RandomnessGuard, seeded_generators, without_global_draws
 from lsgd.own_parts import WORKLOAD, imported_part, refusing_errors
 from lsgd.recipe import Recipe
@@ -302,9 +302,9 @@ def _try_training(
 ) -> None:
     """Check that the loss of two training examples draws nothing and is the sum of that of each.
 
-    Raises UsageError if it fails, draws from torch's generator or changes a parameter or buffer, or
-    if a batch norm or dropout layer does not get one row for each example. The sum is not compared
-    if the workload has carried states of its own, which the loss may change.
+    Raises UsageError if it fails, draws from torch's generator or changes a buffer, or if a batch
+    norm or dropout layer does not get one row for each example. The sum is not compared if the
+    workload has carried states of its own, which the loss may change.
     """
     override, n = workload.metrics_part, workload.recipe.worker_batch
     model.train()
@@ -324,7 +324,7 @@ def _try_training(
     fix = "set their rate to 0 and use nn.Dropout, or numbers of lsgd.parts.uniforms"
     # Such as one that is seeded by epoch and example.
     guard = RandomnessGuard(override, fix, model, set(), allows_generators=True)
-    before, found = record_state(model), []
+    buffers, found = record_buffers(model), []
     with refusing_errors(f"{override} fails on the first {len(ids)} training examples"):
         for each, batch in zip(passes, inputs.train(passes), strict=True):
             for state in states:
@@ -337,11 +337,11 @@ def _try_training(
             with _checking_rows(override, layers, len(each.examples)), guard.modules():
                 value, counts = without_global_draws(override, fix, loss)
             found.append((value.detach(), counts))
-        if path := find_changed_state(model, before):
+        if path := find_changed_buffer(model, buffers):
             raise UsageError(
-                f"{override} changes {path} of the network in every forward pass, so that the "
-                "result would depend on the number of processes and micro-batches; leave it as it "
-                "is in training"
+                f"{override} changes the buffer {path} of the network in every forward pass, so "
+                "that the result would depend on the number of processes and micro-batches; leave "
+                "it as it is in training"
             )
         is_plain = type(workload).carried_states is OwnWorkload.carried_states
         if is_plain and all(value.isfinite().all() for value, _ in found):

@@ -264,7 +264,7 @@ def test_tokens_of_a_training_size_alone_are_refused(monkeypatch: pytest.MonkeyP
         ("places", "normalises in rows rows in which those of an image are not adjacent"),
         ("mean", "normalises in rows rows in which those of an image are not adjacent"),
         ("seven", "normalises in rows 7 rows for 5 images"),
-        ("buffer", "changes the buffer count in every forward pass"),
+        ("buffer", "changes count in every forward pass"),
         ("turned", "has dropout in drop on a tensor without a row for each image"),
         ("several", "gives tuple for 5 images of 7 classes"),
         ("volume", "normalises by BatchNorm3d in norm"),

@@ -1,4 +1,4 @@
-"""Hooks on gradients that do other things with micro-batches than with their sum are found."""
+"""What does other things in several micro-batches than in one is found: hooks and embeddings."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lsgd.models.gradient_hooks import find_nonadditive_hook
+from lsgd.models.micro_batch_checks import find_nonadditive_hook, find_renormalized_embedding
 
 SEEN: list[Tensor] = []
 NOISE = torch.Generator().manual_seed(0)
@@ -21,6 +21,9 @@ ADDITIVE: list[Callable[[Tensor], Tensor | None]] = [
     lambda g: g * (torch.arange(g.numel()).view(g.shape) % 2),
     lambda g: 0.1 * g,
     lambda g: g - g.mean(),
+    lambda g: g - g.mean(dim=-1, keepdim=True),
+    lambda g: g.half().to(g.dtype),
+    lambda g: g / 65536,
     lambda g: g.mul_(0),
     lambda g: g.nan_to_num(),
     fails,
@@ -53,3 +56,27 @@ def test_hooks_that_are_not_additive_are_found(layer: nn.Module) -> None:
         assert find_nonadditive_hook(layer) is None
         layer.weight.requires_grad_(True)
         handle.remove()
+
+
+def test_a_hook_that_observes_sees_one_gradient_of_zeros() -> None:
+    seen: list[Tensor] = []
+    layer = nn.Linear(3, 5)
+    layer.weight.register_hook(seen.append)  # type: ignore[arg-type]
+    assert find_nonadditive_hook(layer) is None
+    assert [each.count_nonzero() for each in seen] == [0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_is_no_clipping(dtype: torch.dtype) -> None:
+    """As of centralised gradients in a low precision."""
+    layer = nn.Linear(512, 256, dtype=dtype)
+    layer.weight.register_hook(lambda g: g - g.mean(dim=1, keepdim=True))
+    assert find_nonadditive_hook(layer) is None
+    layer.weight.register_hook(lambda g: g * (1 / g.norm()).clamp(max=1))
+    assert find_nonadditive_hook(layer) == "weight"
+
+
+def test_embeddings_that_scale_rows_are_found() -> None:
+    for kind in (nn.Embedding, nn.EmbeddingBag):
+        assert find_renormalized_embedding(nn.Sequential(kind(5, 3, max_norm=1.0))) == "0"
+        assert find_renormalized_embedding(kind(5, 3)) is None
