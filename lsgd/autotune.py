@@ -29,7 +29,7 @@ import torch
 
 import lsgd
 from lsgd import messages, recipe_parser
-from lsgd.comm import Comm, broadcast_from_rank0, joined
+from lsgd.comm import Comm, ElasticComm, broadcast_from_rank0, joined
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
@@ -99,10 +99,23 @@ def resolve_auto_fields(
 
     Returns the recipe and a log line about the choice; a recipe without auto is returned unchanged.
     A resumed run keeps the values that it was `started_with`, since its last bits depend on them;
-    raises UsageError if it makes one micro-batch per step, and a noise scale needs two.
+    raises UsageError if it makes one micro-batch per step, and a noise scale needs two. A process
+    that has restarted while the others go on takes the values of process 0.
     """
     if AUTO not in (getattr(recipe, name) for name in TIMED):
         return recipe, []
+    if isinstance(comm, ElasticComm) and comm.is_outside_group:
+        of_process_0: dict[str, Any] = comm.publish("timed", {})
+        return replace(recipe, **of_process_0), []
+    resolved, lines = _resolve_together(recipe, started_with, comm, device)
+    if isinstance(comm, ElasticComm):
+        comm.publish("timed", {name: getattr(resolved, name) for name in TIMED})
+    return resolved, lines
+
+
+def _resolve_together(
+    recipe: Recipe, started_with: Mapping[str, Any], comm: Comm, device: torch.device
+) -> tuple[Recipe, list[str]]:
     choice = _Choice(recipe, comm, device)
     if not choice.open_fields:
         return choice.default, []

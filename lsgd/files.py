@@ -260,5 +260,7 @@ class AppendOnlyFile:
 
     def close(self) -> None:
         """Try once more to write bytes that a full disk left unwritten, and close the file."""
-        self.write(b"")
-        self.file.close()
+        try:
+            self.write(b"")
+        finally:
+            self.file.close()

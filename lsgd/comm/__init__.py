@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import local
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 # Not `import torch`: once comm/torch.py is imported, that name is the submodule here.
 from torch import (
@@ -122,6 +122,9 @@ class ElasticComm(PairwiseComm, Protocol):
 
         A call that returns None is repeated until it returns something else.
         """
+
+    def query_process_0(self) -> Any:
+        """Return the answer of process 0 to this restarted process, which gets no broadcasts."""
 
     def publish(self, name: str, value: T) -> T:
         """Return the value that process 0 passes, also to processes that restart later."""

@@ -36,8 +36,7 @@ class ElasticTorchComm(TorchComm):
     """Communicator of an elastic job over gloo, which restarted processes can join again.
 
     A restarted process is outside of the process group until the next synchronization. Until then
-    its sums and gathered lists have its own values only, and broadcasts return the answer of
-    process 0.
+    its sums and gathered lists have its own values only, and it receives no broadcasts.
     """
 
     def __init__(
@@ -97,14 +96,20 @@ class ElasticTorchComm(TorchComm):
                     store.set(f"answer/{number}", said)
                 number += 1
 
-    def broadcast_object(self, value: T) -> T:
-        """Broadcast the value of process 0; outside of the group, query it through the store."""
-        if not self.is_outside_group:
-            return super().broadcast_object(value)
+    def query_process_0(self) -> Any:
+        """Return the answer of process 0 to this restarted process, through the store."""
         number = self.store.add("asks", 1)
         self.store.set(f"ask/{number}", "")
-        answered: T = self._await_process_0(f"answer/{number}")
-        return answered
+        return self._await_process_0(f"answer/{number}")
+
+    def broadcast_object(self, value: T) -> T:
+        """Broadcast the value of process 0; raise PeerLostError outside of the group."""
+        if self.is_outside_group:
+            raise PeerLostError(
+                f"process {self.process} has restarted, and receives no broadcast of process 0 "
+                f"before the next synchronization of all processes; {RERUN}"
+            )
+        return super().broadcast_object(value)
 
     def publish(self, name: str, value: T) -> T:
         """Return the value that process 0 passes; it stays in the store for restarted processes."""

@@ -112,9 +112,12 @@ def process_records(folder: Path) -> list[ProcessRecord]:
 
     They are those since the folder was last cleared. The files may be written by others: an invalid
     file is left out, and a pid belongs to a process of the job only if `is_job_process` confirms
-    it.
+    it. The list is empty if the file server fails: the next look finds the records, and no look
+    ends the job.
     """
-    found = [_member(path) for path in (folder / FOLDER).glob("*.jsonl")]
+    found = list[ProcessRecord | None]()
+    with suppress(OSError):
+        found = [_member(path) for path in (folder / FOLDER).glob("*.jsonl")]
     reported = [member for member in found if member]
     return sorted(reported, key=lambda member: (member.rank, member.host, member.pid))
 

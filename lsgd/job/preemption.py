@@ -1,11 +1,11 @@
 """Preemption by a signal: any one process receives it, and all of them stop after the same step.
 
-SIGTERM, SIGUSR1 and SIGUSR2 only set a flag; a second one changes nothing. In training the flag is
-part of the all-reduce of the gradients and is read a step late, with the non-finite flag, so it
-costs no communication and no wait for the device; with local steps it is a message of its own, read
-another step late. In an evaluation it has an all-reduce of its own, chunk by chunk. A job thus
-stops within two steps, or three local ones, or two chunks of an evaluation, and the time of a save.
-An interrupted evaluation is made after the resume.
+SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP, which a closed terminal sends, only set a flag; a second one
+changes nothing. In training the flag is part of the all-reduce of the gradients and is read a step
+late, with the non-finite flag, so it costs no communication and no wait for the device; with local
+steps it is a message of its own, read another step late. In an evaluation it has an all-reduce of
+its own, chunk by chunk. A job thus stops within two steps, or three local ones, or two chunks of an
+evaluation, and the time of a save. An interrupted evaluation is made after the resume.
 
 Ctrl-C (SIGINT) sets the flag too, with a limit: somebody at a terminal waits no longer than HURRY
 seconds, and a second Ctrl-C ends the process at once, with what was saved before.
@@ -28,7 +28,7 @@ from lsgd.errors import PreemptedError, TrainingInterrupted
 from lsgd.job.launcher import detect_launch
 from lsgd.job.resuming import own_command, resume_command
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 HURRY = 10.0
 """The seconds after Ctrl-C within which a run is saved, or is left as it was saved last."""
 
@@ -71,7 +71,10 @@ def defer_stop_signals(folder: Path) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _take_note) for number in SIGNALS}
+    # nohup sets SIGHUP to be ignored.
+    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    caught = [each for each in SIGNALS if not (under_nohup and each == signal.SIGHUP)]
+    before = {number: signal.signal(number, _take_note) for number in caught}
     over = threading.Event()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, _interruption(folder, over))

@@ -35,16 +35,20 @@ def run_attended(command: Sequence[str]) -> int:
     """Start a job, wait for its end and return its exit code; Ctrl-C ends it with one line.
 
     The job is a process group of its own, so that the terminal sends Ctrl-C to this process alone.
-    While it asks a question at the terminal, as ssh does for a password, it has the terminal.
-    The job does not outlive this process.
+    While it asks a question at the terminal, as ssh does for a password, it has the terminal. If
+    the terminal is closed, the processes save. The job does not outlive this process.
     """
     with tempfile.TemporaryDirectory(prefix="lsgd-job-") as name:
         folder = Path(name)
         with cleanup_process((JOB_TAG, name)):
             job = subprocess.Popen(command, env=os.environ | {JOB_TAG: name}, process_group=0)
             try:
-                for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
                     signal.signal(number, lambda received, _: job.send_signal(received))
+                # At a closed terminal's SIGHUP itself a launcher may kill its processes.
+                saves = forwarded_signal(command) or signal.SIGTERM
+                if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                    signal.signal(signal.SIGHUP, lambda *_: job.send_signal(saves))
                 code = _wait(job)
             except KeyboardInterrupt:
                 code = _interrupt(job, folder, forwarded_signal(command))

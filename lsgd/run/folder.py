@@ -67,9 +67,11 @@ def open_run(recipe: Recipe, comm: Comm) -> Iterator[OpenRun]:
     the complete one is renamed with the suffix `.damaged`.
     """
     with ExitStack() as holding:
-        opened = broadcast_from_rank0(comm, lambda: _open(recipe, holding))
-        if opened.shared:
+        if isinstance(comm, ElasticComm) and comm.is_outside_group:
+            opened = comm.query_process_0()
             _check_restarted(recipe, opened.shared, comm.rank)
+        else:
+            opened = broadcast_from_rank0(comm, lambda: _open(recipe, holding))
         if isinstance(comm, ElasticComm):
             comm.answer_restarted(lambda: _restart_point(recipe, opened.folder))
         yield opened
@@ -147,7 +149,7 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[OpenRun, list[Path]]:
     return opened, damaged
 
 
-def _restart_point(recipe: Recipe, folder: Path) -> tuple[OpenRun, None] | None:
+def _restart_point(recipe: Recipe, folder: Path) -> OpenRun | None:
     """Return the run with its newest checkpoint, at which a restarted process of its job begins.
 
     None while the other processes evaluate the model after an epoch: a process that began there
@@ -159,7 +161,7 @@ def _restart_point(recipe: Recipe, folder: Path) -> tuple[OpenRun, None] | None:
         epoch, steps = recipe.locate_step(saved.step)
         if epoch and not steps and epoch not in saved.rates:
             return None
-    return replace(opened, shared=shared_fields(recipe)), None
+    return replace(opened, shared=shared_fields(recipe))
 
 
 def _check_restarted(recipe: Recipe, ours: Fields, rank: int) -> None:

@@ -35,7 +35,13 @@ from lsgd.strategy import StepTask, Strategy
 from lsgd.strategy.computation import NUM_FLAGS, open_computation
 from lsgd.strategy.gate import Tickets
 from lsgd.strategy.guard import LOWER_LR, divergence
-from lsgd.strategy.live_server import LATEST, LiveServer, MessageLayout, MessageType
+from lsgd.strategy.live_server import (
+    LATEST,
+    EpochOutcome,
+    LiveServer,
+    MessageLayout,
+    MessageType,
+)
 from lsgd.strategy.push_scheduler import ReplyType
 from lsgd.strategy.recorded import ORDERS_FILE, OrderHistory
 from lsgd.strategy.shard import flat_view, make_shards, restore_shards, step_counts_of
@@ -391,8 +397,8 @@ class LiveStrategy(Strategy):
             self.living.form_group(f"{self.epoch}/{orders}", members)
         everyone = self._gather_by_process((os.getpid(), *said))
         self.pids = " ".join(str(pid) for pid, *_ in everyone.values())
-        outcome = everyone[self.server_ranks[0]][1]
-        assert outcome is not None
+        outcomes = [outcome for home in self.server_ranks if (outcome := everyone[home][1])]
+        outcome = outcomes[0]
         rows = [everyone[home][2] for home in self.server_ranks]
         order = rows[: self.orders.servers]
         if any(map(len, order)):
@@ -413,21 +419,29 @@ class LiveStrategy(Strategy):
             for buffer, its in zip(whole_numbers, served, strict=True):
                 buffer.copy_(its)
         self._copy_from_server(whole_numbers, 0)
-        said_by = [each for _, each, _ in everyone.values() if each]
-        missing = sorted({worker for each in said_by for worker in each.missing})
+        self._raise_early_end(outcomes)
+
+    def _raise_early_end(self, outcomes: list[EpochOutcome]) -> None:
+        """Raise the error that ended an order of pushes early, if any, by all servers' outcomes.
+
+        A worker may be lost when only some servers have its push, and one that is not finite stops
+        the updates there.
+        """
+        missing = sorted({worker for each in outcomes for worker in each.missing})
         if missing:
             raise PeerLostError(
                 f"the workers {', '.join(map(str, missing))} are lost, and the others cannot "
                 f"continue without them; {RERUN}"
             )
-        if outcome.nonfinite_step is not None:
-            step = self.epoch * self.recipe.steps_per_epoch + outcome.nonfinite_step
+        steps = [each.nonfinite_step for each in outcomes if each.nonfinite_step is not None]
+        if steps:
+            step = self.epoch * self.recipe.steps_per_epoch + steps[0]
             raise divergence(
                 step,
                 f"nothing was saved since; {LOWER_LR}; strategy.order=PATH of the run folder's "
                 f"{ORDERS_FILE} replays the run up to this step",
             )
-        if outcome.stop_requested:
+        if outcomes[0].stop_requested:
             raise PreemptedError
 
     def _gather_by_process(self, value: T) -> dict[int, T]:

@@ -132,7 +132,7 @@ class MessageLayout:
 
 @dataclass(frozen=True)
 class EpochOutcome:
-    """Outcome of an order of pushes, which server 0 sends to all processes."""
+    """Outcome of an order of pushes, which each server sends to all processes."""
 
     row: list[float]
     """Sums of the epoch, in the order of MessageLayout.row_length."""
@@ -263,7 +263,7 @@ class LiveServer:
         return self.pairs.keys() - self.desk.lost
 
     def outcome(self) -> EpochOutcome:
-        """Return the outcome of the order of pushes for all processes; called on server 0."""
+        """Return the outcome of the order of pushes on this server, for all processes."""
         return EpochOutcome(self.row, self.stop_requested, self.nonfinite_step, self.missing)
 
     def recorded_order(self) -> NDArray[np.int16]:

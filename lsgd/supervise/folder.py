@@ -17,6 +17,8 @@ EPOCHS, REPEATED = 10, 3
 
 In one epoch anything may have disturbed a machine for a while; in most of them it is the machine.
 """
+UNKNOWN = (0, 0, 0)
+"""The version of a file that the file server does not answer for."""
 
 
 def run_folder(command: Sequence[str]) -> Path:
@@ -59,24 +61,31 @@ def repeated_straggler(folder: Path) -> str:
     return ""
 
 
-def newest_checkpoint(folder: Path) -> tuple[int, int] | None:
-    """Return inode and mtime (ns), which identify a run's newest checkpoint file, or None."""
-    try:
-        status = existing_checkpoint(folder / CHECKPOINT).stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
+def newest_checkpoint(folder: Path) -> tuple[int, int, int] | None:
+    """Return a value that identifies a run's newest checkpoint file, or None if there is none."""
+    return _file_version(folder / CHECKPOINT)
 
 
 def progress_marker(folder: Path) -> list[tuple[int, int, int]]:
     """Return a value that changes whenever the run writes metrics or a checkpoint.
 
-    It has inode, length and mtime (ns) of each file. Times may come from a file server whose clock
-    differs from this machine's: they are compared with each other only.
+    Times may come from a file server whose clock differs from this machine's: they are compared
+    with each other only.
     """
-    found = []
-    for path in (folder / METRICS, existing_checkpoint(folder / CHECKPOINT)):
-        with suppress(FileNotFoundError):
-            status = path.stat()
-            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-    return found
+    versions = map(_file_version, (folder / METRICS, folder / CHECKPOINT))
+    return [version for version in versions if version]
+
+
+def _file_version(path: Path) -> tuple[int, int, int] | None:
+    """Return inode, length and mtime (ns) of a file; None if it is missing.
+
+    An error of the file server must not end the job that is only watched: its version is UNKNOWN,
+    which counts as a change, so that no process is given up for it.
+    """
+    try:
+        status = existing_checkpoint(path).stat()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return UNKNOWN
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -4,19 +4,13 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from lsgd import files
-from lsgd.errors import (
-    DISK_FULL_ERRNOS,
-    NotSavedError,
-    UsageError,
-    converting_disk_full,
-    writing_to,
-)
+from lsgd.errors import NotSavedError, UsageError, converting_disk_full, writing_to
 from lsgd.files import AppendOnlyFile
 from lsgd.job import members
 from lsgd.job.ending import GRACE
@@ -50,17 +44,27 @@ class Logbook:
     def log_event(self, event: str, text: str, **values: Any) -> None:
         """Log one event of the supervised job: print a line, and append a row to supervise.log.
 
-        A row that meets a full disk is written when there is space, since the job may go on
-        meanwhile.
+        A row that meets a full disk, or an error of its server, is written with a later one, since
+        the job goes on meanwhile.
         """
         text, now = sanitize(text), datetime.now().astimezone()
-        try:
-            print(f"{now:%H:%M:%S} supervise: {text}", file=self.screen or sys.stderr, flush=True)
-        except OSError as error:
-            if error.errno not in DISK_FULL_ERRNOS:
-                raise
+        self._show(text, now)
         row = {"time": now.isoformat(timespec="milliseconds"), "event": event, **values}
-        self.file.write(mask_passwords(json.dumps(row | {"text": text})).encode() + b"\n")
+        with suppress(OSError):
+            self.file.write(mask_passwords(json.dumps(row | {"text": text})).encode() + b"\n")
+
+    def close(self) -> None:
+        """Write the rows that failed before, and close the log; print which error prevents it."""
+        try:
+            self.file.close()
+        except OSError as error:
+            self.file.unwritten.clear()
+            text = f"{SUPERVISOR_LOG} lacks its last rows ({error.strerror})"
+            self._show(text, datetime.now().astimezone())
+
+    def _show(self, text: str, now: datetime) -> None:
+        with suppress(OSError):  # the terminal may be closed
+            print(f"{now:%H:%M:%S} supervise: {text}", file=self.screen or sys.stderr, flush=True)
 
 
 @contextmanager
@@ -97,16 +101,16 @@ def open_logbook(
             time.sleep(RETRY)
         with converting_disk_full(folder / SUPERVISOR_LOG):
             file = AppendOnlyFile(folder / SUPERVISOR_LOG)
+        logbook = Logbook(file, held, screen)
         try:
             files.truncate_torn_line(folder / SUPERVISOR_LOG)
-            logbook = Logbook(file, held, screen)
             if left := members.stop_job(folder):
                 logbook.log_event(
                     "stopped", f"stopped {len(left)} processes of an earlier start", pids=left
                 )
             yield logbook
         finally:
-            file.close()
+            logbook.close()
         if file.unwritten:
             raise NotSavedError(
                 f"{folder / SUPERVISOR_LOG} could not be written completely, as the disk is "

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -152,7 +153,8 @@ def _written(command: Sequence[str]) -> object:
 
 
 def _say(text: str) -> None:
-    print(f"lsgd: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a closed terminal, of which the job must not die
+        print(f"lsgd: {text}", file=sys.stderr, flush=True)
 
 
 def parse_launcher_arguments(

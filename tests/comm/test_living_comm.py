@@ -10,13 +10,16 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 
 from lsgd import comm
+from lsgd.autotune import resolve_auto_fields
 from lsgd.comm import elastic
 from lsgd.comm.elastic import ElasticTorchComm
 from lsgd.errors import PeerLostError
 from lsgd.job.launcher import Launch
 from lsgd.recipe import CommSettings
+from lsgd.recipe.fields import AUTO
 
 # Some look for a process that is back, and some find one, without a pause: so at any moment of the
 # end one of them uses the store, and one connects to it.
@@ -98,6 +101,28 @@ def test_a_restarted_process_gets_what_process_0_has_published() -> None:
     first.store = restarted.store = Store()
     assert first.publish("ahead", 8) == 8
     assert restarted.publish("ahead", 16) == 8
+
+
+def test_a_restarted_process_takes_the_resolved_fields_of_process_0() -> None:
+    """It is sent no broadcast: each was answered by the restart point, which is no list of fields.
+
+    A question that only the group can answer is refused by name.
+    """
+    store = Store()
+    first, restarted = (object.__new__(ElasticTorchComm) for _ in range(2))
+    for rank, each in enumerate((first, restarted)):
+        each.__dict__ |= {
+            "process": rank, "rank": rank, "restart_count": rank, "is_outside_group": bool(rank),
+            "world_size": 2, "library": "torch", "store": store,
+        }  # fmt: skip
+    first.__dict__["broadcast_object"] = lambda value: value
+    made = compose_recipe("+recipe=digits", "channels_last=auto", "compile=auto", "device=cpu")
+    resolved, _ = resolve_auto_fields(made, {}, first, torch.device("cpu"))
+    assert resolved.channels_last != AUTO
+    taken, _ = resolve_auto_fields(made, {}, restarted, torch.device("cpu"))
+    assert taken == resolved
+    with pytest.raises(PeerLostError, match="process 1 has restarted, and receives no broadcast"):
+        restarted.broadcast_object(0)
 
 
 def test_who_finds_nobody_for_a_new_group_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,14 @@ from lsgd.job import preemption
 from lsgd.job.preemption import SIGNALS, LockstepRounds
 
 
+@pytest.fixture(autouse=True)
+def not_under_nohup() -> Iterator[None]:
+    """The tests themselves may run under it, and SIGHUP is ignored there."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_leaves_a_note_and_a_second_one_changes_nothing(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -67,6 +75,13 @@ def test_another_program_has_its_own_handlers_again(raised: type[BaseException])
     with pytest.raises(raised), preemption.defer_stop_signals(Path("runs/a")):
         raise raised
     assert [signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)] == before
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with preemption.defer_stop_signals(Path("runs/a")):
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not preemption.stop_requested()
 
 
 def test_outside_the_main_thread_it_hears_nothing() -> None:

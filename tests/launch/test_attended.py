@@ -5,10 +5,12 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from helpers.waiting import wait_until
 from lsgd.job.members import FOLDER, JOB_TAG, clear_records
 from lsgd.job.system import tagged_pids
 from lsgd.launch.attended import _at_work
+from lsgd.paths import CHECKPOINT
 
 # Two processes that save for a moment; the launcher would say that one has failed.
 LAUNCHER = """
@@ -86,16 +89,52 @@ Path(sys.argv[2]).touch()
 """
 
 
+# It says at which signal its processes would save; the kernel sends none to its group.
+NAMES_SIGNAL = """\
+#!/bin/sh
+trap 'echo HUP > "$1"; exit 1' HUP
+trap 'echo USR1 > "$1"; exit 75' USR1
+touch "$1.ready"
+while :; do sleep 0.01; done
+"""
+
+
+def open_terminal(command: list[str]) -> tuple["subprocess.Popen[bytes]", int]:
+    """Start the command with a terminal of its own; returns it and our end of the terminal."""
+    terminal, its_end = pty.openpty()
+
+    def prepare() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored below nohup
+
+    job = subprocess.Popen(
+        command,
+        stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True, preexec_fn=prepare,
+    )  # fmt: skip
+    os.close(its_end)
+    return job, terminal
+
+
+def close_terminal(command: list[str], ready: Callable[[], bool]) -> int:
+    """Run the command with a terminal of its own, which is closed once it is ready; returns its
+    exit code."""
+    job, terminal = open_terminal(command)
+    with job:
+
+        def is_ready() -> bool:
+            while select.select([terminal], [], [], 0)[0]:
+                os.read(terminal, 65536)
+            return ready()
+
+        wait_until(is_ready)
+        os.close(terminal)
+    return job.returncode
+
+
 def at_a_terminal(command: list[str], *presses: tuple[str, int, bytes]) -> tuple[int, str]:
     """Run the command with a terminal of its own, and press keys each time that it has said
     something so often; returns exit code and what stands on the terminal."""
-    terminal, its_end = pty.openpty()
-    job = subprocess.Popen(
-        command,
-        stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(its_end)
+    job, terminal = open_terminal(command)
     seen, left, deadline = b"", [*presses], time.monotonic() + 900
     with job:
         while time.monotonic() < deadline:
@@ -143,6 +182,27 @@ def test_ctrl_c_at_a_question_ends_the_job() -> None:
     code, seen = at_a_terminal(command, ("first", 1, b"yes\n"), ("second", 1, b"\x03"))
     assert code == 130, seen
     assert "Traceback" not in seen
+
+
+def test_a_closed_terminal_lets_the_processes_save(tmp_path: Path) -> None:
+    """By the signal that the launcher forwards; at SIGHUP it would kill them."""
+    launcher, signaled = tmp_path / "mpirun", tmp_path / "signal"
+    launcher.write_text(NAMES_SIGNAL)
+    launcher.chmod(0o755)
+    command = [sys.executable, "-c", ATTENDED, str(launcher), str(signaled)]
+    assert close_terminal(command, (tmp_path / "signal.ready").exists) == 75
+    assert signaled.read_text() == "USR1\n"
+
+
+@pytest.mark.slow
+def test_a_run_is_saved_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    """What it prints of that goes nowhere, and does not end the save."""
+    rows = tmp_path / "run/metrics.jsonl"
+    words = ["+recipe=fashion_lenet5", "inputs=synthetic", "device=cpu", "hardware=none"]
+    words += ["workers=1", "worker_batch=2", "log_steps=1", f"run_dir={rows.parent}"]
+    command = [sys.executable, "-m", "lsgd.train", *words]
+    assert close_terminal(command, lambda: rows.exists() and '"train"' in rows.read_text()) == 75
+    assert (rows.parent / CHECKPOINT).exists()
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +16,7 @@ from helpers.symlinks import refuse_symlinks
 from helpers.watched_disk import watched_disk
 
 from lsgd import config
+from lsgd.comm.elastic import ElasticTorchComm
 from lsgd.comm.single import SingleComm
 from lsgd.errors import NotSavedError, UsageError
 from lsgd.recipe.agreement import shared_fields
@@ -81,7 +83,7 @@ def test_a_restarted_process_begins_at_no_checkpoint_whose_evaluation_is_still_t
     """It has no steps left of that epoch, and would evaluate alone while the others do."""
     made = recipe(f"run_dir={tmp_path}")
     first = OpenRun(tmp_path, shared=shared_fields(made))
-    assert run_folder._restart_point(made, tmp_path) == (first, None)
+    assert run_folder._restart_point(made, tmp_path) == first
     identity = {"fingerprint": made.fingerprint, "recipe": asdict(made)}
     for step, epochs in {3: 0, made.first_step(1): 1, made.total_steps: made.epochs}.items():
         for ended in {max(0, epochs - 1), epochs}:
@@ -89,22 +91,22 @@ def test_a_restarted_process_begins_at_no_checkpoint_whose_evaluation_is_still_t
             content(replace(tiny(step), **identity, rates=rates), tmp_path)
             point = run_folder._restart_point(made, tmp_path)
             assert (point is None) == (ended < epochs)
-            assert point is None or point[0].checkpoint_path.endswith(f"-{step}.pt")
+            assert point is None or point.checkpoint_path.endswith(f"-{step}.pt")
 
 
 def test_a_restarted_process_with_another_recipe_is_refused(tmp_path: Path) -> None:
     """By what the answer of process 0 has of its recipe; it prints that itself and leaves alone."""
 
-    class Restarted(SingleComm):
-        rank = 3
-
-        def broadcast_object(self, value: Any) -> Any:
-            return run_folder._restart_point(recipe(), tmp_path)
-
-    with open_run(recipe("device=cpu"), Restarted()) as opened:
+    restarted = object.__new__(ElasticTorchComm)
+    point = partial(run_folder._restart_point, recipe(), tmp_path)
+    restarted.__dict__ |= {
+        "process": 3, "rank": 3, "world_size": 4, "library": "torch", "restart_count": 1,
+        "is_outside_group": True, "query_process_0": point,
+    }  # fmt: skip
+    with open_run(recipe("device=cpu"), restarted) as opened:
         assert opened.folder == tmp_path
     said = "process 3 has restarted and has seed=4 and process 0 has seed=0; start all processes of"
-    with pytest.raises(UsageError, match=said) as caught, open_run(recipe("seed=4"), Restarted()):
+    with pytest.raises(UsageError, match=said) as caught, open_run(recipe("seed=4"), restarted):
         raise AssertionError
     assert caught.value.is_local
 

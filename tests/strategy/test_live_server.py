@@ -3,6 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Condition
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,17 @@ import torch
 from helpers.base_recipe import BASE, with_fields
 from torch import Tensor
 
-from lsgd.errors import PeerLostError
+from lsgd.errors import DivergedError, PeerLostError, PreemptedError
 from lsgd.strategy import live_server
 from lsgd.strategy.gate import Tickets
-from lsgd.strategy.live_server import STOP_GRACE_SECONDS, LiveServer, MessageLayout, MessageType
+from lsgd.strategy.live import LiveStrategy
+from lsgd.strategy.live_server import (
+    STOP_GRACE_SECONDS,
+    EpochOutcome,
+    LiveServer,
+    MessageLayout,
+    MessageType,
+)
 from lsgd.strategy.push_scheduler import PushScheduler, ReplyType
 from lsgd.strategy.virtual import make_gates
 
@@ -124,6 +132,21 @@ def test_all_meet_without_a_worker_that_was_killed_before_it_knew_of_the_end() -
         with server.lock:
             server._lose(1, pairs[1])
         assert members.result(900) == [(0, 0)]
+
+
+@pytest.mark.parametrize("steps", [[None, 2], [1, 2]])
+def test_a_push_that_is_not_finite_and_reached_one_server_alone_ends_the_run(
+    steps: list[int | None],
+) -> None:
+    """As of a worker that was lost while it sent it, to server 0 last."""
+    live: Any = SimpleNamespace(epoch=3, recipe=SimpleNamespace(steps_per_epoch=10))
+    outcomes = [EpochOutcome([], True, step, []) for step in steps]
+    with pytest.raises(DivergedError, match=f"step {30 + (steps[0] or 2)} is not finite"):
+        LiveStrategy._raise_early_end(live, outcomes)
+    with pytest.raises(PreemptedError):
+        LiveStrategy._raise_early_end(
+            live, [replace(each, nonfinite_step=None) for each in outcomes]
+        )
 
 
 def push(server: LiveServer, worker: int, value: float, life: int = 0) -> None:

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from lsgd.errors import NotSavedError, UsageError
+from lsgd.job import members
 from lsgd.run import checkpoint
 from lsgd.run.read import SUPERVISOR_LOG, has_failed
 from lsgd.run.rows import read_rows
@@ -108,17 +109,17 @@ class Full(io.StringIO):
 
 
 class FullFile:
-    """The file of a logbook, on a full disk."""
+    """The file of a logbook, on a full disk or one whose server fails."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self.close = file.close
+    def __init__(self, file: IO[bytes], number: int) -> None:
+        self.close, self.number = file.close, number
 
     def write(self, content: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(self.number, os.strerror(self.number))
 
 
-def fill(logbook: Logbook, disk: pytest.MonkeyPatch) -> None:
-    disk.setattr(logbook.file, "file", FullFile(logbook.file.file))
+def fill(logbook: Logbook, disk: pytest.MonkeyPatch, number: int = errno.ENOSPC) -> None:
+    disk.setattr(logbook.file, "file", FullFile(logbook.file.file, number))
 
 
 def test_on_a_full_disk_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +130,31 @@ def test_on_a_full_disk_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
             logbook.log_event("start", "it starts")
         logbook.log_event("end", "it ends", code=0)
     assert [row["event"] for row in read_rows(tmp_path / SUPERVISOR_LOG)] == ["start", "end"]
+
+
+def test_an_error_of_the_file_server_does_not_end_who_only_watches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its look has no answer, or its row waits for a later one; in the end it says what lacks."""
+    stale = Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))
+    with open_logbook(tmp_path, screen=(screen := io.StringIO())) as logbook:
+        (tmp_path / folder.METRICS).touch()
+        (tmp_path / members.FOLDER).mkdir()
+        known = folder.progress_marker(tmp_path)
+        with monkeypatch.context() as server:
+            fill(logbook, server, errno.EIO)
+            server.setattr(os, "stat", stale)
+            server.setattr(os, "scandir", stale)
+            logbook.log_event("start", "it starts")
+            assert folder.progress_marker(tmp_path) not in ([], known)
+            assert folder.newest_checkpoint(tmp_path) == folder.UNKNOWN
+            assert members.process_records(tmp_path) == []
+        logbook.log_event("end", "it ends", code=0)
+    assert [row["event"] for row in read_rows(tmp_path / SUPERVISOR_LOG)] == ["start", "end"]
+    with open_logbook(tmp_path, screen=screen) as logbook:
+        fill(logbook, monkeypatch, errno.EIO)
+        logbook.log_event("start", "it starts")
+    assert screen.getvalue().endswith("supervise.log lacks its last rows (Input/output error)\n")
 
 
 def test_what_never_has_its_space_is_a_sentence(
