@@ -1,5 +1,6 @@
 """Estimates of the cost of planned runs, from earlier runs, a timed step, a plan or a limit."""
 
+import contextlib
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -131,15 +132,20 @@ def mean_work(recipe: Recipe, epoch: int = 0) -> float:
     """Return the mean work of an example from an epoch on, relative to one of data.image_size."""
     if not recipe.image_sizes.points or epoch >= recipe.epochs:
         return 1.0
-    # A slow import, as it imports torch.
-    from lsgd.plan.phases import relative_work
-
-    try:
-        work = relative_work(recipe)
-    except Exception:  # of a library's network, which may not be installed or takes one size
-        return 1.0
-    epochs = range(epoch, recipe.epochs)
+    work, epochs = _work_by_size(recipe), range(epoch, recipe.epochs)
     return statistics.fmean(work[recipe.training_size(each)] for each in epochs)
+
+
+def _work_by_size(recipe: Recipe) -> Mapping[int, float]:
+    """Return the work of a training image of each size, relative to one of data.image_size."""
+    if recipe.image_sizes.points:
+        # A slow import, as it imports torch.
+        from lsgd.plan.phases import relative_work
+
+        # A library's network may not be installed, or takes images of one size.
+        with contextlib.suppress(Exception):
+            return relative_work(recipe)
+    return dict.fromkeys(recipe.training_sizes, 1.0)
 
 
 def threads(processes: int, jobs: int) -> int:
@@ -176,14 +182,17 @@ def speed(
     processes, _ = launcher.fit(trial.recipe)
     gpus = gpus_per_machine(launcher.name, launcher.options) is not None
     kind = _on_gpus(launcher, trial.recipe)
-    measured = examples_per_second(group, processes, on_gpus=kind, threads=threads(processes, jobs))
+    threads_each = threads(processes, jobs)
+    measured = examples_per_second(
+        group, processes, _work_by_size, on_gpus=kind, threads=threads_each
+    )
     if measured is not None:
-        return measured * mean_work(trial.recipe), "existing runs"
+        return measured, "existing runs"
     if images_per_second is not None:
         return processes * images_per_second, "--images-per-second"
     if gpus:
         return _planned(trial, processes), "lsgd.plan, on P100s"
-    return _timed(trial, processes, threads(processes, jobs)), "a step timed now"
+    return _timed(trial, processes, threads_each), "a step timed now"
 
 
 def _on_gpus(launcher: RunLauncher, recipe: Recipe) -> bool | None:

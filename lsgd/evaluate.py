@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +38,13 @@ from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
 from lsgd.scores import Scores
 from lsgd.start_weights import read_state_dict
-from lsgd.trained_model import build_trained, load_class_names, load_trained, trained_crop
+from lsgd.trained_model import (
+    build_trained,
+    load_class_names,
+    load_trained,
+    open_data_of_run,
+    trained_crop,
+)
 from lsgd.workloads import open_workload
 
 
@@ -161,7 +168,8 @@ def _evaluate(saved: _SavedModel, *, confusion: bool = False) -> _EvaluationResu
         trained = build_trained(
             recipe, saved.name, saved.weights, saved.parts, comm, device, saved.epoch
         )
-        inputs, here = open_consistent_inputs(comm, trained.workload.inputs)
+        opening = partial(open_data_of_run, trained.workload.inputs)
+        inputs, here = open_consistent_inputs(comm, opening)
         check_same_data(saved.data, here)
         inputs = _measured_as_trained(saved, inputs, device)
         # Plain weights have no run folder, and beside them may be another run's.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,9 @@ def load_trained(
     if saved.fingerprint not in (trained.fingerprint, trained.earlier_fingerprint):
         raise UsageError(
             f"{' '.join(overrides)} would change the run of {path}; a checkpoint is evaluated as "
-            "it was trained, and only these may differ: data.root, device, val_batch, "
-            "comm.library, evaluation.sets" + ", data.image_size, data.crop_ratio" * any_image_size
+            f"it was trained, and only {'data.image_size, data.crop_ratio and ' * any_image_size}"
+            "execution fields may differ, such as data.root, inputs, device, val_batch, "
+            "comm.library, evaluation.sets"
         )
     return recipe, saved
 
@@ -116,6 +118,21 @@ def load_class_names(path: Path | None, recipe: Recipe) -> list[str]:
     return indexed if len(indexed) == recipe.data.classes else []
 
 
+def open_data_of_run(open_inputs: Callable[[], Inputs], purpose: str = "") -> Inputs:
+    """Open the dataset of a trained model, with the `purpose` of its folder if it is missing.
+
+    The UsageError of training also advises to train without the dataset, which no model of a run
+    can do.
+    """
+    try:
+        return open_inputs()
+    except UsageError as error:
+        reason, advice, _ = str(error).partition("write data.root=FOLDER")
+        if not advice:
+            raise
+        raise UsageError(f"{reason}{advice}{purpose}") from None
+
+
 class LazyInputs:
     """A data loader that opens the dataset only on request, for models that need no data.
 
@@ -129,9 +146,13 @@ class LazyInputs:
     ) -> None:
         self._open_inputs, self.data, self.epoch = open_inputs, data, epoch
 
-    def open_inputs(self) -> Inputs:
-        """Open the dataset; raise UsageError if it is not the data that the run trained on."""
-        inputs, here = open_consistent_inputs(SingleComm(), self._open_inputs)
+    def open_inputs(self, purpose: str = "") -> Inputs:
+        """Open the dataset; raise UsageError if it is not the data that the run trained on.
+
+        `purpose` follows the advice to give the folder of a dataset that is missing.
+        """
+        opening = partial(open_data_of_run, self._open_inputs, purpose)
+        inputs, here = open_consistent_inputs(SingleComm(), opening)
         check_same_data(self.data, here)
         return inputs_after(inputs, self.epoch)
 
@@ -141,7 +162,11 @@ class LazyInputs:
 
     def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
         """Open the dataset and yield the examples of each training micro-batch."""
-        return self.open_inputs().train(passes)
+        purpose = (
+            ", where the training images are, on which this run measures BN statistics for its "
+            "evaluation"
+        )
+        return self.open_inputs(purpose).train(passes)
 
     def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
         """Open the dataset and yield the examples of each evaluation micro-batch."""

@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ def from_speed(images_per_second: float, recipe: Recipe) -> MeasuredStep:
 def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     """Read the step that an estimate starts from out of the folder of a run of one process.
 
-    Raises UsageError if the run is too short, has several processes, trains on images of several
-    sizes, or differs from the recipe in the work of a step: the network, its frozen parameters, the
-    noise scale, image size, channels, precision, memory format, or compilation.
+    Of a run that was resumed, it is that of its latest start. Raises UsageError if the run is too
+    short, has several processes, trains on images of several sizes, or differs from the recipe in
+    the work of a step: the network, its frozen parameters, the noise scale, image size, channels,
+    precision, memory format, or compilation.
     """
     try:
-        run = read_run(folder)
+        run = _latest_start(read_run(folder))
     except NotARunError as why:
         raise UsageError(f"--run {folder} is not a run folder: {why}; give another") from None
     _check_same_step(run, recipe, f"--run {folder}")
@@ -52,8 +54,8 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     rows = [row for row in run.of_kind("train") if row.get("images_per_second")][1:]
     if not rows:
         raise UsageError(
-            f"--run {folder} has less than two rows of steps in metrics.jsonl; train for longer, "
-            "or with log_steps=1"
+            f"--run {folder} has less than two rows of steps in metrics.jsonl since its latest "
+            "start; train for longer, or with log_steps=1"
         )
     speed, data_wait = (
         statistics.median(float(row[key]) for row in rows)
@@ -68,6 +70,14 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
         )
         source += " is slower"
     return _on_one(speed, recipe, data_wait, source)
+
+
+def _latest_start(run: Run) -> Run:
+    """Return a run with the rows of its latest start only, of those that made a step if any did."""
+    steps = [place for place, row in enumerate(run.rows, 1) if row["kind"] == "train"]
+    rows = run.rows[: steps[-1] if steps else None]
+    start = max((place for place, row in enumerate(rows) if row["kind"] == "start"), default=0)
+    return replace(run, rows=rows[start:])
 
 
 def _check_same_step(run: Run, recipe: Recipe, name: str) -> None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 from lsgd import config
 from lsgd.plan.gradients import gradient_buckets
 from lsgd.plan.hardware import GOYAL, PAPER
+from lsgd.plan.measured_step import WITHOUT_WORK
 from lsgd.plan.step import MeasuredStep, ModelledCluster
-from lsgd.recipe import Recipe
+from lsgd.recipe import Model, Recipe
 
 HOURS = 29.0
 """The hours of 90 epochs with kn = 256 on one server of 8 GPUs."""
@@ -22,10 +23,10 @@ HOW_FAR_OFF = (
 
 def is_paper_model(recipe: Recipe) -> bool:
     """Return whether a recipe trains Goyal et al.'s model: ResNet-50, 224 pixels, float32."""
-    model, data = recipe.model, recipe.data
-    is_plain = model.blurpool == "none" and not model.options
-    known = (model.name, data.image_size, data.channels, recipe.precision)
-    return is_plain and known == ("resnet50", 224, 3, "float32")
+    paper, model, data = vars(Model("resnet50")), vars(recipe.model), recipe.data
+    is_unchanged = all(model[key] == paper[key] for key in paper.keys() - {*WITHOUT_WORK})
+    known = (data.image_size, data.channels, recipe.precision)
+    return is_unchanged and known == (224, 3, "float32")
 
 
 def paper_step() -> MeasuredStep:

@@ -122,8 +122,17 @@ def _pace(
     steps = max(STEPS // 4, min(STEPS, MESSAGES // (workers * settings.servers)))
     cluster = replace(recipe.cluster, speeds=recipe.cluster.speeds[:workers])
     itemsize = 8 if recipe.precision == "float64" else 4
+    # The other strategies refuse compression.
+    is_half = recipe.gradient_compression == "fp16" and settings.name in ("allreduce", "sync")
     return simulate_throughput(
-        cluster, settings, sizes, workers, itemsize=itemsize, seed=recipe.seed, steps=steps
+        cluster,
+        settings,
+        sizes,
+        workers,
+        itemsize=itemsize,
+        gradient_itemsize=2 if is_half else itemsize,
+        seed=recipe.seed,
+        steps=steps,
     )
 
 

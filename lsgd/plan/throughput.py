@@ -40,6 +40,7 @@ def simulate_throughput(
     workers: int,
     *,
     itemsize: int = 4,
+    gradient_itemsize: int | None = None,
     seed: int = 0,
     steps: int = STEPS,
 ) -> StrategyThroughput:
@@ -47,10 +48,12 @@ def simulate_throughput(
 
     An all-reduce is a ring over the workers' network that begins when the slowest worker has
     computed; in half duplex it has half the bandwidth. Servers are simulated by
-    lsgd.strategy.clock.
+    lsgd.strategy.clock. Parameters have `itemsize` bytes each, and gradients on the wire too unless
+    `gradient_itemsize` is given.
     """
+    on_wire = gradient_itemsize or itemsize
     if strategy.name == "allreduce":
-        return _allreduce(cluster, sum(sizes) * itemsize, workers, seed=seed, steps=steps)
+        return _allreduce(cluster, sum(sizes) * on_wire, workers, seed=seed, steps=steps)
     slices = place(sizes, strategy.servers, strategy.placement)
     waits, local_steps = strategy.name in ("sync", "backup"), strategy.batches_per_push
     tickets = steps * (strategy.update_workers(workers) if waits else workers)
@@ -64,6 +67,7 @@ def simulate_throughput(
         seed=seed,
         epoch=0,
         steps=lambda _: local_steps,
+        push_size=on_wire / itemsize,
     )
     begin, end = len(timeline.updates) // 10, len(timeline.updates) * 9 // 10
     times = np.array(timeline.updates)

@@ -1,4 +1,7 @@
-"""Image files outside any dataset: finding them, and decoding them as an evaluation does."""
+"""Image files outside any dataset: finding them, and decoding them as an evaluation does.
+
+PIL decodes them, as with inputs=torchvision: the pixels of an evaluation by DALI differ slightly.
+"""
 
 import os
 from collections import deque

@@ -24,7 +24,7 @@ from lsgd.report.drawing import Figure
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.looks import Looks
 from lsgd.report.run_archive import displayed_path
-from lsgd.report.run_folders import REPORT, find_runs
+from lsgd.report.run_folders import CONFIGURATIONS, REPORT, find_runs
 from lsgd.run import provenance
 from lsgd.untrusted_files import parse_json, read_bounded
 
@@ -216,14 +216,17 @@ def _copies(findings: Findings) -> dict[str, files.FileContent]:
     names: dict[Path, str] = {}
     configurations: dict[str, bytes] = {}
     for run in findings.runs:
-        name, number = run.path.resolve().name, 1  # resolved, as the path may be ".."
+        own, number = run.path.resolve().name, 1  # resolved, as the path may be ".."
+        if is_leftover(own):  # a name of folders that searches for runs and copies of data omit
+            own = f"run-{own}"
+        name = own
         while name in configurations:
             number += 1
-            name = f"{run.path.resolve().name}-{number}"
+            name = f"{own}-{number}"
         names[run.path] = name
         text = config.to_yaml(run.recipe.without_paths)
         copies[f"{name}/config.yaml"] = configurations[name] = text.encode()
         copies[f"{name}/metrics.jsonl"] = run.path / "metrics.jsonl"
     firsts = [names[run.path] for group in findings.groups for run in group.runs[:1]]
-    shown = {f"arms/{name}.yaml": configurations[name] for name in firsts}
+    shown = {f"{CONFIGURATIONS}/{name}.yaml": configurations[name] for name in firsts}
     return {run_archive.FILE: partial(run_archive.pack, copies), **shown} if copies else {}

@@ -12,6 +12,8 @@ from lsgd.run.read import NotARunError, Run, read_run, without_side_files
 
 REPORT = "summary.json"
 """The file that marks a report's folder, whose copies of runs are not counted again."""
+CONFIGURATIONS = "arms"
+"""The folder in a report's folder with one configuration per recipe."""
 
 
 @dataclass(frozen=True)
@@ -62,33 +64,45 @@ def _has_run(folder: Path) -> bool:
 
 
 def _folders(
-    path: Path, seen: set[Path], left_out: list[SkippedFolder], *, is_argument: bool = True
+    path: Path,
+    seen: set[Path],
+    left_out: list[SkippedFolder],
+    *,
+    is_argument: bool = True,
+    is_archive: bool = False,
 ) -> Iterator[Path]:
     """Yield the folders below a path, or in its archive, that look like runs or reports.
 
     A folder without subfolders is yielded too. A folder that was seen before, by another name or
-    within another argument, is skipped. An archive that cannot be read is added to the skipped
-    ones.
+    within another argument, is skipped, and so are hidden and system folders, but not in an
+    archive. An archive that cannot be read is added to the skipped ones.
     """
     if path.resolve() in seen:
         return
     seen.add(path.resolve())
     try:
         inner = sorted(
-            entry for entry in path.iterdir() if entry.is_dir() and not is_leftover(entry.name)
+            entry
+            for entry in path.iterdir()
+            if entry.is_dir() and (is_archive or not is_leftover(entry.name))
         )
     except OSError:
         inner = []
     # A report that is itself an argument is searched for its copies of runs.
     own = ["config.yaml", "metrics.jsonl", *([] if is_argument else [REPORT])]
     is_one = any(os.path.exists(path / name) for name in own)
+    unpacked = None
     if not is_one and os.path.exists(path / run_archive.FILE):
+        if (path / REPORT).exists():  # whose configurations the archive has too
+            inner = [folder for folder in inner if folder.name != CONFIGURATIONS]
         try:
-            inner.append(run_archive.unpack(path / run_archive.FILE))
+            unpacked = run_archive.unpack(path / run_archive.FILE)
+            inner.append(unpacked)
         except UsageError as error:
             left_out.append(SkippedFolder(path / run_archive.FILE, str(error), damaged=True))
     if not inner or is_one:
         yield path
         return
     for folder in inner:
-        yield from _folders(folder, seen, left_out, is_argument=False)
+        is_of_archive = is_archive or folder == unpacked
+        yield from _folders(folder, seen, left_out, is_argument=False, is_archive=is_of_archive)

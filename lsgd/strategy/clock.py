@@ -60,11 +60,13 @@ def simulate(
     seed: int,
     epoch: int,
     steps: Callable[[int], int] = lambda ticket: 1,
+    push_size: float = 1.0,
 ) -> Timeline:
     """Simulate the timing of an epoch on a cluster of workers and servers; return its timeline.
 
     The epoch begins with all workers' start at 0 and ends when no batch is left. `loads` has the
-    bytes of each server's parameters, which are also the bytes of a push and of a reply. Either
+    bytes of each server's parameters, which are also the bytes of a reply, and of a push if
+    `push_size`, a push's bytes relative to a reply's, is 1; `sent` counts both as replies. Either
     each server has a gate, or there is a single BarrierGate, that of server 0. The other servers
     then follow it: its decisions (which pushes make an update, and who is released) reach them one
     latency later, so all of them make the same updates. Gates and tickets are used up. `steps`
@@ -73,7 +75,7 @@ def simulate(
     assert len(gates) == len(loads) or (isinstance(gates[0], BarrierGate) and len(gates) == 1)
     network = Network(cluster, loads, workers, colocated=colocated)
     draws = _Draws(cluster, workers, seed=seed, epoch=epoch)
-    return _Epoch(network, draws, gates, tickets, steps).run()
+    return _Epoch(network, draws, gates, tickets, steps, push_size).run()
 
 
 def step_seconds(
@@ -136,9 +138,10 @@ class _Epoch:
         gates: Sequence[AdmissionGate],
         tickets: Tickets,
         steps: Callable[[int], int],
+        push_size: float,
     ) -> None:
         self.network, self.draws, self.gates, self.tickets = network, draws, gates, tickets
-        self.steps = steps
+        self.steps, self.push_size = steps, push_size
         workers, self.servers = len(network.worker_in), range(len(network.loads))
         self.events: list[tuple[float, int, Callable[..., None], Any, Any]] = []
         self.number = count()
@@ -233,10 +236,10 @@ class _Epoch:
         messages = [Transfer(self._handle, server, worker) for server in remote]
         for message in messages:
             network.messages[message.server] += 1
-            work = network.work[message.server]
+            work = network.work[message.server] * self.push_size
             self._send(now, network.server_in[message.server], work, [message])
         if messages:
-            work = self.bundle[worker] / network.worker_rate
+            work = self.bundle[worker] / network.worker_rate * self.push_size
             self._send(now, network.worker_out[worker], work, messages)
 
     def _handle(self, now: float, server: int, worker: int) -> None:

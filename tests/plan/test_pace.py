@@ -41,6 +41,17 @@ def test_a_synchronous_step_is_the_time_between_updates() -> None:
     assert doubled.seconds[0] == pytest.approx(1 + 2 * 6.01)
 
 
+def test_compressed_gradients_are_half_the_bytes_of_an_allreduce_and_of_pushes() -> None:
+    """A reply has parameters, in full."""
+
+    def seconds(strategy: StrategySettings) -> float:
+        paced = simulate_throughput(EVEN, strategy, SIZES, 3, gradient_itemsize=2)
+        return float(paced.seconds[0])
+
+    assert seconds(StrategySettings()) == pytest.approx(1 + 2 * 2 * (0.01 + 0.25 / 3))
+    assert seconds(StrategySettings("sync")) == pytest.approx(1 + 1.51 + 3.01)
+
+
 def test_backup_workers_are_not_counted_as_throughput() -> None:
     fast = replace(EVEN, server_gbits=1e9, worker_gbits=1e9, latency_us=0, speeds=[1, 1, 1, 50])
     paced = simulate_throughput(fast, StrategySettings("backup", backup=1), SIZES, 4)

@@ -17,10 +17,11 @@ def test_the_paper_step() -> None:
 
 
 def test_the_paper_step_is_that_of_its_own_network() -> None:
-    """One with anti-aliasing, with options or of grey images takes another time."""
+    """One with anti-aliasing, frozen layers, options or of grey images takes another time."""
     grey = ["data.channels=1", "data.mean=[0.449]", "data.std=[0.226]"]
     assert paper.is_paper_model(compose_recipe("recipe=bs8k"))
-    for words in (["model.blurpool=all"], grey, ["precision=bfloat16"]):
+    assert paper.is_paper_model(compose_recipe("recipe=bs8k", "model.last_gamma=1"))
+    for words in (["model.blurpool=all"], ["model.frozen=[conv1]"], grey, ["precision=bfloat16"]):
         assert not paper.is_paper_model(compose_recipe("recipe=bs8k", *words))
     recipe = compose_recipe("recipe=bs8k")
     wide = replace(recipe, model=replace(recipe.model, options={"width_per_group": 128}))

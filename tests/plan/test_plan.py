@@ -220,6 +220,25 @@ def test_a_run_of_images_of_another_size_is_refused(
     assert f"--run {run} trains on images of 8 pixels, and a plan needs the step time of" in said
 
 
+def test_a_resumed_run_counts_by_its_latest_start_with_steps(tmp_path: Path) -> None:
+    """Rows of a start on 8 processes are not those of the resume on one."""
+    recipe = compose_recipe(*RUN[:1], "precision=float64", "channels_last=true")
+    run = run_folder(tmp_path / "run", processes=8)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    resumed = [{**row, "images_per_second": 50.0} for row in rows[1:]]
+    started = {"kind": "start", "step": 4, "processes": 1}
+    not_trained = {"kind": "start", "step": 8, "processes": 2}
+
+    def read(*rest: dict[str, object]) -> str:
+        lines = [json.dumps(row) for row in [*rows, *rest]]
+        (run / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+        return measured_step.from_run(run, recipe).source
+
+    assert "worked out from 50.0 images/s" in read(started, *resumed, not_trained)
+    with pytest.raises(UsageError, match=r"less than two rows .* since its latest start"):
+        read(started, resumed[0])
+
+
 @pytest.mark.parametrize("layout", ["true", "false"])
 def test_a_run_with_auto_has_the_layout_of_its_log(tmp_path: Path, layout: str) -> None:
     made = compose_recipe("+recipe=fashion_bs1k", "channels_last=auto")

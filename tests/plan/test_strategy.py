@@ -71,6 +71,20 @@ def test_fewer_workers_have_the_speeds_of_the_first_and_no_more_servers_beside_t
     assert seconds == pytest.approx([step, step, 9 * step], rel=1e-3)
 
 
+def test_compression_speeds_up_the_strategies_that_have_it() -> None:
+    words = ["workers=2", "cluster.worker_gbits=0.001", "cluster.server_gbits=0.001"]
+    paces, compressed = (
+        simulate_strategies(compose_recipe("+recipe=fashion_lenet5", *words, *fp16), [600])
+        for fp16 in ([], ["gradient_compression=fp16"])
+    )
+    faster = {
+        name
+        for workers, name in paces
+        if compressed[workers, name].batches_per_second > paces[workers, name].batches_per_second
+    }
+    assert faster == {"allreduce", "sync"}
+
+
 def test_a_run_says_how_long_a_step_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = [
         "strategy",

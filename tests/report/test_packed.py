@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
@@ -61,6 +62,16 @@ def test_runs_are_found_in_an_archive_as_in_folders(
     again, _ = find_runs([study, tmp_path / "runs"])
     page = render(compose(compute_findings(again, [], None), [], "command", "version"))
     assert "Nothing but more runs of the same seeds, which do not count." in page
+
+
+def test_hidden_folders_of_an_archive_have_runs_too(tmp_path: Path) -> None:
+    """Those of older reports, which kept the names of their runs."""
+    run = write_finished_run(tmp_path / "runs", "fashion_bs64", 0, 8.0)
+    names = [f"{folder}/{name}" for folder in (".a", "b/lost+found") for name in content(run)]
+    files = dict(zip(names, [*content(run).values()] * 2, strict=True))
+    (tmp_path / FILE).write_bytes(packed(files))
+    shutil.rmtree(tmp_path / "runs")
+    assert [run.path.name for run in find_runs([tmp_path])[0]] == [".a", "lost+found"]
 
 
 def test_a_damaged_archive_is_left_out_by_name(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from lsgd.report import figures, report
 from lsgd.report import folder as report_folder
 from lsgd.report.drawing import BLUE, Figure, draw_figure
 from lsgd.report.run_archive import FILE, unpack
+from lsgd.report.run_folders import find_runs
 from lsgd.run.read import read_run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -390,6 +391,18 @@ def test_a_report_keeps_what_results_needs(tmp_path: Path) -> None:
     # What was kept is enough to make the same report again.
     again = report([out], None, tmp_path / "again")
     assert summary(again) == summary(out)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_keeps_runs_of_hidden_folders(tmp_path: Path) -> None:
+    """Under a name that is not hidden, so that they are found in the report again."""
+    run = write_finished_run(tmp_path, "fashion_bs64", 0, 8.0)
+    hidden = [run.rename(tmp_path / ".trial"), tmp_path / "lost+found"]
+    shutil.copytree(*hidden)
+    out = report(hidden, None, tmp_path / "out")
+    found, left_out = find_runs([out])
+    assert [each.path.name for each in found] == ["run-.trial", "run-lost+found"]
+    assert not left_out, "not even the configurations in arms"
 
 
 def content(folder: Path) -> dict[Path, bytes]:

@@ -296,11 +296,13 @@ def test_a_speed_by_existing_runs_is_in_proportion_to_gpus_or_threads(
     assert measured == (ratio and pytest.approx(ratio * rate))
 
 
-def test_epochs_of_smaller_images_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_of_smaller_images_take_less_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In proportion to the multiply-adds: a quarter for half of the side.
 
-    The epochs that are left are the larger ones; a speed that was measured over all of them counts
-    by their mean size.
+    The epochs that are left are the larger ones. The speed of each epoch of earlier runs is
+    converted by its own size: most have the smaller one.
     """
     sizes = ["data.image_size=64", "image_sizes.points=[[1,32],[2,64]]", "image_sizes.multiple=32"]
     words = [*sizes, "epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1"]
@@ -311,7 +313,14 @@ def test_epochs_of_smaller_images_take_less_time(monkeypatch: pytest.MonkeyPatch
     assert cost._full_size_examples_left(trial) == pytest.approx(2.5 * epoch, rel=1e-3)
     monkeypatch.setattr(PlannedRun, "epochs_done", 2)
     assert cost._full_size_examples_left(trial) == 2 * epoch
-    assert cost.mean_work(recipe) == pytest.approx(0.625, rel=1e-3)
+    rows = [{"kind": "start", "step": 0, "device": "CPU", "inputs": "", "processes": 1}] + [
+        {"kind": "epoch", "step": number * recipe.steps_per_epoch, "epoch": number}
+        | {"step_seconds": seconds / recipe.steps_per_epoch}
+        for number, seconds in enumerate([2.5, 2.5, 10.0], 1)
+    ]
+    group = RecipeRuns("", recipe, None, None, [Run(tmp_path, recipe, rows)])
+    rate, _ = cost.speed(RunLauncher("local", {"--np": "1"}), trial, group)
+    assert rate == pytest.approx(epoch / 10, rel=1e-3)
 
 
 @pytest.mark.parametrize("ends", ["stop.patience=2", "diverges", "image_sizes"])

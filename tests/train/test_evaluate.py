@@ -15,12 +15,13 @@ from torch.nn import functional as F
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.evaluate import _format_scores, evaluate_path, main
+from lsgd.inputs import Inputs
 from lsgd.learner import Learner
 from lsgd.prepare.indexing import index_folder
 from lsgd.run import checkpoint
 from lsgd.scores import Scores
 from lsgd.start_weights import read_state_dict
-from lsgd.trained_model import load_trained
+from lsgd.trained_model import LazyInputs, load_trained, open_data_of_run
 from lsgd.vision import models, transforms
 from lsgd.workloads import open_workload
 from lsgd.workloads.images import ImageClassification
@@ -146,7 +147,7 @@ def test_other_sizes_than_the_run_trained_on(capsys: pytest.CaptureFixture[str])
     assert main([str(path), *words]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(said) - 2
     with pytest.raises(
-        UsageError, match=r"change the run .* comm.library, .*, data\.image_size, data\.crop_ratio$"
+        UsageError, match=r"change the run .* data\.image_size, data\.crop_ratio .* comm\.library"
     ):
         evaluate_path(path, [*words, "data.image_size=24", "seed=1"])
 
@@ -321,6 +322,22 @@ def test_metrics_of_a_workload_of_ones_own_are_shown_whatever_their_names() -> N
     scores = Scores({"numbers": 4}, {"loss": 0.5, "top1_error": 25.0})
     assert _format_scores("val", scores, 1) == "4 numbers: loss 0.5000"
     assert _format_scores("val", scores, None) == "4 numbers: top-1 error 25.00 %, loss 0.5000"
+
+
+def test_missing_data_of_a_run_have_no_advice_for_training() -> None:
+    """No model of a run can be evaluated on other data, nor export statistics of them."""
+    recipe = compose_recipe("+recipe=bs256", "data.root=missing")
+
+    def open_inputs() -> Inputs:
+        return open_workload(recipe, torch.device("cpu")).inputs()
+
+    with pytest.raises(UsageError, match=r"does not exist; write data\.root=FOLDER$"):
+        open_data_of_run(open_inputs)
+    lazy = LazyInputs(open_inputs, {})
+    with pytest.raises(UsageError, match=r"FOLDER, where the training images are, on which"):
+        lazy.train([])
+    with pytest.raises(UsageError, match=r"write data\.root=FOLDER$"):
+        lazy.evaluation([])
 
 
 def test_a_word_that_would_make_another_run_is_refused(
