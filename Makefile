@@ -32,11 +32,11 @@ HOROVOD_BUILT :=
 endif
 ALL := .venv/.run $(HOROVOD_BUILT) .venv/.dev
 
-# What .venv has lost of these, in 0.05 s: stamps do not record it. An upgrade of the system takes the
-# Python or its version, a moved checkout lsgd, and a pip that was killed the package that it replaced.
+# What .venv has lost of these, in 0.05 s: stamps do not record it. A moved checkout takes lsgd, and a pip
+# that was killed the package that it replaced; an upgrade of the system takes the Python, or all packages.
 NEEDED := "pip", "torch", "hydra", "lsgd"
 FIND := from importlib.util import find_spec; print(*(each for each in ($(NEEDED)) if not find_spec(each)))
-LOST := $(if $(wildcard .venv/.python),$(shell $(BIN)/python -P -c '$(FIND)' 2>/dev/null || echo pip))
+LOST := $(if $(wildcard .venv/.python),$(shell $(BIN)/python -P -c '$(FIND)' 2>/dev/null || echo pip torch))
 
 # Two pips must not run in one environment at the same time.
 .NOTPARALLEL:
@@ -139,11 +139,11 @@ clean: ## remove build files; keep .venv and runs/
 	find benchmarks lsgd tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each purpose, so that training needs no development tools.
-.venv/.python: $(if $(filter pip,$(LOST)),lost)
+.venv/.python: $(if $(filter pip,$(LOST)),$(if $(filter torch,$(LOST)),lost))
 	@setup/venv.sh '$(PYTHON)'
 	@touch $@
 
-.venv/.run: .venv/.python pyproject.toml constraints.txt $(if $(LOST),lost)
+.venv/.run: .venv/.python pyproject.toml constraints.txt $(if $(filter-out pip,$(LOST)),lost)
 	@$(BIN)/python setup/packages.py horovod,report
 	@touch $@
 

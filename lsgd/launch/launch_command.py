@@ -99,15 +99,15 @@ class LaunchCommand:
 def _missing_interpreter(program: str) -> str:
     """Return the path of a script's interpreter if it does not exist; an empty string otherwise.
 
-    The system says that the script itself is missing. pip writes a path that has a blank, or is
-    long, into a second line, for the shell.
+    The system says that the script itself is missing. pip and uv write a path that has a blank, or
+    is long, into a second line, for the shell. A path that the shell would compute is not judged.
     """
     try:
         with open(program, "rb") as file:
             head = file.read(4096)
     except OSError:  # it may be executable alone
         return ""
-    found = re.match(rb"#!/bin/sh\n'''exec' \"?(.+?)\"? \"\$0\"", head) or re.match(
-        rb"#!\s*(\S+)", head
-    )
-    return "" if found is None or os.path.exists(found[1]) else os.fsdecode(found[1])
+    found = re.match(rb"#!/bin/sh\n'''exec' (.+) \"\$0\"", head) or re.match(rb"#!\s*(\S+)", head)
+    path = found[1].strip(b"\"'") if found else b""
+    is_plain = os.path.isabs(path) and not re.search(rb"[\"'$]", path)
+    return os.fsdecode(path) if is_plain and not os.path.exists(path) else ""

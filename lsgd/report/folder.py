@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from lsgd import config, files
 from lsgd.errors import UsageError
 from lsgd.installation import install_command
-from lsgd.paths import display_path, is_leftover
+from lsgd.paths import is_leftover
 from lsgd.recipe.study import Study
 from lsgd.report import content, figures, html_page, markdown, run_archive, summary
 from lsgd.report.blocks import Content
@@ -62,8 +63,6 @@ def report(
             "folders that contain some"
         )
     files.make_output_folder(out)
-    if study and out.parent == STUDIES:
-        note_study(out, study)
     findings = compute_findings(found, left_out, study, overrides, looks)
     drawn = figures.draw(findings)
     arguments = ["python", "-m", "lsgd.report", *map(str, runs)]
@@ -83,46 +82,62 @@ def report(
 def study_folder(study: Study, ending: str = "") -> Path:
     """Return the folder of a study's report: `runs/studies/NAME` with an ending behind the name.
 
-    Raises UsageError if it is the folder of another file's study of this name, whose report and
-    record of tests it has. The file identifies a study, whose recipes and claims its author may
-    change; where it no longer exists, it was moved.
+    Raises UsageError if it is the folder of another file's study of this name.
     """
     folder = STUDIES / f"{study.name}{ending}"
-    if study.file and (recorded := _recorded_study(folder)):
-        ours, theirs = map(os.path.abspath, (study.file, recorded))
-        if ours != theirs and os.path.exists(theirs) and not os.path.samefile(ours, theirs):
-            raise UsageError(
-                f"{folder} has the report on the study in {recorded}, and {study.file} is another "
-                f"study of the same name; rename {study.file}"
-            )
+    check_study(folder, study)
     return folder
 
 
-def note_study(folder: Path, study: Study) -> None:
-    """Record beside the folder of a report the file of its study, if that is a user's own."""
-    path = study.file and display_path(Path(os.path.abspath(study.file)))
-    if path and path != _recorded_study(folder):
+def check_study(folder: Path, study: Study) -> None:
+    """Raise UsageError if a folder has the report and the record of tests of another study.
+
+    The file identifies a study, whose recipes and claims its author may change. One that no longer
+    exists was moved, and one of the same content was copied.
+    """
+    theirs = recorded_study(folder).get("file")
+    if study.file and theirs and theirs != os.path.relpath(study.file):
+        with contextlib.suppress(OSError):
+            if Path(theirs).read_bytes() != Path(study.file).read_bytes():
+                raise UsageError(
+                    f"{folder} has the report on the study in {theirs}, and {study.file} is "
+                    f"another study of the same name; rename {study.file}"
+                )
+
+
+def note_study(folder: Path, study: Study, digest: str) -> None:
+    """Record beside the folder of a report the file of a user's own study, and what its runs are.
+
+    `digest` is that of the runs' fingerprints. Raises UsageError as check_study.
+    """
+    check_study(folder, study)
+    record = {"file": study.file and os.path.relpath(study.file), "runs": digest}
+    if study.file and record != recorded_study(folder):
         with files.atomic_write(_study_record(folder)) as file:
-            file.write(json.dumps({"file": path}).encode() + b"\n")
+            file.write(json.dumps(record).encode() + b"\n")
 
 
-def _study_record(folder: Path) -> Path:
-    """Return the path of the record, beside a report's folder, of the file of its study."""
-    return folder.with_name(f"{folder.name}.study.json")
+def recorded_study(folder: Path) -> dict[str, Any]:
+    """Read the record of the study whose report a folder has; empty if there is none.
 
-
-def _recorded_study(folder: Path) -> str | None:
-    """Read the path of the study whose report a folder has; None if it is not recorded."""
+    Raises UsageError if it cannot be read.
+    """
     path = _study_record(folder)
     try:
-        return str(parse_json(read_bounded(path))["file"])
+        record = parse_json(read_bounded(path))
+        return {key: str(record[key]) for key in ("file", "runs")}
     except FileNotFoundError:
-        return None
+        return {}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
             f"{path} records the file of the study of this report, and cannot be read ({error}); "
             "remove it"
         ) from None
+
+
+def _study_record(folder: Path) -> Path:
+    """Return the path of the record, beside a report's folder, of the file of its study."""
+    return folder.with_name(f"{folder.name}.study.json")
 
 
 def page_files(composed: Content, drawn: Sequence[Figure]) -> dict[str, files.FileContent]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,16 +40,24 @@ def definition_hash(space: SearchSpace) -> str:
 
 
 def search_folder(space: SearchSpace) -> Path:
-    """Return a search's folder, `runs/searches/NAME`, plus a hash if overrides have changed it."""
-    name, search = space.search.name, space.search
+    """Return a search's folder, `runs/searches/NAME`, plus a hash if overrides have changed it.
+
+    A recipe that only the overrides complete, as by the folder of its images, is changed, unless
+    NAME is the folder of the same search already.
+    """
+    name, search, digest = space.search.name, space.search, definition_hash(space)
     # A search without a file has no definition but its own.
     if not search.line:
-        unchanged = SearchSpace(definitions.load_search(search.file or name), [])
-        # A recipe that only the overrides complete, as by the folder of its images, is changed.
-        with suppress(UsageError):
-            if definition_hash(space) == definition_hash(unchanged):
-                return SEARCHES / name
-    return SEARCHES / f"{name}-{definition_hash(space)[:8]}"
+        try:
+            unchanged = SearchSpace(definitions.load_search(search.file or name), [])
+            is_changed = digest != definition_hash(unchanged)
+        except UsageError:
+            is_changed = not (SEARCHES / name / DEFINITION).exists() or bool(
+                _differing(SEARCHES / name, space)
+            )
+        if not is_changed:
+            return SEARCHES / name
+    return SEARCHES / f"{name}-{digest[:8]}"
 
 
 def open_folder(space: SearchSpace) -> Path:
@@ -77,15 +85,18 @@ def folder_id(folder: Path) -> str:
 
 def check_folder(folder: Path, space: SearchSpace) -> None:
     """Raise UsageError if a search's folder exists and belongs to a different search."""
-    if (folder / DEFINITION).exists():
-        theirs, ours = _definition_in(folder), definition(space)
-        different = [key for key in ours if key != "words" and theirs.get(key) != ours[key]]
-        if different:
-            raise UsageError(
-                f"{folder} belongs to a search with a different {' and '.join(different)}: its "
-                f"file {space.search.name}.yaml has changed since; move the folder away, or "
-                "rename the changed search"
-            )
+    if (folder / DEFINITION).exists() and (different := _differing(folder, space)):
+        raise UsageError(
+            f"{folder} belongs to a search with a different {' and '.join(different)}: its file "
+            f"{space.search.name}.yaml has changed since; move the folder away, or rename the "
+            "changed search"
+        )
+
+
+def _differing(folder: Path, space: SearchSpace) -> list[str]:
+    """Return the settings in which a search differs from the one that a folder belongs to."""
+    theirs, ours = _definition_in(folder), definition(space)
+    return [key for key in ours if key != "words" and theirs.get(key) != ours[key]]
 
 
 def _definition_in(folder: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import hashlib
 import shlex
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from lsgd.planned import PlannedRun
 from lsgd.recipe.study import Study, without_start
 from lsgd.report import report
 from lsgd.report.findings import Findings, compute_findings
-from lsgd.report.folder import note_study, study_folder
+from lsgd.report.folder import STUDIES, note_study, recorded_study, study_folder
 from lsgd.report.look_record import note_look, read_looks
 from lsgd.report.run_folders import find_runs
 from lsgd.study.planned_runs import planned_runs
@@ -23,20 +23,23 @@ from lsgd.study.planned_runs import planned_runs
 def report_folder(study: Study, all_runs: Sequence[PlannedRun]) -> Path:
     """Return a study's report folder: `runs/studies/NAME`, or `NAME-HASH` if overrides change runs.
 
-    Overrides change the fingerprints if they change what a run computes.
+    Overrides change the fingerprints if they change what a run computes. Recipes that only the
+    overrides complete, as by the folder of their images, are changed, unless NAME is that of the
+    same runs already.
     """
+    digest = _digest_of(all_runs)
+    try:
+        is_changed = digest != _digest_of(planned_runs(study, []))
+    except UsageError:
+        is_changed = digest != recorded_study(STUDIES / study.name).get("runs")
+    return study_folder(study, f"-{digest[:8]}" if is_changed else "")
 
-    def computed(trials: Sequence[PlannedRun]) -> list[str]:
-        recipes = [without_start(replace(trial.recipe, seed=0)) for trial in trials]
-        return sorted({recipe.fingerprint for recipe in recipes})
 
-    digest = hashlib.sha256("".join(computed(all_runs)).encode()).hexdigest()
-    ending = f"-{digest[:8]}"
-    # Recipes that only the overrides complete, as by the folder of their images, are changed.
-    with suppress(UsageError):
-        if computed(all_runs) == computed(planned_runs(study, [])):
-            ending = ""
-    return study_folder(study, ending)
+def _digest_of(all_runs: Sequence[PlannedRun]) -> str:
+    """Return a digest of what the runs of a study compute, apart from their seeds."""
+    recipes = [without_start(replace(trial.recipe, seed=0)) for trial in all_runs]
+    fingerprints = sorted({recipe.fingerprint for recipe in recipes})
+    return hashlib.sha256("".join(fingerprints).encode()).hexdigest()
 
 
 def make_folders(study: Study, all_runs: Sequence[PlannedRun]) -> None:
@@ -51,7 +54,7 @@ def make_folders(study: Study, all_runs: Sequence[PlannedRun]) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
     with writing_to(out, remedy), locked_report(out):
-        note_study(out, study)
+        note_study(out, study, _digest_of(all_runs))
 
 
 def study_findings(

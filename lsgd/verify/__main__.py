@@ -182,7 +182,9 @@ def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
     loader = records.loader_of(run)
     if values["inputs"]["loader"] == AUTO and (loader != "dali" or is_dali_installed()):
         values["inputs"]["loader"] = loader
-        values["inputs"] |= records.settings_of_dali(run, loader)
+        chosen = dict(map(key_and_value, overrides))
+        if {chosen.get(key, loader) for key in ("inputs", "inputs.loader")} == {loader}:
+            values["inputs"] |= records.settings_of_dali(run, loader)
     recipe = config.from_saved(values, *overrides)
     if all(key_and_value(override)[0] != "evaluation.sets" for override in overrides):
         # A resume may have added sets, and config.yaml has those of the first start.

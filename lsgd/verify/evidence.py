@@ -118,11 +118,15 @@ class Evidence:
         computed: object,
         rounding: float,
         examples: int,
+        *,
+        is_own: bool = False,
     ) -> None:
         """Compare a percentage of `examples` that was counted again, as `close` does.
 
         `rounding` is relative to the computed percentage, or to that of the examples which are
-        allowed to differ in any case if this is larger, as an error of 0 has no relative one.
+        allowed to differ in any case if this is larger, as an error of 0 has no relative one. A
+        metric of the user's own may be a percentage by its name only: where much of its value would
+        be allowed, one that is not close is not resolved.
         """
         if written is None and computed is None:
             self._confirm(kind)
@@ -136,7 +140,11 @@ class Evidence:
                 f"{where}: {kind} is {_short(written)}, computed again {_short(computed)}, and "
                 f"{allowed:.2g} points are allowed"
             )
-        elif relative > UNRESOLVED:
+        elif relative > UNRESOLVED or (
+            is_own
+            and points > UNRESOLVED * size
+            and relative_difference(written, computed, SMALL) > self._allowed(rounding)
+        ):
             self.unresolved[kind] += 1
         else:
             self._confirm(kind)

@@ -26,7 +26,7 @@ from lsgd.inputs import Inputs, evaluation_set_size
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.loss_scale import LossScale
-from lsgd.rules.metric import named_metric
+from lsgd.rules.metric import METRICS, named_metric
 from lsgd.rules.optim import GROUP_KEYS, set_lr, trained_parameters
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Meter, TimedBatches, to_writable
@@ -464,7 +464,8 @@ def _compare_value(
     if not (examples := sizes.get(split)):
         first = begin if begin is not None else recipe.first_step(our["epoch"] - 1)
         examples = recipe.examples(our["step"]) - recipe.examples(first)
-    evidence.counted(key, where, their[key], our[key], rounding, examples)
+    is_own = name not in METRICS
+    evidence.counted(key, where, their[key], our[key], rounding, examples, is_own=is_own)
 
 
 def _compare_state(

@@ -9,7 +9,7 @@ import pytest
 
 from lsgd.launch.__main__ import main
 from lsgd.launch.commands import exported_variables
-from lsgd.launch.launch_command import LaunchCommand
+from lsgd.launch.launch_command import LaunchCommand, _missing_interpreter
 from lsgd.launch.options import read_request
 from lsgd.launch.slurm import slurm
 
@@ -132,6 +132,22 @@ def test_a_program_of_an_environment_that_was_moved(
     assert main(["mpirun", "digits", "--np", "2"]) == 2
     problem = f"{tmp_path}/mpirun cannot be started, as its interpreter /old/.venv/bin/python"
     assert f"lsgd: {problem} does not exist: the environment was" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        """'''exec' '{python}' "$0" "$@"\n""",
+        """'''exec' "$(dirname -- "$(realpath -- "$0")")"/'python' "$0" "$@"\n""",
+    ],
+)
+def test_a_program_that_uv_has_written_is_started(second: str, tmp_path: Path) -> None:
+    """Its path has a blank, or is relative to the program."""
+    python, script = tmp_path / "with space/python", tmp_path / "torchrun"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    script.write_text("#!/bin/sh\n" + second.format(python=python))
+    assert _missing_interpreter(str(script)) == ""
 
 
 def test_an_image_may_have_recipes_of_its_own(

@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from lsgd.report.groups import group_study
 from lsgd.report.look_record import note_look, read_looks
 from lsgd.report.looks import Looks
 from lsgd.run.read import read_run
+from lsgd.study import reporting
 from lsgd.study.__main__ import main
 from lsgd.study.planned_runs import check_sources, planned_runs, trained_seeds
 from lsgd.study.reporting import make_folders, report_folder
@@ -236,15 +238,43 @@ def test_two_files_of_one_name_share_no_report(
 
     note_look(Path("runs/studies/lr"), 5)  # by an earlier version, which recorded no file
     assert read_looks(folder("a/lr.yaml")) == Looks(5, 5)
-    assert folder("a/lr.yaml", f"{entry}, {{recipe: bs256, label: e}}") == folder("./a/lr.yaml")
+    another = f"{entry}, {{recipe: bs256, label: e}}"
+    assert folder("a/lr.yaml", another) == folder("./a/lr.yaml")
     Path("link").symlink_to("a")
     assert folder("link/lr.yaml").name == "lr"
     with pytest.raises(UsageError, match=r"studies/lr has the .* in link/lr\.yaml, .* rename b/lr"):
-        folder("b/lr.yaml")
-    Path("a/lr.yaml").unlink()
-    assert folder("b/lr.yaml").name == "lr"
+        folder("b/lr.yaml", another)
+    assert folder("copy/lr.yaml").name == "lr"
+    Path("copy/lr.yaml").unlink()
+    assert folder("b/lr.yaml", another).name == "lr"
     with pytest.raises(UsageError, match=r"in b/lr\.yaml"):
         folder("a/lr.yaml")
+
+
+def test_a_project_that_was_copied_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its file is outside of the working folder, has changed since, and its images moved."""
+    (tmp_path / "one/work").mkdir(parents=True)
+    text = "{title: a, question: b, source: c, baseline: digits, seeds: [0], entries: [%s]}"
+    entry = "{recipe: digits, label: d}"
+    (tmp_path / "one/lr.yaml").write_text(text % entry)
+    monkeypatch.chdir(tmp_path / "one/work")
+    study = definitions.load_study("../lr.yaml")
+    make_folders(study, planned_runs(study, []))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    monkeypatch.chdir(tmp_path / "two/work")
+    (tmp_path / "two/lr.yaml").write_text(text % f"{entry}, {{recipe: bs256, label: e}}")
+    copied = definitions.load_study("../lr.yaml")
+    assert report_folder(copied, planned_runs(copied, [])).name == "lr"
+
+    def incomplete(asked: Study, overrides: Sequence[str]) -> list[PlannedRun]:
+        if not overrides:
+            raise UsageError("its images are gone")
+        return planned_runs(asked, overrides)
+
+    monkeypatch.setattr(reporting, "planned_runs", incomplete)
+    same, other = (planned_runs(study, [word]) for word in ("device=cpu", "epochs=29"))
+    assert report_folder(study, same).name == "lr"
+    assert report_folder(study, other).name != "lr"
 
 
 def test_trials_of_a_recipe_with_any_name_are_found(

@@ -909,6 +909,15 @@ def test_a_flipped_prediction_is_allowed_in_each_percentage(key: str, is_confirm
     assert (evidence.recomputed, len(evidence.mismatches)) == (is_confirmed, not is_confirmed)
 
 
+def test_what_is_a_percentage_by_its_name_alone_is_not_confirmed_by_it() -> None:
+    """A mean squared error below what flipped predictions change may be forged within it."""
+    for value, outcome in ((0.02, (1, 0)), (0.3, (0, 1))):
+        evidence = Evidence(1e-5)
+        evidence.counted("val_squared_error", "here", value, 0.02, 0.0, 355, is_own=True)
+        assert (evidence.recomputed, evidence.unresolved["val_squared_error"]) == outcome
+        assert not evidence.mismatches
+
+
 def test_keys_that_only_another_version_computes_are_noted(tmp_path: Path) -> None:
     """But metrics of an evaluation set that the run does not have differ in any version."""
     recipe = compose_recipe(*WORDS)
