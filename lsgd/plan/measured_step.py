@@ -31,10 +31,10 @@ def from_speed(images_per_second: float, recipe: Recipe) -> MeasuredStep:
 def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     """Read the step that an estimate starts from out of the folder of a run of one process.
 
-    Of a run that was resumed, it is that of its latest start. Raises UsageError if the run is too
-    short, has several processes, trains on images of several sizes, or differs from the recipe in
-    the work of a step: the network, its frozen parameters, the noise scale, image size, channels,
-    precision, memory format, or compilation.
+    Of a run that was resumed, it is that of its latest start with several rows. Raises UsageError
+    if the run is too short, has several processes, trains on images of several sizes, or differs
+    from the recipe in the work of a step: the network, its frozen parameters, the noise scale,
+    image size, channels, precision, memory format, or compilation.
     """
     try:
         run = _latest_start(read_run(folder))
@@ -54,8 +54,8 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     rows = [row for row in run.of_kind("train") if row.get("images_per_second")][1:]
     if not rows:
         raise UsageError(
-            f"--run {folder} has less than two rows of steps in metrics.jsonl since its latest "
-            "start; train for longer, or with log_steps=1"
+            f"--run {folder} has less than two rows of steps in metrics.jsonl; train for longer, "
+            "or with log_steps=1"
         )
     speed, data_wait = (
         statistics.median(float(row[key]) for row in rows)
@@ -73,11 +73,13 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
 
 
 def _latest_start(run: Run) -> Run:
-    """Return a run with the rows of its latest start only, of those that made a step if any did."""
-    steps = [place for place, row in enumerate(run.rows, 1) if row["kind"] == "train"]
-    rows = run.rows[: steps[-1] if steps else None]
-    start = max((place for place, row in enumerate(rows) if row["kind"] == "start"), default=0)
-    return replace(run, rows=rows[start:])
+    """Return a run with the rows of its latest start that has several rows of steps, or of all."""
+    starts = [place for place, row in enumerate(run.rows) if row["kind"] == "start"]
+    for begin, end in reversed([*zip(starts, [*starts[1:], len(run.rows)], strict=True)]):
+        rows = run.rows[begin:end]
+        if sum(row["kind"] == "train" for row in rows) > 1:
+            return replace(run, rows=rows)
+    return run
 
 
 def _check_same_step(run: Run, recipe: Recipe, name: str) -> None:

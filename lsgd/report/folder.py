@@ -51,7 +51,8 @@ def report(
     are replaced. Raises UsageError before anything is written if `out` is a folder of results/ with
     a README.md, has files that no report wrote, or contains the runs themselves.
     """
-    out = out or (study_folder(study) if study else Path("runs/report"))
+    of_study = study_folder(study) if study and not out else None
+    out = out or of_study or Path("runs/report")
     earlier = _check(out, runs)
     check_libraries()
     found, left_out = find_runs(runs, train_rows=False)
@@ -63,6 +64,8 @@ def report(
             "folders that contain some"
         )
     files.make_output_folder(out)
+    if study and of_study:
+        note_study(of_study, study)
     findings = compute_findings(found, left_out, study, overrides, looks)
     drawn = figures.draw(findings)
     arguments = ["python", "-m", "lsgd.report", *map(str, runs)]
@@ -105,14 +108,17 @@ def check_study(folder: Path, study: Study) -> None:
                 )
 
 
-def note_study(folder: Path, study: Study, digest: str) -> None:
+def note_study(folder: Path, study: Study, digest: str | None = None) -> None:
     """Record beside the folder of a report the file of a user's own study, and what its runs are.
 
-    `digest` is that of the runs' fingerprints. Raises UsageError as check_study.
+    `digest` is that of the runs' fingerprints; without one the recorded one is kept. Raises
+    UsageError as check_study.
     """
     check_study(folder, study)
-    record = {"file": study.file and os.path.relpath(study.file), "runs": digest}
-    if study.file and record != recorded_study(folder):
+    before = recorded_study(folder)
+    runs = before.get("runs", "") if digest is None else digest
+    record = {"file": study.file and os.path.relpath(study.file), "runs": runs}
+    if study.file and record != before:
         with files.atomic_write(_study_record(folder)) as file:
             file.write(json.dumps(record).encode() + b"\n")
 
@@ -125,10 +131,10 @@ def recorded_study(folder: Path) -> dict[str, Any]:
     path = _study_record(folder)
     try:
         record = parse_json(read_bounded(path))
-        return {key: str(record[key]) for key in ("file", "runs")}
+        return {"file": str(record["file"]), "runs": record.get("runs", "")}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} records the file of the study of this report, and cannot be read ({error}); "
             "remove it"

@@ -15,7 +15,7 @@ from lsgd.job.ending import GRACE, cleanup_process
 from lsgd.job.launcher import forwarded_signal
 from lsgd.job.members import JOB_TAG, PeerMonitor, was_restarted
 from lsgd.job.system import memory_kills
-from lsgd.supervise.folder import progress_marker, run_folder
+from lsgd.supervise.folder import UNKNOWN, progress_marker, run_folder
 from lsgd.supervise.logbook import Logbook
 from lsgd.supervise.verdict import ExitSummary, summarize_exit
 
@@ -119,7 +119,8 @@ def _watch_to_the_end(
             watch.wait(0)
             _ask_to_stop(watch, command, launcher.pid)
             stop_at = min(stop_at, time.monotonic() + (grace if passed_on == 1 else 0))
-        if stall_timeout and (now := progress_marker(watch.folder)) != seen:
+        now = progress_marker(watch.folder) if stall_timeout else seen
+        if now != seen and UNKNOWN not in now:
             seen, since = now, time.monotonic()
         if stall_timeout and time.monotonic() - since > stall_timeout:
             silent, stop_at = True, 0

@@ -30,7 +30,8 @@ ADDITIVE: list[Callable[[Tensor], Tensor | None]] = [
 ]
 NOT_ADDITIVE: list[Callable[[Tensor], Tensor | None]] = [
     lambda g: g.clamp(-0.01, 0.01),
-    lambda g: g.clamp_(max=10.0),
+    lambda g: g.clamp_(max=100.0),
+    lambda g: torch.cat([g.flatten()[:-1], g.flatten()[-1:].clamp(-1, 1)]).view(g.shape),
     lambda g: g * (0.1 / g.norm()).clamp(max=1),
     lambda g: g.sign(),
     lambda g: g.relu(),

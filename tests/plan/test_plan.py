@@ -220,7 +220,7 @@ def test_a_run_of_images_of_another_size_is_refused(
     assert f"--run {run} trains on images of 8 pixels, and a plan needs the step time of" in said
 
 
-def test_a_resumed_run_counts_by_its_latest_start_with_steps(tmp_path: Path) -> None:
+def test_a_resumed_run_counts_by_its_latest_start_with_several_rows(tmp_path: Path) -> None:
     """Rows of a start on 8 processes are not those of the resume on one."""
     recipe = compose_recipe(*RUN[:1], "precision=float64", "channels_last=true")
     run = run_folder(tmp_path / "run", processes=8)
@@ -235,7 +235,7 @@ def test_a_resumed_run_counts_by_its_latest_start_with_steps(tmp_path: Path) -> 
         return measured_step.from_run(run, recipe).source
 
     assert "worked out from 50.0 images/s" in read(started, *resumed, not_trained)
-    with pytest.raises(UsageError, match=r"less than two rows .* since its latest start"):
+    with pytest.raises(UsageError, match=r"a plan needs the step time of one"):
         read(started, resumed[0])
 
 

@@ -310,7 +310,7 @@ def test_on_a_drive_without_symlinks_the_newest_file_is_found(
     assert existing_checkpoint(tmp_path / checkpoint.FILE) == newest_file
     assert start_file(str(tmp_path)) == start_file(f"{tmp_path}/checkpoint.pt") == newest_file
     status = newest_file.stat()
-    assert newest_checkpoint(tmp_path) == (status.st_ino, status.st_mtime_ns)
+    assert newest_checkpoint(tmp_path) == (status.st_ino, status.st_size, status.st_mtime_ns)
     assert len(progress_marker(tmp_path)) == 1
     assert existing_checkpoint(tmp_path / "gone/checkpoint.pt").parent.name == "gone"
     assert existing_checkpoint(tmp_path / "best.pt") == tmp_path / "best.pt"
