@@ -183,9 +183,9 @@ def speed(
     gpus = gpus_per_machine(launcher.name, launcher.options) is not None
     kind = _on_gpus(launcher, trial.recipe)
     threads_each = threads(processes, jobs)
-    measured = examples_per_second(
-        group, processes, _work_by_size, on_gpus=kind, threads=threads_each
-    )
+    # Only where there are runs, since a network is built for the work.
+    work = _work_by_size(trial.recipe) if group.runs or group.repeats else {}
+    measured = examples_per_second(group, processes, work, on_gpus=kind, threads=threads_each)
     if measured is not None:
         return measured, "existing runs"
     if images_per_second is not None:

@@ -197,9 +197,9 @@ def path_on_machine(key: str, text: str) -> Path:
 
 
 def parse_path(text: Path | str) -> Path:
-    """Convert a text to a Path with ~ expanded, or raise as local_path does; an argparse type.
+    """Convert the text of a command-line argument to a Path, with ~ expanded; an argparse type.
 
-    Raises UsageError for an empty text, which would be the current folder.
+    Raises UsageError for an empty text, which would be the current folder, and as local_path does.
     """
     if not str(text):
         raise UsageError(

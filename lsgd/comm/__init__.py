@@ -124,7 +124,7 @@ class ElasticComm(PairwiseComm, Protocol):
         """
 
     def query_process_0(self) -> Any:
-        """Return the answer of process 0 to this restarted process, which gets no broadcasts."""
+        """Ask process 0, from this restarted process, which of its checkpoints to continue from."""
 
     def publish(self, name: str, value: T) -> T:
         """Return the value that process 0 passes, also to processes that restart later."""

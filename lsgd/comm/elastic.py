@@ -97,7 +97,7 @@ class ElasticTorchComm(TorchComm):
                 number += 1
 
     def query_process_0(self) -> Any:
-        """Return the answer of process 0 to this restarted process, through the store."""
+        """Ask process 0, through the store, which of its checkpoints to continue from."""
         number = self.store.add("asks", 1)
         self.store.set(f"ask/{number}", "")
         return self._await_process_0(f"answer/{number}")

@@ -22,7 +22,7 @@ TOLERANCE = 0.05
 
 
 def sums_micro_batches(recipe: Recipe) -> bool:
-    """Return whether the steps of a recipe may sum the gradients of several micro-batches."""
+    """Return whether a step of a recipe may sum the gradients of several micro-batches."""
     sums_workers = recipe.strategy.name in ("allreduce", "sync")
     return sums_workers and any(stage.workers > 1 for stage in recipe.stages)
 
@@ -98,7 +98,7 @@ def _is_additive(hook: GradientHook, parameter: Tensor) -> bool:
             for _ in range(2)
         )
         whole, first, second = call(one + other), call(one), call(other)
-        if not torch.stack([whole, first, second]).isfinite().all():
+        if not all(each.isfinite().all() for each in (whole, first, second)):
             return True  # beyond the range of a low precision
         rounding = 4 * torch.finfo(whole.dtype).eps * whole.abs().max()
         allowed = TOLERANCE * (first.abs() + second.abs()) + rounding

@@ -4,7 +4,6 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from lsgd.recipe import Recipe
 from lsgd.recipe.fields import AUTO
@@ -38,7 +37,7 @@ def measure_speeds(groups: Sequence[RecipeRuns]) -> list[Speed]:
     """Return each recipe's median throughput for each hardware and number of processes."""
     rows = []
     for group in groups:
-        measured = _measured(group, lambda run: partial(_throughput, run))
+        measured = _measured(group, _throughput)
         for (hardware, processes), speeds in sorted(measured.items()):
             fewest = min(count for other, count in measured if other == hardware)
             alone = statistics.median(measured[hardware, fewest]) / fewest
@@ -52,15 +51,15 @@ def measure_speeds(groups: Sequence[RecipeRuns]) -> list[Speed]:
 def examples_per_second(
     group: RecipeRuns,
     processes: int,
-    work_by_size: Callable[[Recipe], Mapping[int, float]],
+    work: Mapping[int, float],
     *,
     on_gpus: bool | None = None,
     threads: int = 1,
 ) -> float | None:
     """Return the examples/s of a recipe on `processes` processes by its runs; None if unknown.
 
-    It is that of images of data.image_size, by `work_by_size`, which returns the work of a recipe's
-    training images of each size, relative to these.
+    It is that of images of data.image_size, by the `work` of a training image of each size relative
+    to these.
 
     It is the median of the runs on as many processes, if there are any, and else of all runs, at
     the speed that each would have on `processes` processes of this many `threads` on a CPU. With
@@ -68,8 +67,10 @@ def examples_per_second(
     planned run may get either. The throughput of runs may be of tokens, such as those of sentences.
     """
 
-    def at_full_size(run: Run) -> Callable[[Row], float | None]:
-        return partial(_full_size_examples_per_second, run, work_by_size(run.recipe))
+    def at_full_size(run: Run, row: Row) -> float | None:
+        speed = _examples_per_second(run, row)
+        # Before the median over epochs, which is the speed of one size.
+        return speed and speed * work[run.recipe.training_size(row["epoch"] - 1)]
 
     medians = {
         (hardware, count): statistics.median(speeds) * _scale(hardware, count, processes, threads)
@@ -115,28 +116,18 @@ def _examples_per_second(run: Run, row: Row) -> float | None:
     return speed if run.things == "images" else None
 
 
-def _full_size_examples_per_second(run: Run, work: Mapping[int, float], row: Row) -> float | None:
-    """Return the examples/s of an epoch as if its images had the size data.image_size."""
-    speed = _examples_per_second(run, row)
-    # Before the median over epochs, which is the speed of one size.
-    return speed and speed * work[run.recipe.training_size(row["epoch"] - 1)]
-
-
 def _measured(
-    group: RecipeRuns, speed_of: Callable[[Run], Callable[[Row], float | None]]
+    group: RecipeRuns, speed: Callable[[Run, Row], float | None]
 ) -> dict[tuple[str, int], list[float]]:
-    """Return a speed of each epoch of a recipe's runs, by hardware and number of processes.
-
-    `speed_of` returns the function that reads it from the epoch's row of a run.
-    """
+    """Return the `speed` of each epoch of a recipe's runs, by hardware and number of processes."""
     measured: dict[tuple[str, int], list[float]] = {}
     for run in (*group.runs, *group.repeats):
-        where, speed = ("unknown hardware", 1), speed_of(run)
+        where = "unknown hardware", 1
         for row in run.rows:
             if row["kind"] == "start":
                 hardware, processes = hardware_and_processes(row)
                 where = f"{hardware}; {_execution(run.recipe)}", processes
-            if row["kind"] == "epoch" and (value := speed(row)):
+            if row["kind"] == "epoch" and (value := speed(run, row)):
                 measured.setdefault(where, []).append(value)
     return measured
 

@@ -263,7 +263,7 @@ class LiveServer:
         return self.pairs.keys() - self.desk.lost
 
     def outcome(self) -> EpochOutcome:
-        """Return the outcome of the order of pushes on this server, for all processes."""
+        """Return how the epoch has ended on this server, with its sums, for all processes."""
         return EpochOutcome(self.row, self.stop_requested, self.nonfinite_step, self.missing)
 
     def recorded_order(self) -> NDArray[np.int16]:

@@ -79,8 +79,9 @@ def progress_marker(folder: Path) -> list[tuple[int, int, int]]:
 def _file_version(path: Path) -> tuple[int, int, int] | None:
     """Return inode, length and mtime (ns) of a file; None if it is missing.
 
-    An error of the file server must not end the job that is only watched: its version is UNKNOWN,
-    which counts as a change, so that no process is given up for it.
+    An error of the file server must not end the job that is only watched: the version is UNKNOWN.
+    It counts as a checkpoint that was saved, so that no process is given up for it, and not as
+    progress of a job that may have stalled.
     """
     try:
         status = existing_checkpoint(path).stat()

@@ -54,7 +54,7 @@ class Logbook:
             self.file.write(mask_passwords(json.dumps(row | {"text": text})).encode() + b"\n")
 
     def close(self) -> None:
-        """Write the rows that failed before, and close the log; print which error prevents it."""
+        """Close the log after another try to write the rows that failed; print what prevents it."""
         try:
             self.file.close()
         except OSError as error:

@@ -33,7 +33,7 @@ MOST_SHOWN = 20
 
 
 def tolerance_of(recipe: Recipe) -> float:
-    """Return the relative difference that is always allowed in a run of this recipe.
+    """Return the relative difference from a recomputed value that rounding may make in a run.
 
     Gradients that are sent in float16 are rounded by each process, so that another number of
     processes rounds them differently.
